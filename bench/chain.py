@@ -196,9 +196,7 @@ def peers(path: Path, work: Path, megabytes: float, cores: list[int]) -> dict[st
     tokenizer.write_text(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
     size = head(path, megabytes, folder / "part.jsonl") / 1e6
     trove = seconds(cores, DATATROVE, str(folder), str(tokenizer), str(work / "datatrove"))
-    theirs = seconds(
-        cores, MEGATRON, str(folder / "part.jsonl"), str(tokenizer), str(work / "megatron")
-    )
+    theirs = seconds(cores, MEGATRON, str(folder / "part.jsonl"), str(tokenizer), str(work / "megatron"))
     return {
         "datatrove DocumentTokenizer": size / trove,
         "Megatron preprocess_data steps": size / theirs,
@@ -228,9 +226,7 @@ def scaling(ours: Prepare, path: Path, size: float, count: int, work: Path) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=210)
     parser.add_argument("--peer-mb", type=float, default=20)
     parser.add_argument("--copies", type=int, default=16)
@@ -247,9 +243,7 @@ def main() -> None:
         path = work / "corpus.jsonl"
         documents, total = write_corpus(path, options.mb, 2000, cache_folder())
         size = total / 1e6
-        print(
-            f"{documents:,} documents, {size:.0f} MB of real text and code, one core, {CLOCK} time"
-        )
+        print(f"{documents:,} documents, {size:.0f} MB of real text and code, one core, {CLOCK} time")
         ours = Prepare(work, path)
         alone, whole, start = [], [], []
         for _ in range(options.rounds):

@@ -73,9 +73,7 @@ def trl_speed(folder: Path, rows: list[dict[str, str]], work: Path) -> float:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     datasets.disable_progress_bars()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>")
     tokenizer.pad_token, tokenizer.chat_template = "<|endoftext|>", MARKED
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
     config = LlamaConfig(

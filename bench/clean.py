@@ -81,9 +81,7 @@ def main() -> None:
         corpora["pages"] = texts_of(asked.pages.rglob("*.html"), asked.mb)
     for name, texts in corpora.items():
         size = sum(map(compute_utf8_length, texts)) / 1e6
-        print(
-            f"{name}: {len(texts):,} documents, {size:.1f} MB; no step {speed([], texts)[0]:,.0f} MB/s"
-        )
+        print(f"{name}: {len(texts):,} documents, {size:.1f} MB; no step {speed([], texts)[0]:,.0f} MB/s")
         for step in asked.only:
             rate, changed, dropped = speed([CleanStep(step)], texts)
             print(f"  {step:12} {rate:8.1f} MB/s, {changed:,} changed, {dropped:,} dropped")

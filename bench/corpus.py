@@ -60,9 +60,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
     while start < documents:
         base = ends[start - 1] if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, base + SHARD_TOKENS, side="right")))
-        entries.append(
-            _shard(train / format_shard_name(len(entries)), all_lengths[start:stop], sparse, seed)
-        )
+        entries.append(_shard(train / format_shard_name(len(entries)), all_lengths[start:stop], sparse, seed))
         start = stop
     tokenizer = resolve_tokenizer("gpt2")
     write_file(folder / TOKENIZER_NAME, encode_canonical(tokenizer.state()))
@@ -100,10 +98,7 @@ def _zero_sums(stem: Path, size: int) -> str:
     entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK))[0])
     if size % BLOCK:
         entries[-1] = compute_block_checksums(bytes(size % BLOCK))[0]
-    head = (
-        HEADER.pack(MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES)
-        + compute_block_checksums(entries.data).tobytes()
-    )
+    head = HEADER.pack(MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES) + compute_block_checksums(entries.data).tobytes()
     head += bytes(-len(head) % BLOCK)
     write_file(stem.with_suffix(".sums"), head + entries.tobytes())
     return compute_checksum(head)
@@ -130,7 +125,5 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         writer.append((rng.random(size, dtype=np.float32) ** 3 * VOCABULARY).astype("<u2"))
         left -= size
     numbers = np.arange(count, dtype=np.uint64)
-    origins = ProvenanceTable(
-        np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32)
-    )
+    origins = ProvenanceTable(np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32))
     return writer.finish(shard_lengths, origins)

@@ -66,9 +66,7 @@ def large(store, *, balance: bool) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         documents = lengths(40_000)
-        store = write_store(
-            folder, [np.arange(n) % 256 for n in documents], documents_per_shard=10_000
-        )
+        store = write_store(folder, [np.arange(n) % 256 for n in documents], documents_per_shard=10_000)
         print(small(store))
         for balance in (False, True):
             print(large(store, balance=balance))

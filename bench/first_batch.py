@@ -33,17 +33,13 @@ NUMPY = "import numpy; print(0)"
 def run(code: str, *arguments: str) -> tuple[float, int]:
     """Seconds of a whole process, and what it printed (MiB of anonymous memory)."""
     begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return time.perf_counter() - begin, int(done.stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
-    )
+    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
     parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")

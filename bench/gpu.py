@@ -145,9 +145,7 @@ def trained(folder: Path, name: str, seq_len: int, options) -> dict:
             f"  {way:6} host {host:16} {1e3 * took:8.2f} ms a step, {took / base:6.3f} x held, waits {waited:8.3%}, "
             f"{options.tokens / took / 1e3:8.0f} ktok/s"
         )
-        rows.append(
-            {"way": way, "reads": reads, "step_s": took, "of_held": took / base, "wait": waited}
-        )
+        rows.append({"way": way, "reads": reads, "step_s": took, "of_held": took / base, "wait": waited})
     return {"model": name, "seq_len": seq_len, "parameters": trainee.parameters, "rows": rows}
 
 
@@ -176,9 +174,7 @@ def run(folder: Path, options) -> None:
     for path in (folder / "train").glob("*.bin"):
         path.read_bytes()
     gpu = torch.cuda.get_device_name()
-    print(
-        f"{gpu}, torch {torch.__version__}, {options.tokens:,} made-up tokens a step (source=synthetic)"
-    )
+    print(f"{gpu}, torch {torch.__version__}, {options.tokens:,} made-up tokens a step (source=synthetic)")
     report: dict = {"gpu": gpu, "torch": torch.__version__, "tokens": options.tokens}
     cases = list(itertools.product(options.models, options.seq_len))
     report["trained"] = [trained(folder, name, seq_len, options) for name, seq_len in cases]
@@ -195,9 +191,7 @@ def run(folder: Path, options) -> None:
         print(line)
         report["feed"].append(of)
     waits = [row["wait"] for c in report["trained"] for row in c["rows"] if row["way"] == "ahead"]
-    print(
-        f"most that was waited with Loader(device=...): {max(waits):.3%} of a step (aim {WAIT:.1%})"
-    )
+    print(f"most that was waited with Loader(device=...): {max(waits):.3%} of a step (aim {WAIT:.1%})")
     print(json.dumps(report))
 
 

@@ -110,9 +110,7 @@ def nanogpt(folder: Path):
     while True:
         ix = torch.randint(len(data) - SEQ_LEN, (BATCH,))
         x = torch.stack([torch.from_numpy(data[i : i + SEQ_LEN].astype(np.int64)) for i in ix])
-        y = torch.stack(
-            [torch.from_numpy(data[i + 1 : i + 1 + SEQ_LEN].astype(np.int64)) for i in ix]
-        )
+        y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + SEQ_LEN].astype(np.int64)) for i in ix])
         yield x.numel() + 0 * y.numel()
 
 
@@ -128,9 +126,7 @@ def megatron(folder: Path, cache: Path):
         unique_identifiers = {"class": "bench"}
 
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{cache}.rendezvous", rank=0, world_size=1
-        )
+        torch.distributed.init_process_group("gloo", init_method=f"file://{cache}.rendezvous", rank=0, world_size=1)
     prefixes = [str(p.with_suffix("")) for p in sorted((folder / "train").glob("*.bin"))]
     config = GPTDatasetConfig(
         random_seed=0,
@@ -148,9 +144,7 @@ def megatron(folder: Path, cache: Path):
     builder = BlendedMegatronDatasetBuilder(GPTDataset, [400_000, 0, 0], lambda: True, config)
     dataset = builder.build()[0]
     while True:
-        for batch in torch.utils.data.DataLoader(
-            dataset, batch_size=BATCH, num_workers=0, drop_last=True
-        ):
+        for batch in torch.utils.data.DataLoader(dataset, batch_size=BATCH, num_workers=0, drop_last=True):
             yield batch["tokens"].numel()
 
 
@@ -167,9 +161,7 @@ def litdata(folder: Path, work: Path):
             chunk_bytes="64MB",
             item_loader=TokensLoader(),
         )
-    dataset = StreamingDataset(
-        str(work / "lit"), item_loader=TokensLoader(block_size=SEQ_LEN + 1), shuffle=True
-    )
+    dataset = StreamingDataset(str(work / "lit"), item_loader=TokensLoader(block_size=SEQ_LEN + 1), shuffle=True)
     while True:
         for batch in StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0, drop_last=True):
             # As its users train on it: int64 inputs and next-token targets.
@@ -191,9 +183,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", action="store_true")
-    parser.add_argument(
-        "--verify", action="store_true", help="compare verify=off, first-read and full"
-    )
+    parser.add_argument("--verify", action="store_true", help="compare verify=off, first-read and full")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1])
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))

@@ -59,8 +59,7 @@ def write_large(path: Path, size: int) -> None:
     """A JSONL file of so many bytes: one stretch of it again and again."""
     rng = random.Random(1)
     lines = "".join(
-        json.dumps({"text": " ".join(f"w{rng.randrange(9999)}" for _ in range(300))}) + "\n"
-        for _ in range(4000)
+        json.dumps({"text": " ".join(f"w{rng.randrange(9999)}" for _ in range(300))}) + "\n" for _ in range(4000)
     ).encode()
     with path.open("wb") as file:
         while file.tell() < size:
@@ -81,9 +80,7 @@ def timed(name: str, given: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--big-gb", type=float, default=3.0)
     options = parser.parse_args()
@@ -98,9 +95,7 @@ def main() -> None:
             timed(f"{options.files:,} files {kind}", folder, work / "out")
             shutil.rmtree(work / "out", ignore_errors=True)
             began = time.perf_counter()
-            subprocess.run(
-                [sys.executable, "-c", WHOLE, str(folder), str(work / "out")], check=True
-            )
+            subprocess.run([sys.executable, "-c", WHOLE, str(folder), str(work / "out")], check=True)
             print(f"{'':<34} whole job {time.perf_counter() - began:.1f} s")
             timed(f"{options.files:,} files {kind}, again", folder, work / "out")
             shutil.rmtree(folder)

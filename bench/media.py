@@ -80,9 +80,7 @@ def make_processor(folder: Path) -> str:
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>").save_pretrained(folder)
     Qwen2VLImageProcessorPil(max_pixels=28 * 28 * 256).save_pretrained(folder)
     path = folder / "preprocessor_config.json"
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "processor_class": "Qwen2VLProcessor"})
-    )
+    path.write_text(json.dumps({**json.loads(path.read_text()), "processor_class": "Qwen2VLProcessor"}))
     return str(folder)
 
 
@@ -94,9 +92,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def look_at(folder: Path, names: list[str]) -> str:
     """Looking at every image as preparation does, and Pillow's opening alone."""
-    look = MediaInspector(
-        MediaResolver(str(folder), MediaLimits()), ["image"], FrameSampling(), held=False
-    )
+    look = MediaInspector(MediaResolver(str(folder), MediaLimits()), ["image"], FrameSampling(), embed=False)
 
     def ours() -> None:
         for name in names:
@@ -124,12 +120,10 @@ def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
 
     rows = loader.plan.rows(*loader.plan.positions_of(step))
     media = StoreMedia(loader.store).of(rows.documents)
-    return [folder / one.place for some in media for one in some]
+    return [folder / one.location for some in media for one in some]
 
 
-def load(
-    store: batchloom.Store, folder: Path, processor: str, asked: argparse.Namespace
-) -> Iterator[str]:
+def load(store: batchloom.Store, folder: Path, processor: str, asked: argparse.Namespace) -> Iterator[str]:
     """The loader's batches, and the bare calls that their images take, in turns."""
     from transformers import AutoImageProcessor
 
@@ -189,9 +183,7 @@ def memory(loader: batchloom.Loader) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--workers", type=int, default=2)

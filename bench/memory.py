@@ -112,9 +112,7 @@ INPUTS: dict[str, Callable[[Path, float], None]] = {
 
 def peak(command: list[str]) -> tuple[int, int, str]:
     """Largest resident size of any process of a command in bytes, its exit status, its last words."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(process.stderr or []))
     reader.start()
@@ -147,9 +145,7 @@ def high_water(pid: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="sizes of the inputs")
     parser.add_argument("--only", choices=INPUTS, action="append")
     parser.add_argument("--options", default="", help="of prepare, such as '--workers 2'")

@@ -27,9 +27,7 @@ def best(action, repeats: int = 15) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
-    )
+    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
     parser.parse_args()
     pool = lengths(POOL).astype(np.int64)
     for seq_len in (2048, 4096, 8192, 32768):
@@ -50,9 +48,7 @@ def main() -> None:
     positions = np.arange(POOL)
     sorting = best(lambda: np.argsort(np.random.default_rng(0).random(POOL)))
     permuting = best(lambda: permutation.at(positions))
-    print(
-        f"permutation of {POOL:,} indices: {permuting * 1e3:.2f} ms ({permuting / sorting:.2f} x a random argsort)"
-    )
+    print(f"permutation of {POOL:,} indices: {permuting * 1e3:.2f} ms ({permuting / sorting:.2f} x a random argsort)")
 
 
 if __name__ == "__main__":

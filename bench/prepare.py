@@ -64,24 +64,18 @@ def write_corpus(path: Path, megabytes: int) -> int:
 
 def run(code: str, *arguments: str) -> list[float]:
     """The numbers a process printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return [float(number) for number in done.stdout.split()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, default=150)
-    parser.add_argument(
-        "--peers", action="store_true", help="accepted for `make bench`; fastokens is always there"
-    )
+    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; fastokens is always there")
     options = parser.parse_args()
     # In memory where there is room for it: what is compared is the work, not this machine's disk.
     memory_disk = Path("/dev/shm")
-    place = (
-        memory_disk if memory_disk.is_dir() and shutil.disk_usage(memory_disk).free > 8e9 else None
-    )
+    place = memory_disk if memory_disk.is_dir() and shutil.disk_usage(memory_disk).free > 8e9 else None
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-", dir=place))
     try:
         corpus = work / "corpus.jsonl"
@@ -97,9 +91,7 @@ def main() -> None:
         base, mine = statistics.median(alone), statistics.median(ours)
         print(f"{size / 1e6:.0f} MB of text in {corpus.stat().st_size / 1e6:.0f} MB of JSONL")
         print(f"fastokens alone    {base:7.1f} MB/s")
-        print(
-            f"batchloom prepare  {mine:7.1f} MB/s = {mine / base:.0%} of it, from the first record on"
-        )
+        print(f"batchloom prepare  {mine:7.1f} MB/s = {mine / base:.0%} of it, from the first record on")
         print(
             f"  the whole call   {statistics.median(whole):7.1f} MB/s, with about a second to load and "
             f"compare the tokenizer; peak {max(memory):.0f} MiB"

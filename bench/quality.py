@@ -76,9 +76,7 @@ def every(text: str) -> str | DroppedText:
 def contamination(texts: Sequence[str]) -> CleanFunction:
     """A step with about a million n-grams, of which these texts hold few."""
     half = texts[: len(texts) // 2]
-    records = [
-        (f"{text[at : at + 600][::-1]}",) for text in half for at in range(0, len(text), 600)
-    ]
+    records = [(f"{text[at : at + 600][::-1]}",) for text in half for at in range(0, len(text), 600)]
     return make_step_with_index(build_index({"reversed": records}))
 
 

@@ -112,9 +112,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
         "explain a step": batchloom.explain,
         "explain a row": lambda plan, n: batchloom.explain(plan, n, row=3),
         "when": lambda plan, n: batchloom.when(plan, document=n * 7919 % documents),
-        "resume and first rows": lambda plan, n: plan.rows(
-            plan.resume(state), plan.resume(state) + n % 7 + 1
-        ),
+        "resume and first rows": lambda plan, n: plan.rows(plan.resume(state), plan.resume(state) + n % 7 + 1),
     }
     for name, question in questions.items():
         cold, warm = [], []
@@ -148,17 +146,13 @@ def beside(folder: Path) -> None:
         if not waiting:
             break
         waiting = not list((folder / "store" / "plans").glob("*.counts"))
-    print(
-        f"10 M documents beside a loader: {time.perf_counter() - begin:.2f} s, {served} steps served"
-    )
+    print(f"10 M documents beside a loader: {time.perf_counter() - begin:.2f} s, {served} steps served")
     code = (
         "import batchloom, sys; store = batchloom.open_store(sys.argv[1]); "
         "print(len(batchloom.Loader(store, seq_len=2048, global_batch_size=32, output='numpy', rank=0, world_size=1)))"
     )
     begin = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-c", code, str(folder / "store")], check=True, capture_output=True
-    )
+    subprocess.run([sys.executable, "-c", code, str(folder / "store")], check=True, capture_output=True)
     print(f"a process that asks for its length after it: {time.perf_counter() - begin:.2f} s")
 
 

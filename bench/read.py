@@ -88,9 +88,7 @@ def write_corpus(work: Path, megabytes: int) -> None:
     rows, size = [], 0
     while size < megabytes * 1_000_000:
         text = " ".join(choose.choices(words, k=choose.randint(20, 700)))
-        rows.append(
-            {"id": len(rows), "text": text, "url": f"https://example.org/{size}", "score": 0.5}
-        )
+        rows.append({"id": len(rows), "text": text, "url": f"https://example.org/{size}", "score": 0.5})
         rows[-1]["meta"] = {"tags": ["a", "b"], "language": "en"}
         size += len(text.encode())
     with (work / "a.jsonl").open("w", encoding="utf-8") as file:
@@ -127,9 +125,7 @@ def main() -> None:
                     mine.append(seconds)
                     assert seen == expected
                 base, own = statistics.median(alone), statistics.median(mine)
-                print(
-                    f"{name:<10} {what:<6} {size / base:6.0f} MB/s {size / own:7.0f} MB/s   {base / own:.0%}"
-                )
+                print(f"{name:<10} {what:<6} {size / base:6.0f} MB/s {size / own:7.0f} MB/s   {base / own:.0%}")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         print(f"(peak of this process, parsers and corpus included: {peak} MiB)", file=sys.stderr)
     finally:

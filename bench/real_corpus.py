@@ -42,13 +42,9 @@ def fetched(cache: Path) -> list[Path]:
             cache.mkdir(parents=True, exist_ok=True)
             try:
                 if not list(cache.glob(f"{name}_*.deb")):
-                    subprocess.run(
-                        ["apt-get", "download", name], cwd=cache, check=True, capture_output=True
-                    )
+                    subprocess.run(["apt-get", "download", name], cwd=cache, check=True, capture_output=True)
                 aside = cache / f"{name}.aside"
-                subprocess.run(
-                    ["dpkg", "-x", str(next(cache.glob(f"{name}_*.deb"))), str(aside)], check=True
-                )
+                subprocess.run(["dpkg", "-x", str(next(cache.glob(f"{name}_*.deb"))), str(aside)], check=True)
                 aside.rename(folder)
             except (OSError, subprocess.CalledProcessError) as error:
                 print(f"{name} is not to be had here ({error}); going on without", file=sys.stderr)
@@ -93,9 +89,7 @@ def _pages(folders: list[Path]) -> Iterator[str]:
             if not path.is_file() or not name.endswith((".html", ".txt", ".rst", ".md")):
                 continue
             data = path.read_bytes()
-            text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode(
-                "utf-8", "replace"
-            )
+            text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8", "replace")
             if name.endswith(".html"):
                 text = _BLANKS.sub("\n\n", html.unescape(_TAGS.sub(" ", text))).strip()
             yield text

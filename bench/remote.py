@@ -55,9 +55,7 @@ async def serve(folder: Path, latency: float, rate: float, log: Path) -> None:
         if asked:
             asked_for.write(f"{path.relative_to(folder)} {first} {last + 1}\n")
         status = b"206 Partial Content" if asked else b"200 OK"
-        about = (
-            f"\r\nContent-Length: {last - first + 1}\r\nContent-Range: bytes {first}-{last}/{size}"
-        )
+        about = f"\r\nContent-Length: {last - first + 1}\r\nContent-Range: bytes {first}-{last}/{size}"
         writer.write(b"HTTP/1.1 " + status + about.encode() + b'\r\nETag: "1"\r\n\r\n')
         began, sent = time.perf_counter(), 0
         with path.open("rb") as file:
@@ -198,9 +196,7 @@ def compared_paced(options: argparse.Namespace, folder: Path, url: str, work: Pa
 
 def compared_fast(folder: Path, url: str, work: Path, server: subprocess.Popen, log: Path) -> None:
     far = {"cache": str(work / "fast")}
-    print(
-        "as fast as it goes, Mtok/s (seconds of processor): first pool, rest of the epoch, second epoch"
-    )
+    print("as fast as it goes, Mtok/s (seconds of processor): first pool, rest of the epoch, second epoch")
     local = apart("fast", place=str(folder), options={})
     _told("local", local, local)
     log.write_text("")
@@ -238,9 +234,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--pace", type=float, default=10)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument(
-        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
-    )
+    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
     parser.add_argument("--serve")
     parser.add_argument("--log")
     parser.add_argument("--one")
@@ -248,9 +242,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
     if options.serve:
-        work = serve(
-            Path(options.serve), options.latency, options.megabytes * 1e6, Path(options.log)
-        )
+        work = serve(Path(options.serve), options.latency, options.megabytes * 1e6, Path(options.log))
         asyncio.run(work)
         return
     if options.epoch:
@@ -277,9 +269,7 @@ def main() -> None:
             compared_fast(folder, url, work, server, log)
             size = sum(path.stat().st_size for path in folder.glob("train/*.bin"))
             fetched = together(url, work, options.ranks)
-            print(
-                f"{options.ranks} ranks of a node fetched {fetched / size:.3f} x the bytes of their tokens"
-            )
+            print(f"{options.ranks} ranks of a node fetched {fetched / size:.3f} x the bytes of their tokens")
             for lanes in (1, options.ranks):
                 fetched = together(url, work, options.ranks, nodes=2, lanes=lanes)
                 print(f"on two nodes, {lanes} lanes: {fetched / size:.3f} x")

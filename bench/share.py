@@ -23,9 +23,7 @@ STEPS = 12
 
 def source(sizes: np.ndarray) -> SimpleNamespace:
     """A plan's view of a store of documents of these sizes."""
-    return SimpleNamespace(
-        lengths=SimpleNamespace(size=len(sizes), take=sizes.__getitem__), fingerprint="bench"
-    )
+    return SimpleNamespace(lengths=SimpleNamespace(size=len(sizes), take=sizes.__getitem__), fingerprint="bench")
 
 
 def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
@@ -74,9 +72,7 @@ def slices(folder: str, documents: np.ndarray) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--peers", action="store_true", help="accepted for `make bench`; there is none here"
-    )
+    parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
     parser.parse_args()
     documents = lengths(1 << 20).astype(np.int64)
     for sizes in ((2048, 1024, 16), (8192, 128, 8), (8192, 8, 8), (32768, 32, 8)):

@@ -90,11 +90,7 @@ class Size:
 
     def world(self, step: int) -> int:
         number = step // self.resized
-        return (
-            self.worlds[0]
-            if not number
-            else self.worlds[(number * 7 + number // 3) % len(self.worlds)]
-        )
+        return self.worlds[0] if not number else self.worlds[(number * 7 + number // 3) % len(self.worlds)]
 
 
 def quantiles(count: int) -> np.ndarray:
@@ -201,9 +197,7 @@ class Clock:
 def near(size: Size, clock: Clock) -> None:
     """Without a table: the start, steps one after the other, states, edits."""
     print("Without a table, 65,536 different lengths")
-    made = clock.tell(
-        "the plan: measuring its sources, the schedule", lambda: plan_of(size, Drawn), 3
-    )
+    made = clock.tell("the plan: measuring its sources, the schedule", lambda: plan_of(size, Drawn), 3)
     assert isinstance(made, Plan)
     clock.tell("its fingerprint", lambda: made.fingerprint)
     clock.tell("the first step of rank 7", lambda: ranks_rows(made, 0, 7, size.ranks))
@@ -231,24 +225,19 @@ def near(size: Size, clock: Clock) -> None:
         "40 steps left out": {"skip": 40},
         "seq_len": {"seq_len": 4096},
     }.items():
-        edited = clock.tell(
-            f"an edit: {name}", lambda edit=edit: fresh.edited(Edit(step=at + 2, **edit))
-        )
+        edited = clock.tell(f"an edit: {name}", lambda edit=edit: fresh.edited(Edit(step=at + 2, **edit)))
         assert isinstance(edited, Plan)
         clock.tell("   the first step after it", lambda e=edited: ranks_rows(e, at + 2, 3, 4096))
     order = made.orders.order(3)
     pools = itertools.count(100)
-    clock.tell(
-        "counting a pool, for the table", lambda: order.pools.count_sequences(next(pools)), 50
-    )
+    clock.tell("counting a pool, for the table", lambda: order.pools.count_sequences(next(pools)), 50)
     begin = time.process_time()
     for pool in range(200, 260):
         order.pools.count_sequences(pool)
     each = (time.process_time() - begin) / 60
     total = sum(o.pools.count for o in made.orders.latest())
     print(
-        f"  {'the whole table':66} {total * each / 60:9.0f} min of one core, {total:,} pools, "
-        f"{total * 4 / MIB:.0f} MiB"
+        f"  {'the whole table':66} {total * each / 60:9.0f} min of one core, {total:,} pools, {total * 4 / MIB:.0f} MiB"
     )
 
 
@@ -427,9 +416,7 @@ def worst_share(plan: Plan, sources: np.ndarray) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--scale", type=float, default=2e-6, help="of the run that is checked row by row"
-    )
+    parser.add_argument("--scale", type=float, default=2e-6, help="of the run that is checked row by row")
     parser.add_argument("--only", choices=["near", "far", "memory", "exhaustive"])
     parser.add_argument(
         "--peers",

@@ -88,12 +88,8 @@ def main() -> None:
             if tokens > total:
                 break
         streamed = tokens / (time.perf_counter() - began)
-        print(
-            f"prepare {prepared / 1e6:.1f} Mtok/s, stream {streamed / 1e6:.1f} Mtok/s, first batch included"
-        )
-        print(
-            f"ratio {streamed / prepared:.2f}, memory at most {most >> 20} MiB with {asked.lanes} lanes"
-        )
+        print(f"prepare {prepared / 1e6:.1f} Mtok/s, stream {streamed / 1e6:.1f} Mtok/s, first batch included")
+        print(f"ratio {streamed / prepared:.2f}, memory at most {most >> 20} MiB with {asked.lanes} lanes")
         lines = (folder / "code.jsonl").read_bytes()[:BEGINNING].rpartition(b"\n")[0] + b"\n"
         (folder / "terabyte").mkdir()
         write_terabyte(folder / "terabyte", asked.terabyte_files, lines)

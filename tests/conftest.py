@@ -35,9 +35,7 @@ S3_IDENTITY = {
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--tier", choices=tiers.TIERS, default="fast", help="Tests to run (default: fast)."
-    )
+    parser.addoption("--tier", choices=tiers.TIERS, default="fast", help="Tests to run (default: fast).")
     parser.addoption("--slice", metavar="K/N", help="Run part K of N of these tests.")
 
 

@@ -99,9 +99,7 @@ def rank_environments(ranks: int = 2) -> list[dict[str, str]]:
 
 
 @contextmanager
-def start_processes(
-    *command: object, environments: Sequence[dict[str, str]] = ({},)
-) -> Iterator[list[RunningProcess]]:
+def start_processes(*command: object, environments: Sequence[dict[str, str]] = ({},)) -> Iterator[list[RunningProcess]]:
     """Start a process for each of some environments; at the end of the block all are killed.
 
     Args:
@@ -149,9 +147,7 @@ def _join(running: list[RunningProcess]) -> None:
             return
 
 
-def _main(
-    words: list[str], environment: dict[str, str], path: list[str], cwd: str, out: Path, err: Path
-) -> None:
+def _main(words: list[str], environment: dict[str, str], path: list[str], cwd: str, out: Path, err: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)

@@ -42,8 +42,7 @@ MAY = {
     },
     "adapters": {"core", "batches", "plan", "store"},
     # The last for a worker that is asked for by a script.
-    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"}
-    | {"train"},
+    "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"} | {"train"},
     # Metrics of a run, and whether packed documents see each other, are public by their modules.
     "train": {"core", "batchloom", "batches", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
@@ -64,8 +63,7 @@ TORCH_FREE_EXCEPT = (
     "compat/multimodal_stream.py",
 )
 PLAN_MAY = {"numpy", "batchloom", "lazy_loader"} | (
-    set(sys.stdlib_module_names)
-    - {"os", "pathlib", "time", "random", "io", "socket", "subprocess", "datetime"}
+    set(sys.stdlib_module_names) - {"os", "pathlib", "time", "random", "io", "socket", "subprocess", "datetime"}
 )
 
 
@@ -213,9 +211,7 @@ def test_modules_of_a_package_import_each_other_one_way(package):
     """Type-checking imports included: a class that makes another lies in its module."""
     paths = [path for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py"]
     assert len(paths) > 20
-    order = graphlib.TopologicalSorter(
-        {f"{package_path(path)}.{path.stem}": module_imports(path) for path in paths}
-    )
+    order = graphlib.TopologicalSorter({f"{package_path(path)}.{path.stem}": module_imports(path) for path in paths})
     order.prepare()  # raises CycleError with the modules of a cycle
 
 
@@ -249,12 +245,7 @@ def package_folders() -> list[tuple[str, Path]]:
 
 def test_class_names_are_unique():
     """Private ones too, without their underscore: a name means one thing."""
-    names = Counter(
-        node.name.strip("_")
-        for path in MODULES
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name.strip("_") for path in MODULES for node in nodes(path) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -263,8 +254,7 @@ def test_module_names_are_unique():
     names = Counter(
         path.stem
         for path in MODULES
-        if path.name != "__init__.py"
-        and path.relative_to(SOURCE).parts[0] not in ("cli", "examples")
+        if path.name != "__init__.py" and path.relative_to(SOURCE).parts[0] not in ("cli", "examples")
     )
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -282,8 +272,7 @@ def test_torch_stays_behind_its_doors():
         f"{path.relative_to(SOURCE)}:{line}"
         for path in MODULES
         for line, module in imports(path)
-        if module.split(".")[0] == "torch"
-        and not str(path.relative_to(SOURCE)).startswith(TORCH_FREE_EXCEPT)
+        if module.split(".")[0] == "torch" and not str(path.relative_to(SOURCE)).startswith(TORCH_FREE_EXCEPT)
     ]
     assert wrong == []
 
@@ -473,16 +462,12 @@ def test_the_rule_on_made_up_tokens_sees_them(tmp_path, line):
 
 
 def _fresh(code: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stdout
 
 
 def test_importing_batchloom_is_light():
-    loaded = json.loads(
-        _fresh("import sys, json; import batchloom; print(json.dumps(sorted(sys.modules)))")
-    )
+    loaded = json.loads(_fresh("import sys, json; import batchloom; print(json.dumps(sorted(sys.modules)))"))
     ours = [name for name in loaded if name.startswith("batchloom")]
     assert ours == ["batchloom"]
     for heavy in (
@@ -524,9 +509,7 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
 
 
 def test_the_doors_for_older_scripts_are_light():
-    loaded = json.loads(
-        _fresh("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))")
-    )
+    loaded = json.loads(_fresh("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))"))
     for heavy in ("torch", "pyarrow", "transformers", "datasets", "huggingface_hub"):
         assert heavy not in loaded
 
@@ -565,12 +548,7 @@ def interface(package: str) -> set[str]:
     stub = SOURCE.parent / package.replace(".", "/") / "__init__.pyi"
     if not stub.exists():
         return set()
-    return {
-        alias.name
-        for node in nodes(stub)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    return {alias.name for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 @pytest.mark.parametrize("stub", sorted(SOURCE.rglob("__init__.pyi")), ids=package_path)
@@ -579,10 +557,7 @@ def test_an_interface_holds_what_it_lists(stub):
     package = importlib.import_module(name)
     assert [name for name in interface(name) if not hasattr(package, name)] == []
     homes = {
-        alias.name: node.module
-        for node in nodes(stub)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        alias.name: node.module for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     # Importing the sub-module would replace such a name by the module.
     modules = {path.stem for path in stub.parent.glob("*.py")}
@@ -604,8 +579,7 @@ def private_imports(path: Path) -> set[str]:
             if parts[0] != "batchloom" or len(parts) == 1 or parts[1] in OPEN:
                 continue
             inside = module not in PACKAGES or (
-                (SOURCE.parent / module.replace(".", "/") / f"{name}.py").exists()
-                and name not in interface(module)
+                (SOURCE.parent / module.replace(".", "/") / f"{name}.py").exists() and name not in interface(module)
             )
             full = f"{module}.{name}" if module in PACKAGES else module
             if inside and not PUBLIC_MODULES.fullmatch(full):

@@ -64,9 +64,7 @@ def test_links_between_pages_lead_somewhere():
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
 def test_files_of_the_source_that_a_page_names_are_there(page):
-    named = re.findall(
-        r"`(?:src/batchloom/)?([a-z_]+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text()
-    )
+    named = re.findall(r"`(?:src/batchloom/)?([a-z_]+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text())
     outside = ("docs/", "tests/", "bench/", "scripts/")
     inside = [path for path in named if not path.startswith(outside)]
     assert len(inside) >= 10
@@ -95,10 +93,7 @@ def runnable(page):
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in LONG_PAGES else [])
-        for page in PAGES_WITH_CODE
-    ],
+    [pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in LONG_PAGES else []) for page in PAGES_WITH_CODE],
     ids=name_of,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
@@ -121,11 +116,7 @@ def test_blocks_run_as_typed(page, tmp_path):
     environment = {**os.environ, **page_environment(tmp_path / "cache")}
     (tmp_path / "empty").mkdir()
     for language, text in runnable(page):
-        command = (
-            [sys.executable, "-c", text]
-            if language == "python"
-            else ["bash", "-euo", "pipefail", "-c", text]
-        )
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
         done = subprocess.run(
             command,
             cwd=tmp_path / "empty",

@@ -7,13 +7,7 @@ from hypothesis import given, strategies as st
 
 from batchloom.core.fingerprint import encode_canonical, fingerprint
 
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text()
-    | st.floats(allow_nan=False, allow_infinity=False)
-)
+LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
@@ -34,9 +28,7 @@ def test_what_json_cannot_say_has_no_fingerprint(value):
 
 
 def test_integers_of_any_size_and_keys_that_are_numbers_are_spelled():
-    assert encode_canonical({"b": 2**70, "a": -(2**64)}) == (
-        b'{"a":-18446744073709551616,"b":1180591620717411303424}'
-    )
+    assert encode_canonical({"b": 2**70, "a": -(2**64)}) == (b'{"a":-18446744073709551616,"b":1180591620717411303424}')
     assert encode_canonical({2: 1}) == b'{"2":1}'
 
 

@@ -29,9 +29,7 @@ def script(tmp_path, monkeypatch):
 
 
 def test_there_are_four_short_ones():
-    sizes = {
-        path.name: path.read_text().count("\n") for path in SCRIPTS.iterdir() if path.is_file()
-    }
+    sizes = {path.name: path.read_text().count("\n") for path in SCRIPTS.iterdir() if path.is_file()}
     names = ("check_data_loading", "convert_to_jsonl", "prepare_dataset", "train")
     assert set(sizes) == {f"{name}.py" for name in names}
     assert max(sizes.values()) <= 20

@@ -100,9 +100,7 @@ def deadly():
     """What quarantine says of a record in whose hand workers died."""
     known, record = CrashState(), (0, 5)
     for _ in range(3):
-        known = update_after_crash(
-            known, [(record, record)], "was killed by signal 9 (out of memory?)"
-        )
+        known = update_after_crash(known, [(record, record)], "was killed by signal 9 (out of memory?)")
     ((_, reason),) = known.excluded
     return reason
 
@@ -145,7 +143,7 @@ def compacted():
 
 
 def held_twice():
-    with RunFolder(Path("run")).held(), RunFolder(Path("run")).held():
+    with RunFolder(Path("run")).lock(), RunFolder(Path("run")).lock():
         pass
 
 

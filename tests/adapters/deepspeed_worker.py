@@ -40,9 +40,7 @@ def engine_of(store, stage, sizes, **given):
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,
     }
-    return deepspeed.initialize(
-        model=model, optimizer=adamw(model.parameters(), 3e-3), config=config, **given
-    )[0]
+    return deepspeed.initialize(model=model, optimizer=adamw(model.parameters(), 3e-3), config=config, **given)[0]
 
 
 def losses(store, stage, folder):
@@ -105,13 +103,9 @@ if __name__ == "__main__":
         "train_batch_size": 2,
         "gradient_accumulation_steps": 1,
     }
-    with pytest.raises(
-        TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"
-    ):
+    with pytest.raises(TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"):
         check_engine(engine_of(store, 1, wrong), loader)
-    engine = engine_of(
-        store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader)
-    )
+    engine = engine_of(store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader))
     with pytest.raises(TrainError, match=r"given training_data \(LoaderDataset\).*leave training"):
         check_engine(engine, loader)
     dist.barrier()

@@ -35,18 +35,14 @@ LAYOUTS = {
 
 def run(store, layout, folder, rank):
     parallel_state.initialize_model_parallel(**LAYOUTS[layout])
-    calc.init_num_microbatches_calculator(
-        rank, None, 8, 2, parallel_state.get_data_parallel_world_size()
-    )
+    calc.init_num_microbatches_calculator(rank, None, 8, 2, parallel_state.get_data_parallel_world_size())
     loader = batchloom.Loader(store, **SIZES, **megatron.get_megatron_rank(PASSES))
     read, reads = Store.read, []
     Store.read = lambda *given: reads.append(1) or read(*given)
     stages = (0, 1) if layout == "interleaved" else (None,)
 
     def begin(stage):
-        return megatron.make_megatron_iterator(
-            loader, attention_mask=layout == "tensor", vp_stage=stage
-        )
+        return megatron.make_megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage)
 
     chunks = [list(begin(stage)) for stage in stages]
     Store.read = read
@@ -104,12 +100,7 @@ def losses(batch):
         given = model(tokens, positions, mask, labels=labels)
         return float((given * trained).sum().detach())
 
-    packed = loss(
-        *(
-            batch[name]
-            for name in ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
-        )
-    )
+    packed = loss(*(batch[name] for name in ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")))
     alone = 0.0
     for row in range(len(batch["tokens"])):
         starts = (batch["position_ids"][row] == 0).nonzero().flatten().tolist()

@@ -8,11 +8,7 @@ from batchloom.testing import write_store
 def small_records(count=120, seed=5):
     rng = np.random.default_rng(seed)
     return [
-        {
-            "input_ids": rng.choice(
-                [5, 17, 99, 180], rng.integers(2, 60), p=[0.6, 0.2, 0.1, 0.1]
-            ).tolist()
-        }
+        {"input_ids": rng.choice([5, 17, 99, 180], rng.integers(2, 60), p=[0.6, 0.2, 0.1, 0.1]).tolist()}
         for _ in range(count)
     ]
 

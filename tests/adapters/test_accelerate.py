@@ -47,13 +47,9 @@ def test_a_loader_that_steps_elsewhere_is_refused(store, accelerator):
     from batchloom.adapters.accelerate import attach
 
     whole = batchloom.Loader(store, **SIZES, rank=0, world_size=1)
-    with pytest.raises(
-        TrainError, match=r"1 passes of 4 .*gradient_accumulation_steps=2.*Give it 1"
-    ):
+    with pytest.raises(TrainError, match=r"1 passes of 4 .*gradient_accumulation_steps=2.*Give it 1"):
         attach(accelerator, whole)
-    other = batchloom.Loader(
-        store, **SIZES, rank=1, world_size=2, batch=BatchOptions(micro_batch_size=1)
-    )
+    other = batchloom.Loader(store, **SIZES, rank=1, world_size=2, batch=BatchOptions(micro_batch_size=1))
     with pytest.raises(TrainError, match="share of rank 1 of 2 and this is process 0 of 1"):
         attach(accelerator, other)
 
@@ -64,9 +60,7 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     plain, edited, once = (
-        batchloom.Loader(
-            store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=micro)
-        )
+        batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=micro))
         for micro in (2, 2, None)
     )
     for loader in (edited, once):
@@ -86,14 +80,10 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
         load_newest_checkpoint(again, tmp_path)
 
 
-def test_the_place_is_that_of_the_newest_whole_checkpoint(
-    store, accelerator, accelerators, tmp_path
-):
+def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, accelerators, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
-    loader = batchloom.Loader(
-        store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=2)
-    )
+    loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=2))
     model = tiny_model(store)
     accelerator.prepare(model, adamw(model.parameters(), 1e-3))
     attach(accelerator, loader)
@@ -189,9 +179,7 @@ def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
 
     def streamed():
-        return batchloom.Loader(
-            small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1
-        )
+        return batchloom.Loader(small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1)
 
     first, again = accelerators(), accelerators()
     loader, other = streamed(), streamed()

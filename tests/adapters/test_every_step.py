@@ -53,9 +53,7 @@ def planned(store):
 
 
 def make_loader(store, **options):
-    return batchloom.Loader(
-        store, **SIZES, batch=BatchOptions(micro_batch_size=2), rank=0, world_size=1, **options
-    )
+    return batchloom.Loader(store, **SIZES, batch=BatchOptions(micro_batch_size=2), rank=0, world_size=1, **options)
 
 
 def keep_until(folder, target, step):
@@ -150,9 +148,7 @@ class Learner(lightning.LightningModule):
 
 def make_lightning(folder, **settings):
     """A Trainer that saves a checkpoint after every step."""
-    saving = lightning.callbacks.ModelCheckpoint(
-        folder, "{step}", every_n_train_steps=1, save_top_k=-1
-    )
+    saving = lightning.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
     return lightning.Trainer(
         accelerator="cpu",
         logger=False,
@@ -318,9 +314,7 @@ class Checking(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "known"), [("loader", True), ("iterable", False), ("workers", False)]
-)
+@pytest.mark.parametrize(("name", "known"), [("loader", True), ("iterable", False), ("workers", False)])
 def test_what_lightning_fetches_ahead_hides_the_state(store, tmp_path, name, known):
     """Of data without a length it asks for a batch ahead, to know which one is the last."""
     loader = make_loader(store)

@@ -34,9 +34,7 @@ def store(tmp_path_factory):
     rng = np.random.default_rng(6)
     documents = [rng.integers(0, 256, rng.integers(2, 40)).tolist() for _ in range(150)]
     held_out = [rng.integers(0, 256, 9).tolist() for _ in range(8)]
-    return write_store(
-        tmp_path_factory.mktemp("figures") / "store", {"train": documents, "val": held_out}
-    )
+    return write_store(tmp_path_factory.mktemp("figures") / "store", {"train": documents, "val": held_out})
 
 
 def make_loader(store, **settings):
@@ -75,13 +73,10 @@ def hugging_face(store, folder, send, resume=None, **settings):
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
-        **{"max_steps": STEPS, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-        | settings,
+        **{"max_steps": STEPS, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 1} | settings,
     )
     loader = make_loader(store)
-    parts = make_trainer_parts(
-        loader, args, evaluation=make_loader(store.subset("val"), steps=None)
-    )
+    parts = make_trainer_parts(loader, args, evaluation=make_loader(store.subset("val"), steps=None))
     trainer = transformers.Trainer(
         tiny_model(store),
         args,

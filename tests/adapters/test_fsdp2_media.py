@@ -55,11 +55,7 @@ def test_two_ranks_of_which_one_has_no_images_train_as_one(families):
     run_two_ranks(Path(__file__).with_name("fsdp2_media_worker.py"), json.dumps(SETTINGS), *places)
     for place in places:
         held = [json.loads((place / f"held{rank}.json").read_text()) for rank in (0, 1)]
-        passes = [
-            {first, second}
-            for step in zip(*held, strict=True)
-            for first, second in zip(*step, strict=True)
-        ]
+        passes = [{first, second} for step in zip(*held, strict=True) for first, second in zip(*step, strict=True)]
         assert {True, False} in passes
         assert {False} in passes
         alone = trained(
@@ -86,7 +82,7 @@ def rows_of(ids, **media):
     none = np.zeros(2, np.int64)
     axes = {name: MediaOffsets(0, none, none) for name in media}
     cuts = BatchLayout(none, none[:1], none[:1], 1, "aligned", sliced=False, media=axes)
-    return Batch({**plain, **media}, cuts=cuts)
+    return Batch({**plain, **media}, layout=cuts)
 
 
 def test_a_pass_that_lacks_sounds_keeps_its_images():

@@ -126,9 +126,7 @@ def with_mask(sequences):
 def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
     wanted = trainer(store, tmp_path / "a")
     wanted.train()
-    plan = batchloom.Plan(
-        store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=6)
-    )
+    plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=6))
     forms = {
         "records": small_records(),
         "plan": plan,
@@ -149,9 +147,7 @@ def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
         assert [e["loss"] for e in given.log_history] == pytest.approx(
             [e["loss"] for e in wanted.log_history], rel=1e-5
         ), name
-        assert [e["tokens"] for e in given.log_history] == [
-            e["tokens"] for e in wanted.log_history
-        ], name
+        assert [e["tokens"] for e in given.log_history] == [e["tokens"] for e in wanted.log_history], name
 
 
 def test_labels_of_records_say_what_is_trained(store, tmp_path):
@@ -299,9 +295,7 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
     assert len(named) == 6
     if kind == "transformers":
         with pytest.raises(SettingsError, match="max_length: TrainingArguments have none"):
-            FSDP2SFTTrainer(
-                model=tiny_model(store), args=theirs(kind, tmp_path), train_dataset=store
-            )
+            FSDP2SFTTrainer(model=tiny_model(store), args=theirs(kind, tmp_path), train_dataset=store)
 
 
 @pytest.mark.parametrize(

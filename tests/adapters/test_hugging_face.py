@@ -56,18 +56,13 @@ def masked(tmp_path_factory):
     rng = np.random.default_rng(4)
     documents = [rng.integers(0, 250, rng.integers(4, 30)).tolist() for _ in range(64)]
     trained = [
-        [int(n % 4 > 0 and 2 * place >= len(ids)) for place in range(len(ids))]
-        for n, ids in enumerate(documents)
+        [int(n % 4 > 0 and 2 * place >= len(ids)) for place in range(len(ids))] for n, ids in enumerate(documents)
     ]
-    return write_store(
-        tmp_path_factory.mktemp("hf") / "masked", {"train": documents}, trained={"train": trained}
-    )
+    return write_store(tmp_path_factory.mktemp("hf") / "masked", {"train": documents}, trained={"train": trained})
 
 
 def make_loader(store, **settings):
-    return batchloom.Loader(
-        store, **grouped({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1
-    )
+    return batchloom.Loader(store, **grouped({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1)
 
 
 def make_args(folder, kind=TrainingArguments, **settings):
@@ -129,9 +124,7 @@ def undisturbed(store, tmp_path_factory):
 
 @pytest.mark.parametrize("skip", [False, True], ids=["skipping", "ignore_data_skip"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resume_goes_on_exactly_and_reads_nothing_again(
-    store, undisturbed, tmp_path, skip, workers, monkeypatch
-):
+def test_a_resume_goes_on_exactly_and_reads_nothing_again(store, undisturbed, tmp_path, skip, workers, monkeypatch):
     settings = {"ignore_data_skip": skip, "dataloader_num_workers": workers}
     trainer = make_trainer(store, tmp_path, **settings)
     read, given = [], LoaderDataset.__getitem__
@@ -160,9 +153,7 @@ def test_what_reaches_the_model_is_the_loaders(store, undisturbed):
 
 @pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, to_varlen)])
 def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, settings, form):
-    parts = make_trainer_parts(
-        make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form
-    )
+    parts = make_trainer_parts(make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form)
     trainer = make_trainer(store, tmp_path, parts=parts, max_steps=2)
     trainer.train()
     assert {one["input_ids"].shape[0] for one in trainer.heard} == {1}
@@ -228,9 +219,7 @@ def losses_of(held_out, model):
     found = []
     for batch in batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1):
         with torch.no_grad():
-            found.append(
-                compute_row_losses(model(**{**batch, "labels": None}).logits, batch["labels"])
-            )
+            found.append(compute_row_losses(model(**{**batch, "labels": None}).logits, batch["labels"]))
     return found
 
 
@@ -242,9 +231,7 @@ def losses_of(held_out, model):
         ({"packing": "wrap"}, "spec.packing was 'best_fit' and is 'wrap'"),
     ],
 )
-def test_a_checkpoint_of_another_plan_is_refused_by_name(
-    store, undisturbed, tmp_path, settings, said
-):
+def test_a_checkpoint_of_another_plan_is_refused_by_name(store, undisturbed, tmp_path, settings, said):
     trainer = make_trainer(store, tmp_path, loader=make_loader(store, **settings))
     with pytest.raises(StateError, match=said):
         trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-4")
@@ -278,9 +265,7 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches"),
     ],
 )
-def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(
-    store, tmp_path, settings, said
-):
+def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(store, tmp_path, settings, said):
     with pytest.raises(SettingsError, match=said):
         make_trainer_parts(make_loader(store), make_args(tmp_path, **settings))
 
@@ -310,9 +295,7 @@ def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, said):
 
 def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
     loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=1, world_size=2)
-    with pytest.raises(
-        SettingsError, match="is of rank 1 of 2, and the trainer's process is 0 of 1"
-    ):
+    with pytest.raises(SettingsError, match="is of rank 1 of 2, and the trainer's process is 0 of 1"):
         make_trainer_parts(loader, make_args(tmp_path))
     resumed = make_loader(store)
     resumed.load_state_dict(resumed.state_at(2))
@@ -331,14 +314,14 @@ def test_rows_are_numbered_as_accelerate_deals_them(batch_size, accumulation, wo
     for rank in range(world_size):
         batches = BatchSampler(range(rows), batch_size, drop_last=False)
         dealing = TrainerBatching(batch_size, accumulation, rank, world_size)
-        given = [dealing.batch(one) for one in BatchSamplerShard(batches, world_size, rank)]
+        given = [dealing.locate_micro_batch(one) for one in BatchSamplerShard(batches, world_size, rank)]
         assert given == [(step, micro) for step in range(steps) for micro in range(accumulation)]
 
 
 @pytest.mark.parametrize("numbers", [[0, 2], [1, 2], [0, 1, 2, 3], [2, 3]])
 def test_rows_that_are_shuffled_or_dealt_otherwise_are_refused(numbers):
     with pytest.raises(TrainError, match="train_sampling_strategy='sequential'"):
-        TrainerBatching(2, 2, 0, 2).batch(numbers)
+        TrainerBatching(2, 2, 0, 2).locate_micro_batch(numbers)
 
 
 def test_the_dataset_is_changed_by_nothing(store, tmp_path):
@@ -368,9 +351,7 @@ class Blind(torch.nn.Module):
 
 
 def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
-    with pytest.raises(
-        TrainError, match=r"Blind lets packed documents see each other.*packing='none'"
-    ):
+    with pytest.raises(TrainError, match=r"Blind lets packed documents see each other.*packing='none'"):
         make_trainer(store, tmp_path, model=Blind(tiny_model(store))).train()
 
 
@@ -454,9 +435,7 @@ def probed(store, folder, kind, form, settings):
         (Blind, to_padded, {"packing": "none"}),
     ],
 )
-def test_models_are_shown_documents_in_the_form_they_are_trained_in(
-    store, tmp_path, kind, form, settings
-):
+def test_models_are_shown_documents_in_the_form_they_are_trained_in(store, tmp_path, kind, form, settings):
     probed(store, tmp_path, kind, form, settings)
 
 
@@ -537,9 +516,7 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
 
 def test_sft_settings_that_would_prepare_rows_again_are_refused(store, tmp_path):
     with pytest.raises(SettingsError, match="skip_prepare_dataset.: True") as error:
-        make_trainer_parts(
-            make_loader(store), make_args(tmp_path, trl.SFTConfig, bf16=False, packing=True)
-        )
+        make_trainer_parts(make_loader(store), make_args(tmp_path, trl.SFTConfig, bf16=False, packing=True))
     assert "packing: True, and the loader has packed already" in str(error.value)
 
 
@@ -598,9 +575,7 @@ def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
 
 
 def test_an_evaluation_without_trained_tokens_is_finite(masked, tmp_path):
-    nothing = write_store(
-        tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5}
-    )
+    nothing = write_store(tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5})
     args = make_args(tmp_path, per_device_eval_batch_size=4)
     evaluation = batchloom.Loader(nothing, **HELD_OUT, rank=0, world_size=1)
     parts = make_trainer_parts(make_loader(masked), args, evaluation=evaluation)

@@ -107,9 +107,7 @@ def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, na
                 assert torch.equal(heard[key], value), key
         features |= heard.keys() & {"pixel_values", "input_features"}
     assert features
-    assert list(losses(trainer).values()) == pytest.approx(
-        own_losses(family, name, form, STEPS), rel=1e-3
-    )
+    assert list(losses(trainer).values()) == pytest.approx(own_losses(family, name, form, STEPS), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -160,9 +158,7 @@ def test_a_model_of_other_media_is_refused(families, tmp_path):
 
 def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path):
     family = families["llava"]
-    varlen = batchloom.Loader(
-        family.store, **SIZES, steps=STEPS, form="varlen", rank=0, world_size=1
-    )
+    varlen = batchloom.Loader(family.store, **SIZES, steps=STEPS, form="varlen", rank=0, world_size=1)
     with pytest.raises(SettingsError, match="with images or audio form='rows'"):
         trainer_of(family, "llava", tmp_path, loader=varlen)
     loader = batchloom.Loader(family.store, **SIZES, rank=0, world_size=1)
@@ -192,8 +188,6 @@ def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     run_two_ranks(worker, family.store.path, family.folder, tmp_path / "two")
     told = json.loads((tmp_path / "two/told.json").read_text())
     loader = batchloom.Loader(family.store, **TWO, steps=STEPS, rank=0, world_size=1)
-    one = trainer_of(
-        family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4
-    )
+    one = trainer_of(family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4)
     one.train()
     assert told == pytest.approx(list(losses(one).values()), rel=1e-3)

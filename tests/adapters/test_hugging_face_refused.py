@@ -29,9 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def store(tmp_path_factory):
     rng = np.random.default_rng(8)
     documents = [rng.integers(0, 250, rng.integers(2, 40)).tolist() for _ in range(150)]
-    return write_store(
-        tmp_path_factory.mktemp("hf") / "store", {"train": documents, "val": [[1, 2, 3]]}
-    )
+    return write_store(tmp_path_factory.mktemp("hf") / "store", {"train": documents, "val": [[1, 2, 3]]})
 
 
 class Edits(TrainerCallback):
@@ -126,7 +124,5 @@ def test_eager_attention_is_told_of_the_mask_that_it_reads(store, tmp_path):
     parts = make_trainer_parts(make_loader(store), args, form=add_dense_mask)
     with pytest.raises(TrainError, match=r"partial\(dense_mask, additive='float32'\)"):
         make_trainer(store, tmp_path, model=model, parts=parts).train()
-    parts = make_trainer_parts(
-        make_loader(store), args, form=partial(add_dense_mask, additive="float32")
-    )
+    parts = make_trainer_parts(make_loader(store), args, form=partial(add_dense_mask, additive="float32"))
     make_trainer(store, tmp_path, model=model, parts=parts).train()

@@ -98,9 +98,7 @@ def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
     # Bool for SDPA, numbers for eager attention.
     model.set_attn_implementation("sdpa" if additive is None else "eager")
     model.eval()
-    documents = [
-        [(7 * n + k) % 256 for n in range(length)] for k, length in enumerate((30, 20, 14))
-    ]
+    documents = [[(7 * n + k) % 256 for n in range(length)] for k, length in enumerate((30, 20, 14))]
     loader = Loader(write_store(tmp_path / "s", documents), seq_len=64, global_batch_size=1)
     batch = loader[0]
     with torch.no_grad():
@@ -130,8 +128,6 @@ def test_a_mask_without_the_window_of_the_model_is_refused(store, name):
     masked = partial(add_dense_mask, additive="float32")
     check(partial(masked, config=model.config))
     check(lambda batch: batch)
-    with pytest.raises(
-        TrainError, match="sliding window of 9 tokens, which is missing from the mask"
-    ):
+    with pytest.raises(TrainError, match="sliding window of 9 tokens, which is missing from the mask"):
         check(masked)
     check(masked, build_eager(name, sliding_window=64))

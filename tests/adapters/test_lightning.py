@@ -115,9 +115,7 @@ def test_a_run_that_ended_goes_on_when_it_is_given_more_steps(stores, tmp_path):
 
 def test_validation_smaller_than_a_step_moves_nothing(stores):
     small = {"steps": None, "global_batch_size": 64}
-    data = LoaderDataModule(
-        train=lambda: loader(stores["train"]), val=lambda: loader(stores["val"], **small)
-    )
+    data = LoaderDataModule(train=lambda: loader(stores["train"]), val=lambda: loader(stores["val"], **small))
     learner, _ = fit(data, val_check_interval=8, limit_val_batches=40)
     same(learner.given, expected(stores["train"]))
     # One round of sanity, cut short, and three of validation: each from the first row on.
@@ -146,9 +144,7 @@ def test_epochs_and_steps_that_the_plan_does_not_have_are_refused(stores):
         fit(data, max_steps=-1, max_epochs=3)
     with pytest.raises(TrainError, match=r"The plan has 6 steps, and Trainer\(max_steps=7\)"):
         fit(data, max_steps=7)
-    with pytest.raises(
-        TrainError, match=r"4 micro-batches of 2 rows .* give Trainer\(accumulate_grad_batches=4"
-    ):
+    with pytest.raises(TrainError, match=r"4 micro-batches of 2 rows .* give Trainer\(accumulate_grad_batches=4"):
         fit(data, accumulate=2)
     endless = LoaderDataModule(train=lambda: loader(stores["train"], steps=None, epochs=1))
     steps = len(endless._make_train())
@@ -176,9 +172,7 @@ def test_a_loader_of_another_number_of_ranks_is_refused(stores, name):
 
 def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
     small = {"steps": None, "global_batch_size": 64, "last": "drop"}
-    data = LoaderDataModule(
-        train=lambda: loader(stores["train"]), val=lambda: loader(stores["val"], **small)
-    )
+    data = LoaderDataModule(train=lambda: loader(stores["train"]), val=lambda: loader(stores["val"], **small))
     with pytest.raises(TrainError, match="makes no step of 64 sequences"):
         fit(data)
 
@@ -255,15 +249,11 @@ def test_the_loss_of_a_validation_is_that_of_its_tokens_and_not_divided_by_a_tra
     _, trainer = fit(LoaderDataModule(**both), learner=learner, val_check_interval=4)
     targets = torch.cat([row[:, 1:] for row in (loader(stores["val"], steps=None)[0]["labels"],)])
     kept = targets[targets != -100]
-    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(
-        float((kept % 2).float().mean())
-    )
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(float((kept % 2).float().mean()))
     learner = Validated()
     learner.divides = True
     for run in (lambda data: fit(data, learner=learner), lambda data: alone(data, learner)):
-        with pytest.raises(
-            TrainError, match="loss_divisor is of a training step, and the Trainer is at"
-        ):
+        with pytest.raises(TrainError, match="loss_divisor is of a training step, and the Trainer is at"):
             run(LoaderDataModule(**both))
 
 
@@ -289,9 +279,7 @@ def alone(data, learner):
         ),
     ],
 )
-def test_a_checkpoint_that_does_not_say_what_it_was_trained_on_is_refused(
-    stores, tmp_path, change, said
-):
+def test_a_checkpoint_that_does_not_say_what_it_was_trained_on_is_refused(stores, tmp_path, change, said):
     data = LoaderDataModule(train=lambda: loader(stores["train"]))
     fit(data, max_steps=2, enable_checkpointing=True, callbacks=saving(tmp_path))
     (path,) = tmp_path.glob("*step=2.ckpt")

@@ -110,9 +110,7 @@ def test_a_bad_set_up_is_refused(ranks):
 
 
 @pytest.mark.parametrize("layout", ["tensor", "data", "pipeline", "interleaved"])
-def test_iterators_begin_where_the_loader_stood_when_they_were_made_on_every_rank(
-    store, ranks, layout
-):
+def test_iterators_begin_where_the_loader_stood_when_they_were_made_on_every_rank(store, ranks, layout):
     for rank, told in enumerate(ranks):
         share = (rank, 2) if layout == "data" else (0, 1)
         left = wanted(store, *share)
@@ -131,10 +129,7 @@ def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(sto
     for step in (2, 5):
         other = batchloom.Loader(store, **{**SIZES, "steps": 9})
         other.edit(Edit(step=3, global_batch_size=16))
-        assert (
-            megatron.resume_from_samples(other, megatron.count_consumed_samples(loader, step))
-            == step
-        )
+        assert megatron.resume_from_samples(other, megatron.count_consumed_samples(loader, step)) == step
         assert next(iter(other)).step == step
     for inside in (25, "8", -8):
         with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is no number"):

@@ -120,9 +120,7 @@ def context(train=40, valid=16, test=0):
 
 
 @pytest.mark.parametrize(("size", "consumed"), [(1, 0), (2, 0), (2, 24)])
-def test_a_bridge_provider_gives_each_rank_what_the_plain_loader_does(
-    folder, ranks, size, consumed
-):
+def test_a_bridge_provider_gives_each_rank_what_the_plain_loader_does(folder, ranks, size, consumed):
     provider = StoreProvider(store=folder, **SIZES, dataloader_type="single")
     for rank in range(size):
         ranks(rank, size)
@@ -156,9 +154,7 @@ def test_packed_samples_without_a_mask_are_to_be_asked_for(folder, ranks):
         StoreProvider(store=folder, **sizes).build_datasets(context())
     alone, _, _ = StoreProvider(store=folder, **sizes, packing="none").build_datasets(context())
     assert "attention_mask" not in alone[0]
-    masked, _, _ = StoreProvider(store=folder, **{**SIZES, "attention_mask": True}).build_datasets(
-        context()
-    )
+    masked, _, _ = StoreProvider(store=folder, **{**SIZES, "attention_mask": True}).build_datasets(context())
     assert masked[0]["attention_mask"].shape == (1, 32, 32)
 
 
@@ -184,9 +180,7 @@ class DataSampler:
 
 def nemo_module(folder, step=0, limit=2, **options):
     sizes = {**SIZES, **options}
-    module = nemo.StoreDataModule(
-        nemo.StoreDatasets(store=folder, **sizes), data_sampler=DataSampler(32, 2, 8)
-    )
+    module = nemo.StoreDataModule(nemo.StoreDatasets(store=folder, **sizes), data_sampler=DataSampler(32, 2, 8))
     module.trainer = SimpleNamespace(
         max_steps=5,
         global_step=step,
@@ -305,9 +299,7 @@ def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, t
     indexed = theirs("indexed_dataset").IndexedDataset
     read = [doc.tolist() for prefix in prefixes for doc in indexed(str(prefix))]
     assert read == [document.ids.tolist() for document in store]
-    alone = nemo.link_text_documents(
-        batchloom.open_store(folder, "val"), tmp_path / "one", "corpus"
-    )
+    alone = nemo.link_text_documents(batchloom.open_store(folder, "val"), tmp_path / "one", "corpus")
     assert alone[1] == str(tmp_path / "one" / "corpus_text_document")
     with pytest.raises(InputError, match="is there already and is another file"):
         nemo.link_text_documents(_other(tmp_path), tmp_path / "one", "corpus")

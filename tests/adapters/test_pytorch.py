@@ -99,15 +99,11 @@ def test_a_share_of_a_step_is_the_same_in_workers(store, face, workers, options)
     for one, two in zip(expected, got, strict=True):
         for ours, theirs in zip(one.split(2), two.split(2), strict=True):
             assert set(ours) == set(theirs)
-            assert all(
-                torch.equal(torch.as_tensor(ours[k]), torch.as_tensor(theirs[k])) for k in ours
-            )
+            assert all(torch.equal(torch.as_tensor(ours[k]), torch.as_tensor(theirs[k])) for k in ours)
 
 
 def test_spawned_workers_too(store, expected):
-    loader = DataLoader(
-        LoaderIterable(make(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
-    )
+    loader = DataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert all(torch.equal(a, b["input_ids"]) for a, b in zip(expected, loader, strict=True))
 
 
@@ -121,10 +117,7 @@ def test_a_loaded_loader_state_carries_into_any_number_of_workers(store, expecte
     for workers in (0, 3):
         rest = make(store)
         rest.load_state_dict(state)
-        got = [
-            b["input_ids"]
-            for b in DataLoader(LoaderIterable(rest), batch_size=None, num_workers=workers)
-        ]
+        got = [b["input_ids"] for b in DataLoader(LoaderIterable(rest), batch_size=None, num_workers=workers)]
         assert len(got) == STEPS - 4
         assert all(torch.equal(a, b) for a, b in zip(expected[4:], got, strict=True))
 
@@ -134,9 +127,7 @@ def stateful(data, workers, persistent):
         warnings.simplefilter("ignore", DeprecationWarning)
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(
-        data, batch_size=None, num_workers=workers, persistent_workers=persistent
-    )
+    return StatefulDataLoader(data, batch_size=None, num_workers=workers, persistent_workers=persistent)
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True), (3, False)])
@@ -220,9 +211,7 @@ def test_items_taken_by_number_hide_the_state(store):
 
 
 @pytest.mark.parametrize("taken", [0, 4])
-@pytest.mark.parametrize(
-    "make_copy", [lambda loader: pickle.loads(pickle.dumps(loader)), copy.copy, copy.deepcopy]
-)
+@pytest.mark.parametrize("make_copy", [lambda loader: pickle.loads(pickle.dumps(loader)), copy.copy, copy.deepcopy])
 def test_a_loader_is_pickled_and_copied_with_its_place(store, expected, make_copy, taken):
     loader = make(store, augment=Augment(noise_prob=0.3))
     for _ in zip(range(taken), loader, strict=False):
@@ -274,9 +263,7 @@ def test_a_workers_state_of_another_plan_or_number_is_refused(store):
 
 
 def test_what_is_left_out_is_told_by_the_process_that_makes_the_face(store, caplog):
-    loader = batchloom.Loader(
-        store, seq_len=32, global_batch_size=8, overlong="drop", rank=0, world_size=1
-    )
+    loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, overlong="drop", rank=0, world_size=1)
     face = LoaderIterable(loader)
     assert len(caplog.records) == 1
     assert "overlong='drop' leaves" in caplog.text

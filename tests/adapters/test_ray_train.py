@@ -50,7 +50,7 @@ class Hears:
         def made(optimizer, *_):
             # The optimizer's own count, which the checkpoint restores.
             step = int(next(iter(optimizer.state.values()))["step"])
-            heard = witness._hash.told()
+            heard = witness._hash.to_entry()
             with told.open("a") as file:
                 line = {"step": step, "rank": rank, "world": world, "hash": heard["hash"]}
                 file.write(json.dumps(line) + "\n")
@@ -65,11 +65,7 @@ class Hears:
 
 def heard(folder):
     """The lines of all workers, in the order they were started."""
-    return [
-        json.loads(line)
-        for file in sorted(folder.glob("*.jsonl"))
-        for line in file.read_text().split("\n")[:-1]
-    ]
+    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().split("\n")[:-1]]
 
 
 @pytest.fixture
@@ -92,9 +88,7 @@ def with_a_cluster(work, given):
 
 def in_its_own_process(work, given):
     """Handles of a cluster that is gone are taken for those of the next, which has the same numbers."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=with_a_cluster, args=(work, given)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=with_a_cluster, args=(work, given))
     process.start()
     process.join(500)
     process.kill()

@@ -51,9 +51,7 @@ def test_all_problems_are_told_at_once():
         require_installed(Requirement("one", "1", "x"), Requirement("two", "1", "x"))
 
 
-@pytest.mark.parametrize(
-    ("version", "fits"), [("2.6.0+cpu", True), ("2.6rc1", True), ("2.5.9", False), ("3", True)]
-)
+@pytest.mark.parametrize(("version", "fits"), [("2.6.0+cpu", True), ("2.6rc1", True), ("2.5.9", False), ("3", True)])
 def test_versions_are_compared_as_numbers(monkeypatch, version, fits):
     monkeypatch.setattr(requirements, "get_installed_version", lambda package: version)
     assert (find_requirement_problem(Requirement("torch", "2.6", "train")) is None) == fits
@@ -115,9 +113,7 @@ for module in sys.argv[3:]:
 
 
 @pytest.mark.parametrize("package", sorted({"torch", *NEEDS.values()}))
-@pytest.mark.parametrize(
-    ("found", "said"), [("none", "not installed"), ("0.1", "0.1 is installed")]
-)
+@pytest.mark.parametrize(("found", "said"), [("none", "not installed"), ("0.1", "0.1 is installed")])
 def test_an_adapter_names_what_is_missing_or_old_before_anything_else(package, found, said):
     asked = [name for name, needed in NEEDS.items() if package in ("torch", needed)]
     command = [sys.executable, "-c", ASKED, package, found, *asked]

@@ -45,9 +45,7 @@ def build(store, rank=0, ranks=1, local=2, **settings):
 
 
 def plain(store, first=0, rank=0, ranks=1):
-    loader = batchloom.Loader(
-        store, seq_len=32, global_batch_size=8, labels="shifted", rank=rank, world_size=ranks
-    )
+    loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, labels="shifted", rank=rank, world_size=ranks)
     return [part for s in range(first, len(loader)) for part in loader[s].split(2)]
 
 
@@ -77,9 +75,7 @@ def test_a_state_after_any_step_goes_on_with_the_next(store):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_checkpoint_by_torch_goes_on_after_the_steps_trained_on_another_number_of_ranks(
-    store, tmp_path
-):
+def test_a_checkpoint_by_torch_goes_on_after_the_steps_trained_on_another_number_of_ranks(store, tmp_path):
     loader, given = build(store), []
     for item in loader:
         given.append(item)

@@ -26,9 +26,7 @@ class Work:
             raise Trouble(number)
         if number >= self.count:
             return None
-        return PendingItem(
-            lambda: self.finished.append(number) or number, lambda: self.drop(number)
-        )
+        return PendingItem(lambda: self.finished.append(number) or number, lambda: self.drop(number))
 
     def drop(self, number):
         self.dropped.append(number)
@@ -51,9 +49,7 @@ def test_all_come_in_order(ahead, together):
     assert not work.dropped
 
 
-@pytest.mark.parametrize(
-    ("ahead", "together", "most"), [(0, True, 1), (4, False, 1), (1, True, 1), (4, True, 4)]
-)
+@pytest.mark.parametrize(("ahead", "together", "most"), [(0, True, 1), (4, False, 1), (1, True, 1), (4, True, 4)])
 def test_so_many_are_begun_together(ahead, together, most):
     work, found = Work(40), []
 
@@ -118,6 +114,4 @@ def test_what_is_begun_is_dropped_by_who_leaves():
     assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)
     assert work.dropped
     # The thread ends a moment after it has dropped them.
-    assert wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"]
-    )
+    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"])

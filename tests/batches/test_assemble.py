@@ -7,9 +7,7 @@ from batchloom.batches import IGNORE_INDEX, assemble_rows, assemble_varlen
 from batchloom.testing import write_store
 from tiers import examples
 
-DOCUMENTS = st.lists(
-    st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=20
-)
+DOCUMENTS = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=20)
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +20,7 @@ def spans_of(rows):
     """(row, document, start, stop) of every span, row by row."""
     row = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     stops = rows.starts + rows.lengths
-    return list(
-        zip(
-            row.tolist(), rows.documents.tolist(), rows.starts.tolist(), stops.tolist(), strict=True
-        )
-    )
+    return list(zip(row.tolist(), rows.documents.tolist(), rows.starts.tolist(), stops.tolist(), strict=True))
 
 
 def by_hand(store, rows, seq_len, labels, trained=None):
@@ -74,9 +68,7 @@ def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
 )
 @settings(max_examples=examples(60))
 def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, packing):
-    trained = [
-        data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents
-    ]
+    trained = [data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents]
     store = write_store(folders(), documents, documents_per_shard=7, trained=trained)
     assert store.contents.trained_tokens == sum(map(sum, trained))
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
@@ -86,9 +78,7 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
     assert np.array_equal(batch["input_ids"], ids)
     flat = assemble_varlen(store, rows, labels)
     assert flat["labels"].size == max(1, rows.lengths.sum())
-    assert np.array_equal(
-        flat["labels"][flat["labels"] != IGNORE_INDEX], targets[targets != IGNORE_INDEX]
-    )
+    assert np.array_equal(flat["labels"][flat["labels"] != IGNORE_INDEX], targets[targets != IGNORE_INDEX])
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
@@ -111,9 +101,7 @@ def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
     store = write_store(folders(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 5)
     spans = [store[d].ids[a:b].astype(np.int64).tolist() for _, d, a, b in spans_of(rows)]
-    collate = DataCollatorWithFlattening(
-        return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np"
-    )
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np")
     theirs = collate([{"input_ids": span, "labels": span} for span in spans])
     ours = assemble_varlen(store, rows, "aligned")
     assert set(ours) == set(theirs)

@@ -100,10 +100,8 @@ def test_both_forms_change_the_same_tokens(store, kind, packing):
     for number in (0, 1, step):
         plan = rows.plan.rows(number * 12, number * 12 + 12)
         row_of = np.repeat(np.arange(12), np.diff(plan.pointers))
-        begins = row_of * 63 + plan.places
-        places = np.concatenate(
-            [np.arange(a, a + n) for a, n in zip(begins, plan.lengths, strict=True)]
-        )
+        begins = row_of * 63 + plan.row_offsets
+        places = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, plan.lengths, strict=True)])
         for key in ("input_ids", "labels"):
             assert np.array_equal(rows[number][key].ravel()[places], varlen[number][key].ravel())
 

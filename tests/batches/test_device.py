@@ -32,9 +32,7 @@ def make(store, **options):
 
 
 def same(given, arrays):
-    return list(given) == list(arrays) and all(
-        np.array_equal(given[name], value) for name, value in arrays.items()
-    )
+    return list(given) == list(arrays) and all(np.array_equal(given[name], value) for name, value in arrays.items())
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -59,21 +57,15 @@ def test_a_device_gets_the_batches_that_numpy_gets_in_one_piece_of_memory(store,
         tensors = [value for value in one.values() if isinstance(value, torch.Tensor)]
         assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
         assert all(tensor.is_contiguous() and not tensor.data_ptr() % 64 for tensor in tensors)
-        dtypes = {
-            name: str(value.dtype) for name, value in other.items() if hasattr(value, "dtype")
-        }
+        dtypes = {name: str(value.dtype) for name, value in other.items() if hasattr(value, "dtype")}
         for name, value in one.items():
-            assert str(getattr(value, "dtype", int)).removeprefix("torch.") == dtypes.get(
-                name, "<class 'int'>"
-            )
+            assert str(getattr(value, "dtype", int)).removeprefix("torch.") == dtypes.get(name, "<class 'int'>")
 
 
 def test_batches_of_a_device_have_memory_of_their_own(store):
     loader = make(store, device="cpu")
     kept = list(loader)
-    assert all(
-        same(one, other) for one, other in zip(kept, make(store, output="numpy"), strict=True)
-    )
+    assert all(same(one, other) for one, other in zip(kept, make(store, output="numpy"), strict=True))
 
 
 def test_a_default_device_of_torch_changes_nothing(store):
@@ -109,9 +101,7 @@ def test_an_edit_changes_no_batch_that_may_be_on_its_way(store, prefetch):
         given[device] = [first, *steps, *iterator]
     assert given[None][0] == given["cpu"][0] == 3 + prefetch + 1
     assert [b["input_ids"].shape[1] for b in given["cpu"][1:]][first - 1 : first + 1] == [64, 32]
-    assert all(
-        same(one, other) for one, other in zip(given["cpu"][1:], given[None][1:], strict=True)
-    )
+    assert all(same(one, other) for one, other in zip(given["cpu"][1:], given[None][1:], strict=True))
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
@@ -132,18 +122,14 @@ def test_splitting_a_batch_reads_nothing_of_its_tensors(store, form):
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["int64", "int32", "bool"]), st.lists(st.integers(0, 40), max_size=3)
-        ),
+        st.tuples(st.sampled_from(["int64", "int32", "bool"]), st.lists(st.integers(0, 40), max_size=3)),
         min_size=1,
         max_size=8,
     )
 )
 def test_what_is_packed_lies_apart_and_whole(wanted):
     rng = np.random.default_rng(0)
-    arrays = {
-        str(n): rng.integers(0, 2, shape).astype(dtype) for n, (dtype, shape) in enumerate(wanted)
-    }
+    arrays = {str(n): rng.integers(0, 2, shape).astype(dtype) for n, (dtype, shape) in enumerate(wanted)}
     parts = plan_array_layout({**arrays, "max_length_q": 7})
     block = np.full(parts[-1].stop, 255, np.uint8)
     pack_arrays(arrays, parts, block)
@@ -187,9 +173,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(store, device):
 
 @pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
 def test_a_dataloader_takes_no_device(store, face):
-    with pytest.raises(
-        InputError, match="device='cpu' goes through no DataLoader, .*: iterate the Loader"
-    ):
+    with pytest.raises(InputError, match="device='cpu' goes through no DataLoader, .*: iterate the Loader"):
         face(make(store, device="cpu"))
 
 

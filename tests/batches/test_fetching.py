@@ -37,9 +37,7 @@ def reaches(condition):
 
 
 def test_fetching_goes_on_after_errors_that_pass_and_tells_them_once(stores, caplog):
-    loader = Loader(
-        stores["a"], seq_len=TOKENS, global_batch_size=ROWS, rank=0, world_size=1, output="numpy"
-    )
+    loader = Loader(stores["a"], seq_len=TOKENS, global_batch_size=ROWS, rank=0, world_size=1, output="numpy")
     faults, tried = {2, 9}, []
 
     def rows(step):
@@ -50,9 +48,7 @@ def test_fetching_goes_on_after_errors_that_pass_and_tells_them_once(stores, cap
         positions = np.arange(step * ROWS, (step + 1) * ROWS)
         return loader.plan.rows(int(positions[0]), int(positions[-1]) + 1), positions
 
-    fetching = RemotePrefetcher(
-        [stores["a"]], [1], rows, 0, StepSizes((0,), (TOKENS * ROWS,), (0,))
-    )
+    fetching = RemotePrefetcher([stores["a"]], [1], rows, 0, StepSizes((0,), (TOKENS * ROWS,), (0,)))
     try:
         with caplog.at_level(logging.WARNING, "batchloom"):
             for step in range(30):
@@ -101,10 +97,10 @@ def test_tokens_of_steps_are_told_of_each_stretch():
     sizes = StepSizes((0, 3, 10), (5, 2, 7), (0, 15, 29))
     each = [5] * 3 + [2] * 7 + [7] * 20
     before = np.cumsum([0, *each]).tolist()
-    assert [sizes.of(step) for step in range(30)] == each
-    assert [sizes.until(step) for step in range(31)] == before
+    assert [sizes.tokens_at(step) for step in range(30)] == each
+    assert [sizes.tokens_before(step) for step in range(31)] == before
     for tokens in range(-3, 100):
-        assert sizes.behind(tokens) == np.searchsorted(before, tokens)
+        assert sizes.find_step(tokens) == np.searchsorted(before, tokens)
     assert [sizes.next_range_start(step) for step in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, None]
 
 

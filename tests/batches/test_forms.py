@@ -92,9 +92,7 @@ def test_all_forms_train_the_same_tokens(folders, documents, options):
     for whole, step in [(True, 0), (True, len(loader) - 1), (False, len(loader) - 1)]:
         batch = loader[step] if whole else loader[step].split(2)[1]
         wanted = pairs(plain(batch)["input_ids"], plain(batch)["labels"], shifts=shifts)
-        flat, moved, theirs = (
-            plain(form(batch)) for form in (forms.to_varlen, forms.to_shifted, forms.to_megatron)
-        )
+        flat, moved, theirs = (plain(form(batch)) for form in (forms.to_varlen, forms.to_shifted, forms.to_megatron))
         if whole:
             same(forms.to_varlen(batch), varlen[step])
             same(forms.to_shifted(batch), shifted[step])
@@ -218,9 +216,7 @@ def test_a_model_gives_the_loss_of_the_documents_alone(folders, attention, packi
     def loss(batch):
         arrays = {k: v for k, v in batch.items() if k != "labels"}
         scores = model(**arrays).logits[:, :-1].flatten(0, 1)
-        return torch.nn.functional.cross_entropy(
-            scores, batch["labels"][:, 1:].flatten(), reduction="sum"
-        )
+        return torch.nn.functional.cross_entropy(scores, batch["labels"][:, 1:].flatten(), reduction="sum")
 
     alone = [torch.tensor(document)[None] for document in documents]
     with torch.no_grad():
@@ -300,9 +296,7 @@ def test_packed_rows_have_the_positions_and_masks_megatron_resets(folders):
     # The last step has padding, whose end tokens are documents to Megatron.
     for batch in [loader[step] for step in range(len(loader) - 1)]:
         ours = forms.to_megatron(batch, attention_mask=True)
-        for tokens, mask, positions in zip(
-            ours["tokens"], ours["attention_mask"], ours["position_ids"], strict=True
-        ):
+        for tokens, mask, positions in zip(ours["tokens"], ours["attention_mask"], ours["position_ids"], strict=True):
             theirs = resets(tokens, 256, True, True, False, True)
             assert (positions == theirs[2]).all()
             assert (mask == theirs[0]).all()

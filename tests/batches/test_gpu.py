@@ -41,16 +41,12 @@ FORMS = ("rows", "varlen")
 
 
 def on_host(batch):
-    return {
-        name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in batch.items()
-    }
+    return {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
 
 def same(given, arrays):
     given = on_host(given)
-    return list(given) == list(arrays) and all(
-        np.array_equal(given[name], value) for name, value in arrays.items()
-    )
+    return list(given) == list(arrays) and all(np.array_equal(given[name], value) for name, value in arrays.items())
 
 
 def all_same(given, arrays):
@@ -67,9 +63,7 @@ def cloned(batch):
 def test_kept_batches_are_those_numpy_gets(store, expected, form, prefetch):
     loader = make(store, form=form, prefetch=prefetch)
     got = list(loader)
-    assert all(
-        v.device.type == "cuda" for b in got for v in b.values() if isinstance(v, torch.Tensor)
-    )
+    assert all(v.device.type == "cuda" for b in got for v in b.values() if isinstance(v, torch.Tensor))
     assert all_same(got, expected[form])
     assert same(loader[7], expected[form][7])
     assert [part["input_ids"].device.type for part in loader[7].split(8)] == ["cuda"] * 4
@@ -78,9 +72,7 @@ def test_kept_batches_are_those_numpy_gets(store, expected, form, prefetch):
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("slow", [1, 5, STEPS + 1])
-def test_memory_is_not_given_away_while_a_stream_has_yet_to_read_it(
-    store, expected, form, prefetch, slow
-):
+def test_memory_is_not_given_away_while_a_stream_has_yet_to_read_it(store, expected, form, prefetch, slow):
     """The host lets go of every batch long before the GPU comes to read it."""
     streams, seen = [torch.cuda.Stream(), torch.cuda.Stream()], []
     for number, batch in enumerate(_in(streams, make(store, form=form, prefetch=prefetch))):
@@ -189,9 +181,7 @@ def test_a_gpu_by_its_number_and_one_that_is_not_there(store, expected):
         assert torch.cuda.current_device() == 0
         assert all_same(make(store, device=last), expected["rows"])
         assert torch.cuda.current_device() == 0
-    with pytest.raises(
-        InputError, match=f"GPU {count} was asked for and torch .* sees {count}. Give"
-    ):
+    with pytest.raises(InputError, match=f"GPU {count} was asked for and torch .* sees {count}. Give"):
         make(store, device=f"cuda:{count}")
 
 

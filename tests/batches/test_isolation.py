@@ -40,11 +40,11 @@ def test_a_batch_of_a_probe_knows_its_spans_and_may_come_back_in_one_row():
 
     packed, mixed = measure_leakage(logits, documents, 2)
     assert (packed, mixed > 0) == (0.0, True)
-    rows = next(one for one in seen if one.cuts.pointers.tolist() == [0, 2, 4])
-    assert rows.cuts.places.tolist() == [0, 3, 0, 2]
+    rows = next(one for one in seen if one.layout.pointers.tolist() == [0, 2, 4])
+    assert rows.layout.offsets.tolist() == [0, 3, 0, 2]
     assert rows["labels"].tolist() == [[-100, 6, 7, -100, 2], [-100, 2, -100, 6, 7]]
     whole = seen[-1]
-    assert (whole.cuts.lengths.tolist(), whole["position_ids"].tolist()) == (
+    assert (whole.layout.lengths.tolist(), whole["position_ids"].tolist()) == (
         [5, 5],
         [[*range(5)]] * 2,
     )

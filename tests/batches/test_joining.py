@@ -42,9 +42,7 @@ def join(shapes, memory, media, made):
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
-        st.lists(
-            st.tuples(st.just(1), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=6
-        ),
+        st.lists(st.tuples(st.just(1), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=6),
         min_size=1,
         max_size=6,
     ),
@@ -99,9 +97,7 @@ def test_threads_put_each_their_own():
         thread.start()
     for thread in threads:
         thread.join()
-    np.testing.assert_array_equal(
-        joining.done()[0]["pixel_values"], join_features(made)["pixel_values"]
-    )
+    np.testing.assert_array_equal(joining.done()[0]["pixel_values"], join_features(made)["pixel_values"])
 
 
 def address(array):

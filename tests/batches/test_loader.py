@@ -193,9 +193,7 @@ def test_torch_tensors_share_the_arrays_and_the_batch_says_where_it_came_from(st
     import torch
 
     batch = make(store, output="torch")[0]
-    assert all(
-        isinstance(batch[key], torch.Tensor) and batch[key].dtype == torch.int64 for key in KEYS
-    )
+    assert all(isinstance(batch[key], torch.Tensor) and batch[key].dtype == torch.int64 for key in KEYS)
     assert batch.origin.startswith("source=real ")
     assert set(batch) == set(KEYS)
 
@@ -227,14 +225,10 @@ def test_settings_that_cannot_be(store, options, sentence):
 def test_problems_of_all_groups_are_told_at_once(store):
     with pytest.raises(SettingsError) as error:
         make(store, packing="wrapp", plan=PlanOptions(pool_size=-1, last="fil"))
-    assert [problem.split(":")[0] for problem in error.value.problems] == [
-        *("pool_size", "packing", "last")
-    ]
+    assert [problem.split(":")[0] for problem in error.value.problems] == [*("pool_size", "packing", "last")]
     with pytest.raises(SettingsError) as error:
         make(store, labels="shift", batch=BatchOptions(uneven="pat", micro_batch_size=0))
-    assert [problem.split(":")[0] for problem in error.value.problems] == [
-        *("micro_batch_size", "labels", "uneven")
-    ]
+    assert [problem.split(":")[0] for problem in error.value.problems] == [*("micro_batch_size", "labels", "uneven")]
 
 
 def test_what_is_no_group_is_refused(store):
@@ -313,9 +307,7 @@ def test_what_is_left_out_is_told_once_by_rank_0(tmp_path, caplog, overlong, sen
     assert len(caplog.records) == 1
 
 
-def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(
-    tmp_path, caplog, monkeypatch
-):
+def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(left_out_module, "_MAX_INLINE_COUNT", 3)
     store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
     iterator = iter(make(store, seq_len=8, global_batch_size=1, overlong="drop"))
@@ -447,9 +439,7 @@ def test_torch_missing_is_one_sentence(monkeypatch, store):
 
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)
-        with pytest.raises(
-            ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"
-        ):
+        with pytest.raises(ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"):
             make(store, output="torch")
 
 
@@ -481,10 +471,7 @@ def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
 
     def shares(world_size, **how):
         batch = BatchOptions(**how)
-        return [
-            make(store, **options, rank=r, world_size=world_size, batch=batch)
-            for r in range(world_size)
-        ]
+        return [make(store, **options, rank=r, world_size=world_size, batch=batch) for r in range(world_size)]
 
     (whole,) = shares(1)
     for world_size in (2, 4):

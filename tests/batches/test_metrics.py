@@ -80,9 +80,7 @@ def test_one_rank_tells_what_the_batches_of_all_hold(store, mixture, options, mi
     assert figures["perf/padding_share"] == pytest.approx(1 - tokens.sum() / places)
     assert figures["perf/trained_share"] == pytest.approx(trained / tokens.sum())
     assert figures["perf/tokens_per_s_per_gpu"] == figures["perf/tokens_per_s"] / world
-    assert figures["perf/imbalance"] == pytest.approx(
-        np.mean([loader.imbalance(step).dealt for step in range(steps)])
-    )
+    assert figures["perf/imbalance"] == pytest.approx(np.mean([loader.imbalance(step).actual for step in range(steps)]))
     assert (figures["data/step"], figures["data/position"]) == (3, 36)
     names = ["web", "code"] if mixed else ["data"]
     assert sum(figures[f"data/{name}/tokens"] for name in names) == tokens.sum()
@@ -159,9 +157,7 @@ def test_what_cannot_be_trained_is_refused(store):
 @pytest.mark.parametrize("looked", [False, True])
 def test_micro_batches_of_a_step_are_one_step(tmp_path, store, looked):
     docs = documents(3)
-    masked = write_store(
-        tmp_path, docs, trained=[[n % 3 == 0 for n in range(len(d))] for d in docs]
-    )
+    masked = write_store(tmp_path, docs, trained=[[n % 3 == 0 for n in range(len(d))] for d in docs])
     for data in (store, masked):
         loader = make(data, world_size=1)
         whole, parts = Meter(loader), Meter(loader)
@@ -305,11 +301,11 @@ def test_a_rank_that_says_nothing_is_not_waited_for():
     torch = pytest.importorskip("torch.distributed")
     store = torch.HashStore()
     first, second = MetricsExchange(store, 0, 3, "run"), MetricsExchange(store, 1, 3, "run")
-    assert first.heard() == {}
-    second.leave({"step": 7.0})
-    assert until(first.heard) == {1: {"step": 7.0}}
-    second.leave({"step": 8.0})
-    assert until(lambda: first.heard()[1]["step"] == 8.0)
+    assert first.get_rank_metrics() == {}
+    second.publish({"step": 7.0})
+    assert until(first.get_rank_metrics) == {1: {"step": 7.0}}
+    second.publish({"step": 8.0})
+    assert until(lambda: first.get_rank_metrics()[1]["step"] == 8.0)
 
 
 HOST = """
@@ -326,21 +322,21 @@ def test_a_store_whose_host_hangs_or_is_gone_stops_nobody(caplog):
         try:
             store = torch.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
             board = MetricsExchange(store, 0, 2, "run")
-            board.leave({"step": 1.0})
-            assert until(board.heard) == {0: {"step": 1.0}}
+            board.publish({"step": 1.0})
+            assert until(board.get_rank_metrics) == {0: {"step": 1.0}}
             host.send_signal(signal.SIGSTOP)
             begin = time.monotonic()
             for step in range(100):
-                board.leave({"step": float(step)})
-                assert board.heard() == {0: {"step": 1.0}}
+                board.publish({"step": float(step)})
+                assert board.get_rank_metrics() == {0: {"step": 1.0}}
             # The client would wait for five minutes.
             assert time.monotonic() - begin < 30
         finally:
             host.kill()
     assert until(lambda: "Figures of other ranks are not read any more" in caplog.text)
-    board.leave({"step": 2.0})
+    board.publish({"step": 2.0})
     # What was heard before is no news any more.
-    assert until(lambda: not board.heard())
+    assert until(lambda: not board.get_rank_metrics())
 
 
 def test_ranks_that_look_at_other_steps_or_never_hang_nobody(tmp_path, store):

@@ -85,9 +85,7 @@ def expected(loader, step):
         filled = 0
         for at in range(rows.pointers[row], rows.pointers[row + 1]):
             store, number = stores[rows.sources[at]], int(rows.documents[at])
-            place, start, length = (
-                int(array[at]) for array in (rows.places, rows.starts, rows.lengths)
-            )
+            place, start, length = (int(array[at]) for array in (rows.row_offsets, rows.starts, rows.lengths))
             one = (np.array([number]), np.array([start]), np.array([length]))
             own, trained = store.read(*one)[0].astype(np.int64), store.mask(*one)[0]
             if rows.banned is not None and rows.banned[at]:
@@ -114,16 +112,11 @@ def test_a_batch_holds_the_documents_its_plan_names(stores):
 def test_every_topology_has_the_same_steps(stores, lanes):
     alone = list(make(mixed(stores), lanes=lanes))
     for world in (2, 4):
-        ranks = [
-            make(mixed(stores), lanes=lanes, rank=r, world_size=world, prefetch=2)
-            for r in range(world)
-        ]
+        ranks = [make(mixed(stores), lanes=lanes, rank=r, world_size=world, prefetch=2) for r in range(world)]
         for whole, *parts in zip(alone, *ranks, strict=True):
             rows = [np.concatenate([part[key] for part in parts]) for key in KEYS]
             joined = sorted(b"".join(array[r].tobytes() for array in rows) for r in range(8))
-            assert joined == sorted(
-                b"".join(whole[key][r].tobytes() for key in KEYS) for r in range(8)
-            )
+            assert joined == sorted(b"".join(whole[key][r].tobytes() for key in KEYS) for r in range(8))
     varlen = make(mixed(stores), lanes=lanes, form="varlen")[3]
     targets = alone[3]["labels"]
     assert np.array_equal(varlen["labels"][varlen["labels"] >= 0], targets[targets >= 0])
@@ -137,9 +130,7 @@ def test_workers_and_forks_give_the_same(stores):
     loader.edit(Edit(step=5, weights={"c": 1, "a": 1}, ban={"a": [3, 4]}))
     alone = list(loader)
     for face in (LoaderIterable, LoaderDataset):
-        batches = torch.utils.data.DataLoader(
-            face(make_edited(stores)), batch_size=None, num_workers=2
-        )
+        batches = torch.utils.data.DataLoader(face(make_edited(stores)), batch_size=None, num_workers=2)
         assert all(same(one, other) for one, other in zip(alone, batches, strict=True))
     read, write = os.pipe()
     child = os.fork()
@@ -344,9 +335,7 @@ def test_a_mixture_of_one_is_read_as_its_store(stores):
 def test_the_tables_of_several_stores_are_counted_beside(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    made = {
-        name: write_store(tmp_path / name, documents(seed, 200)) for seed, name in enumerate("ab")
-    }
+    made = {name: write_store(tmp_path / name, documents(seed, 200)) for seed, name in enumerate("ab")}
     mixture = Mixture({"a": 1, "b": 1}, stores=made, exhausted="stop")
     loader = make(mixture, steps=None, pool_size=8)
     steps = len(loader)

@@ -60,9 +60,7 @@ def test_a_text_names_sources_by_their_folders(stores):
 
 def test_synthetic_data_is_named_as_anywhere(tmp_path):
     file = tmp_path / "m.yaml"
-    file.write_text(
-        "weights: size\nstores: {a: 'dummy:documents=10', b: {path: 'dummy:documents=20'}}\n"
-    )
+    file.write_text("weights: size\nstores: {a: 'dummy:documents=10', b: {path: 'dummy:documents=20'}}\n")
     mixture = read_mixture(str(file))
     assert [len(store) for store in mixture.stores.values()] == [10, 20]
     assert all(store.contents.synthetic for store in mixture.stores.values())

@@ -40,9 +40,7 @@ def make(store, **options):
 def rows_of(batches):
     """Every row of some batches that holds a span, as bytes, sorted; and the trained labels."""
     joined = {key: np.concatenate([batch[key] for batch in batches]) for key in KEYS}
-    rows = [
-        b"".join(joined[key][r].tobytes() for key in KEYS) for r in range(len(joined["labels"]))
-    ]
+    rows = [b"".join(joined[key][r].tobytes() for key in KEYS) for r in range(len(joined["labels"]))]
     targets = joined["labels"]
     return sorted(rows), np.sort(targets[targets != IGNORE_INDEX])
 
@@ -51,15 +49,13 @@ def put_together(parts, mesh):
     """The rows that context ranks hold slices of."""
     whole = {}
     length = parts[0]["labels"].shape[1] * mesh.context
-    chunk = length // mesh.cuts
+    chunk = length // mesh.chunk_count
     for key in KEYS:
         whole[key] = np.full((len(parts[0][key]), length), -1)
         for c, part in enumerate(parts):
             chunks = [c, 2 * mesh.context - 1 - c] if mesh.slices == "zigzag" else [c]
             for at, number in enumerate(chunks):
-                whole[key][:, number * chunk : (number + 1) * chunk] = part[key][
-                    :, at * chunk : (at + 1) * chunk
-                ]
+                whole[key][:, number * chunk : (number + 1) * chunk] = part[key][:, at * chunk : (at + 1) * chunk]
     return whole
 
 
@@ -72,9 +68,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
     labels = "shifted" if context > 1 else data.draw(st.sampled_from(["aligned", "shifted"]))
     same = {"global_batch_size": size, "align": align, "labels": labels, "epochs": 2}
     same["lanes"] = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if size % n == 0]), "lanes")
-    same["augment"] = data.draw(
-        st.sampled_from([None, {"noise_prob": 0.3}, {"loss_drop_prob": 0.3}]), "augment"
-    )
+    same["augment"] = data.draw(st.sampled_from([None, {"noise_prob": 0.3}, {"loss_drop_prob": 0.3}]), "augment")
     alone = make(store, **same)
     world = data.draw(st.integers(1, 30), "ranks")
     mesh = Mesh(
@@ -100,7 +94,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
         loader.load_state_dict(add_augment_state(alone.plan.state(step * size), alone.augmentation))
         batch = next(iter(loader))
         assert batch.step == step
-        place = mesh.place(rank, processes)
+        place = mesh.get_placement(rank, processes)
         before = held.setdefault((place.rank, place.context_rank), batch)
         assert all(np.array_equal(before[key], batch[key]) for key in KEYS)
         assert len(loader) == len(alone)
@@ -169,9 +163,7 @@ def test_the_varlen_form_is_the_same_for_every_topology(store, data):
     for rank in range(world):
         parts = []
         for c in range(mesh.context):
-            loader = make(
-                store, **options, rank=rank * mesh.context + c, world_size=world * mesh.context
-            )
+            loader = make(store, **options, rank=rank * mesh.context + c, world_size=world * mesh.context)
             parts.append(loader.batch(step).split(micro))
         for pieces in zip(*parts, strict=True):
             found += documents_of(pieces, mesh)
@@ -240,9 +232,9 @@ def test_balancing_evens_out_what_ranks_cost_and_says_by_how_much(tmp_path):
     options = {"seq_len": 256, "packing": "wrap", "steps": 4, "world_size": 3}
     plain, loader = make(skewed, **options), make(skewed, **options, balance=True)
     before, after = plain.imbalance(2), loader.imbalance(2)
-    assert before.in_order == before.dealt == after.in_order
-    assert after.dealt < 1.05 < 1.1 < after.in_order
-    for expected, options["balance"] in ((before.dealt, False), (after.dealt, True)):
+    assert before.in_order == before.actual == after.in_order
+    assert after.actual < 1.05 < 1.1 < after.in_order
+    for expected, options["balance"] in ((before.actual, False), (after.actual, True)):
         costs = []
         for rank in range(3):
             positions = make(skewed, **options, rank=rank).batch(2)["position_ids"].ravel()
@@ -308,9 +300,7 @@ def test_settings_that_are_none(store):
         "balance: 'yes'",
     ):
         assert said in str(caught.value)
-    with pytest.raises(
-        PlanError, match="12 rows cannot .* micro-batches of 5; 1, 2, 3, 4, 6, 12 can"
-    ):
+    with pytest.raises(PlanError, match="12 rows cannot .* micro-batches of 5; 1, 2, 3, 4, 6, 12 can"):
         make(store)[0].split(5)
     with pytest.raises(SettingsError, match="slices of 2 context ranks .* labels='shifted'"):
         make(store, world_size=2, mesh=Mesh(context=2))

@@ -7,9 +7,7 @@ from batchloom.testing import write_store
 
 def test_a_line_says_what_it_is(tmp_path):
     store = write_store(tmp_path / "store", [[1] * 30] * 40)
-    loader = Loader(
-        store, seq_len=64, global_batch_size=8, steps=5, rank=1, world_size=2, output="numpy"
-    )
+    loader = Loader(store, seq_len=64, global_batch_size=8, steps=5, rank=1, world_size=2, output="numpy")
     assert repr(loader[3]) == (
         "Batch(step 3: input_ids: int64[4, 64], labels: int64[4, 64], position_ids: int64[4, 64])"
     )
@@ -45,6 +43,4 @@ def test_a_plan_of_lanes_names_its_lanes(tmp_path):
     kept.finish(workers=1)
     lanes = PlanOptions(order="lanes", lanes=1)
     again = Loader(open_store(tmp_path / "kept"), plan=lanes, output="numpy", **order)
-    assert repr(again.plan) == (
-        "LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)"
-    )
+    assert repr(again.plan) == ("LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)")

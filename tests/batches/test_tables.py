@@ -84,20 +84,12 @@ def test_the_table_is_the_plans_own_counts(store):
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
     assert load_table(adopted.orders.order(0), folders)
-    assert [adopted.run.locate(p) for p in range(200)] == [
-        counted.run.locate(p) for p in range(200)
-    ]
+    assert [adopted.run.locate(p) for p in range(200)] == [counted.run.locate(p) for p in range(200)]
     assert (
-        table_name(
-            batchloom.Loader(
-                store, **SPEC | {"global_batch_size": 8, "epochs": 3}
-            ).plan.orders.order(0)
-        )
+        table_name(batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan.orders.order(0))
         == path.name
     )
-    assert (
-        table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
-    )
+    assert table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
 
 
 def test_a_far_step_waits_for_the_table_and_is_right(store):
@@ -110,9 +102,7 @@ def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
     plan = batchloom.Loader(store, **SPEC).plan
     blocked = tmp_path / "file"
     blocked.write_text("")
-    path = write_table(
-        plan.orders.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"]
-    )
+    path = write_table(plan.orders.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"])
     assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
     fresh = batchloom.Loader(store, **SPEC).plan
     assert load_table(fresh.orders.order(0), table_folders(store))
@@ -171,9 +161,7 @@ def test_a_store_nobody_may_write_still_counts(store, tmp_path):
 )
 def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables, counters):
     started = []
-    monkeypatch.setattr(
-        tables_module, "start_counting_process", lambda *request: started.append(request)
-    )
+    monkeypatch.setattr(tables_module, "start_counting_process", lambda *request: started.append(request))
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -201,10 +189,7 @@ def test_a_run_over_many_pools_goes_on_with_any_number_of_ranks(store):
     whole = list(batchloom.Loader(store, **spec))
     step, state = 0, None
     for world, steps in ((1, 7), (3, 13), (2, 20), (12, 9), (4, 1000)):
-        loaders = [
-            batchloom.Loader(store, **{**spec, "rank": rank, "world_size": world})
-            for rank in range(world)
-        ]
+        loaders = [batchloom.Loader(store, **{**spec, "rank": rank, "world_size": world}) for rank in range(world)]
         for loader in loaders:
             if state:
                 loader.load_state_dict(state)

@@ -27,9 +27,7 @@ PLAIN_ADDED = ["<think>", "</think>"]
 
 
 def save(trained, folder, **config):
-    trained.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in CONTROL]
-    )
+    trained.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
     trained.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
     folder.mkdir(parents=True, exist_ok=True)
     trained.save(str(folder / "tokenizer.json"))
@@ -60,9 +58,7 @@ def metaspace(folder):
     trained = Tokenizer(models.Unigram())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     trained.decoder = decoders.Metaspace(prepend_scheme="never")
-    trainer = trainers.UnigramTrainer(
-        vocab_size=300, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
     trained.train_from_iterator(TEXTS, trainer)
     return save(trained, folder, unk_token="<unk>")
 
@@ -87,6 +83,4 @@ def tokenizers(folders):
 def theirs(folders):
     from transformers import PreTrainedTokenizerFast
 
-    return {
-        name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in folders.items()
-    }
+    return {name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in folders.items()}

@@ -51,14 +51,10 @@ GENTLE = CONTENTS.filter(lambda text: "<|" not in text and "|>" not in text)
 
 def messages(contents=CONTENTS, system=True):
     """Lists of turns: perhaps a system's, then users and assistants in any order."""
-    turn = st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant"]), "content": contents}
-    )
+    turn = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": contents})
     first = st.fixed_dictionaries({"role": st.just("system"), "content": contents})
     turns = st.lists(turn, min_size=1, max_size=6)
-    return st.tuples(st.lists(first, max_size=1) if system else st.just([]), turns).map(
-        lambda pair: pair[0] + pair[1]
-    )
+    return st.tuples(st.lists(first, max_size=1) if system else st.just([]), turns).map(lambda pair: pair[0] + pair[1])
 
 
 def talk(*contents, system=None, **fields):
@@ -108,9 +104,7 @@ def arguments(contents):
 
 def rich_messages(contents):
     """Turns of every role with typed parts, tool calls, reasoning and names; any number of system turns."""
-    parts = st.lists(
-        st.fixed_dictionaries({"type": st.just("text"), "text": contents}), min_size=1, max_size=3
-    )
+    parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": contents}), min_size=1, max_size=3)
     said = contents | parts
     call = st.fixed_dictionaries(
         {

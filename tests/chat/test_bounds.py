@@ -13,9 +13,7 @@ DOUBLE = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = 
 
 HOSTILE = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "loops over constants": "{% for i in range(99999) %}"
-    + "{% for j in [1,2,3,4,5,6,7,8] %}" * 5
-    + "{% endfor %}" * 6,
+    "loops over constants": "{% for i in range(99999) %}" + "{% for j in [1,2,3,4,5,6,7,8] %}" * 5 + "{% endfor %}" * 6,
     "recursive loop": "{% for i in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
     "recursive loop by another name": "{% for i in range(9) recursive %}{% set f = loop %}"
     "{{ f(range(9)) if loop.depth < 20 }}{% endfor %}",
@@ -26,11 +24,7 @@ HOSTILE = {
     "doubling by ~": DOUBLE.replace("EXPR", "ns.x ~ ns.x"),
     "doubling lists": DOUBLE.replace("EXPR", "[ns.x, ns.x]"),
     "doubling dicts": DOUBLE.replace("EXPR", "dict(a=ns.x, b=ns.x)"),
-    "doubling by macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{{ "
-    + "m(" * 60
-    + "'a'"
-    + ")" * 60
-    + " }}",
+    "doubling by macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{{ " + "m(" * 60 + "'a'" + ")" * 60 + " }}",
     "doubling by argument": "{% macro m(n, x) %}{% if n %}{{ m(n - 1, x + x) }}{% endif %}{% endmacro %}"
     "{{ m(60, 'aa') }}",
     "unrolled": "{% set x = 'aa' %}" + "{% set x = x + x %}" * 60,
@@ -52,8 +46,7 @@ HOSTILE = {
     "format": "{{ '{:>9999999999}'.format(1) }}",
     "format in format": "{{ '{:>{w}}'.format(1, w=9999999999) }}",
     "buffered output": "{% set x %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
-    "filtered output": "{% filter upper %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}"
-    "{% endfilter %}",
+    "filtered output": "{% filter upper %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endfilter %}",
     "output": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
     "attributes": "{{ ''.__class__.__mro__ }}",
     "globals": "{{ cycler.__init__.__globals__ }}",
@@ -65,9 +58,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name):
-    with pytest.raises(
-        TemplateError, match="template bad is stopped|template bad cannot be compiled"
-    ):
+    with pytest.raises(TemplateError, match="template bad is stopped|template bad cannot be compiled"):
         ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
 
 

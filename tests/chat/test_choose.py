@@ -36,9 +36,7 @@ def test_built_in_templates_say_nothing_new_about_themselves(tokenizers, name):
 
 def test_a_built_in_needs_its_control_tokens():
     gpt2 = resolve_tokenizer("gpt2")
-    with pytest.raises(
-        TemplateError, match=r"chatml writes <\|im_start\|>, <\|im_end\|>, which .*'gpt2'"
-    ):
+    with pytest.raises(TemplateError, match=r"chatml writes <\|im_start\|>, <\|im_end\|>, which .*'gpt2'"):
         ChatEncoder(gpt2, "chatml")
     assert ChatEncoder(gpt2, "alpaca").renderer.name == "alpaca"
 
@@ -72,9 +70,7 @@ def test_bad_files_get_a_sentence(tmp_path, name, content, why):
 )
 def test_the_own_template_of_the_config(tmp_path, config):
     tokenizer = with_config(tmp_path / "t", chat_template=config)
-    assert ChatEncoder(tokenizer).renderer.render(talk("a", "b")).text == (
-        "a<|endoftext|>b<|endoftext|>"
-    )
+    assert ChatEncoder(tokenizer).renderer.render(talk("a", "b")).text == ("a<|endoftext|>b<|endoftext|>")
 
 
 def test_files_beside_the_tokenizer_win(tmp_path):
@@ -110,9 +106,7 @@ def test_the_state_carries_the_template_and_ids_do_not_depend_on_it(tmp_path, to
 
 
 def test_a_template_without_a_stop_is_told(tmp_path, tokenizers):
-    (tmp_path / "x.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    )
+    (tmp_path / "x.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     notes = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja")).notes
     assert "writes no control token behind an assistant's turn" in notes[0]
 

@@ -294,16 +294,10 @@ def test_a_pair_without_prompt_must_begin_alike():
 # One character at least that can be seen.
 texts = st.builds(
     "".join,
-    st.tuples(
-        st.text(), st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), st.text()
-    ),
+    st.tuples(st.text(), st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), st.text()),
 )
-extras = st.dictionaries(
-    st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2
-)
-contents = texts | st.lists(
-    st.fixed_dictionaries({"type": st.just("text"), "text": texts}), min_size=1, max_size=3
-)
+extras = st.dictionaries(st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2)
+contents = texts | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), min_size=1, max_size=3)
 messages_of = st.builds(
     lambda role, content, extra: {"role": role, "content": content, **extra},
     st.sampled_from(["system", "user", "assistant", "tool", "developer"]),
@@ -321,16 +315,12 @@ def test_all_turns_are_kept_and_untouched(messages, last):
     assert reader("messages")({"messages": before}).messages == messages
     split = len(messages) // 2
     if split:
-        found = reader("prompt-completion")(
-            {"prompt": messages[:split], "completion": messages[split:], "label": True}
-        )
+        found = reader("prompt-completion")({"prompt": messages[:split], "completion": messages[split:], "label": True})
         assert (found.conversation.messages, found.conversation.completion) == (messages, split)
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(["human", "gpt", "system", "observation"]), texts), max_size=8
-    ),
+    st.lists(st.tuples(st.sampled_from(["human", "gpt", "system", "observation"]), texts), max_size=8),
     texts,
 )
 def test_all_sharegpt_turns_are_kept_in_order(turns, last):
@@ -381,9 +371,7 @@ json_values = st.recursive(
 @given(st.sampled_from(sorted(GOOD)), st.data())
 def test_any_value_in_any_column_is_read_or_a_named_fault(form, data):
     record = dict(GOOD[form])
-    for column in data.draw(
-        st.sets(st.sampled_from([*record, "system", "tools", "history", "images"]))
-    ):
+    for column in data.draw(st.sets(st.sampled_from([*record, "system", "tools", "history", "images"]))):
         record[column] = data.draw(json_values)
     try:
         reader(form)(record)
@@ -434,9 +422,7 @@ def test_any_records_have_a_schema_or_a_named_refusal(records):
             continue
 
 
-BLANK = st.sampled_from(
-    ["", " ", "\n\t", "\u00a0", "\u200b", "\ufeff", " \u2060\u00ad\n", "\u3000"]
-)
+BLANK = st.sampled_from(["", " ", "\n\t", "\u00a0", "\u200b", "\ufeff", " \u2060\u00ad\n", "\u3000"])
 said = BLANK | st.sampled_from(["q", " a ", "\u200bx", "0", "\u0301"])
 turn = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant"]), "content": said | st.lists(

@@ -115,9 +115,7 @@ def prepared(folder, record, suggestion):
         batchloom.prepare(folder / "in.jsonl", out=folder / "out", **settings)
     assert caught.value.suggestion == suggestion
     mapping = parse_mapping(suggestion)
-    result = batchloom.prepare(
-        folder / "in.jsonl", out=folder / "out", mapping=mapping, max_bad=0, **settings
-    )
+    result = batchloom.prepare(folder / "in.jsonl", out=folder / "out", mapping=mapping, max_bad=0, **settings)
     return records, batchloom.open_store(result.path)
 
 

@@ -47,7 +47,7 @@ def test_media_of_several_kinds_and_turns_are_in_the_order_of_their_parts():
         "audios": ["c.wav"],
     }
     made = read(row)
-    assert [m.place for m in made.media] == ["a.jpg", "c.wav", "b.jpg"]
+    assert [m.location for m in made.media] == ["a.jpg", "c.wav", "b.jpg"]
     kinds = [[part["type"] for part in m["content"]] for m in made.messages[::2]]
     assert kinds == [["image", "audio", "text"], ["image", "text"]]
 
@@ -96,9 +96,7 @@ def test_a_bare_part_takes_the_next_of_the_list():
 
 def test_a_single_medium_needs_no_list_and_columns_can_be_named():
     assert read(asked("<image>?", image="a.jpg")).media == [Medium("image", "a.jpg")]
-    assert read(asked("<image>?", pics=["b.jpg"]), {"images": "pics"}).media == [
-        Medium("image", "b.jpg")
-    ]
+    assert read(asked("<image>?", pics=["b.jpg"]), {"images": "pics"}).media == [Medium("image", "b.jpg")]
 
 
 def test_other_forms_of_conversations_hold_media_too():
@@ -137,7 +135,7 @@ def test_conversations_without_media_are_as_ever():
 def test_parts_may_say_which_of_the_list_they_are():
     parts = [{"type": "image", "index": 1, "text": None}, {"type": "image", "index": 0}]
     made = read(asked([*parts, {"type": "text", "text": "?"}], images=["a", "b"]))
-    assert [one.place for one in made.media] == ["b", "a"]
+    assert [one.location for one in made.media] == ["b", "a"]
     for number in (2, -1, True, "0"):
         with pytest.raises(UnusableRecordError, match="has index"):
             read(asked([{"type": "image", "index": number}], images=["a", "b"]))
@@ -207,4 +205,4 @@ def test_base64_is_told_from_a_path():
         data = beginning + bytes(range(60))
         assert parse_medium("image", base64.b64encode(data).decode(), "images[0]").data == data
     for path in ("//server/share/" + "a" * 60 + ".mp3", "AAAA/" + "b" * 70 + ".mp4"):
-        assert parse_medium("audio", path, "audios[0]").place == path
+        assert parse_medium("audio", path, "audios[0]").location == path

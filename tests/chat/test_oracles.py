@@ -50,9 +50,7 @@ def ours(encoder, turns, **rules):
 def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, turns):
     made, ids, _ = ours(encoders[name, template], turns, train_on="all")
     assert not made.faults
-    expected = theirs[name].apply_chat_template(
-        turns, chat_template=TEMPLATES[template], return_dict=True
-    )
+    expected = theirs[name].apply_chat_template(turns, chat_template=TEMPLATES[template], return_dict=True)
     assert ids == expected["input_ids"]
 
 
@@ -139,9 +137,7 @@ def test_control_tokens_anywhere_are_text_or_a_fault(rich, theirs, tokenizers, n
     start, stop = (control[token] for token in ("<|im_start|>", "<|im_end|>"))
     written = [n for n in made.ids.tolist() if n in control.values()]
     assert written == [start, stop] * (len(turns) + bool(tools))
-    expected = theirs[name].apply_chat_template(
-        turns, tools=tools, chat_template=RICH, tokenize=False
-    )
+    expected = theirs[name].apply_chat_template(turns, tools=tools, chat_template=RICH, tokenize=False)
     if name == "bytes":
         assert theirs[name].decode(made.ids.tolist()) == expected
 

@@ -63,9 +63,7 @@ def test_a_split_gives_every_piece_that_trains(encoder, limit):
 
 
 def test_what_has_no_turns_that_fit_is_dropped(encoder):
-    whole, _, reasons = texts(
-        encoder, talk("q", "a" * 500), max_tokens=20, overlong="truncate-turns"
-    )
+    whole, _, reasons = texts(encoder, talk("q", "a" * 500), max_tokens=20, overlong="truncate-turns")
     assert not whole
     assert reasons == [reasons[0]]
     assert "no whole trained turns fit" in reasons[0]
@@ -78,9 +76,7 @@ def test_error_names_the_conversation(encoder):
 
 
 @given(
-    turns=st.lists(
-        st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.integers(1, 9)), min_size=1
-    ),
+    turns=st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.integers(1, 9)), min_size=1),
     system=st.integers(0, 5),
     limit=st.integers(1, 40),
 )

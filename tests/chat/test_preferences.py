@@ -39,12 +39,7 @@ def assistant(text, **more):
 
 
 def pair(prompt, chosen, rejected, **fields):
-    return PreferencePair(
-        *(
-            Conversation(prompt + end, completion=len(prompt), **fields)
-            for end in (chosen, rejected)
-        )
-    )
+    return PreferencePair(*(Conversation(prompt + end, completion=len(prompt), **fields) for end in (chosen, rejected)))
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +69,7 @@ def documents(made):
 @pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
 @MANY
 @given(turns=messages(GENTLE), chosen=GENTLE, rejected=GENTLE)
-def test_each_side_is_what_apply_chat_template_gives(
-    encoders, theirs, name, template, turns, chosen, rejected
-):
+def test_each_side_is_what_apply_chat_template_gives(encoders, theirs, name, template, turns, chosen, rejected):
     prompt = [*turns, user("p")]
     sides = [[*prompt, assistant(chosen)], [*prompt, assistant(rejected)]]
     made = encode_preference_pairs(
@@ -84,18 +77,14 @@ def test_each_side_is_what_apply_chat_template_gives(
         encoders[name, template], ANSWER, IDS,
     )  # fmt: skip
     expected = [
-        theirs[name].apply_chat_template(side, chat_template=TEMPLATES[template], return_dict=True)[
-            "input_ids"
-        ]
+        theirs[name].apply_chat_template(side, chat_template=TEMPLATES[template], return_dict=True)["input_ids"]
         for side in sides
     ]
     if expected[0] == expected[1]:
         assert made.faults
         return
     event("left out" if made.faults else "kept")
-    if (
-        made.faults
-    ):  # a token reaches over the edge of a turn, private-use characters: told in test_turns
+    if made.faults:  # a token reaches over the edge of a turn, private-use characters: told in test_turns
         assert not made.tokens.size
         return
     found = documents(made)
@@ -200,9 +189,7 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
     assert made.numbers.tolist() == [1, 1, *([2, 2] if kept else [])]
     assert max(made.lengths) <= 60
     with pytest.raises(OverlongError, match="on its rejected side has .* tokens") as caught:
-        encode_preference_pairs(
-            pairs[1:], encoders["bytes", "chatml"], ChatRules("completion", 60, "error"), IDS
-        )
+        encode_preference_pairs(pairs[1:], encoders["bytes", "chatml"], ChatRules("completion", 60, "error"), IDS)
     assert caught.value.number == 1
 
 
@@ -224,9 +211,7 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
         ("same", "same"),
     ]
     made = encode_text_pairs([PreferencePair(*one) for one in texts], tokenizer, ChatRules(), IDS)
-    assert [(left.number, left.reason[:35]) for left in made.faults] == [
-        (2, "its chosen and rejected answers are")
-    ]
+    assert [(left.number, left.reason[:35]) for left in made.faults] == [(2, "its chosen and rejected answers are")]
     found = documents(made)
     ends = [tokenizer.decode(np.array(prompt + answer)) for _, _, prompt, answer in found]
     words = tokenizer.decode(np.array([tokenizer.end_id]))
@@ -234,9 +219,7 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
         text for one in texts[:2] for text in one
     ]
     assert [one[2] for one in found[::2]] == [one[2] for one in found[1::2]]
-    prompts = [
-        tokenizer.decode(np.array(one[2])).removeprefix("<|begin_of_text|>") for one in found[::2]
-    ]
+    prompts = [tokenizer.decode(np.array(one[2])).removeprefix("<|begin_of_text|>") for one in found[::2]]
     assert prompts == ["\n\nHuman: hi\n\nAssistant:", "The fo" if name == "bytes" else "The"]
 
 

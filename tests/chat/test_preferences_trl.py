@@ -26,8 +26,7 @@ def assistant(text):
 
 PROMPTS = ["hi", "2 + 2?", " spaces ", "ça va, 日本語 😀"]
 PAIRS = [
-    {"prompt": [user(p)], "chosen": [assistant(f"good {p}")], "rejected": [assistant(f"bad {p}")]}
-    for p in PROMPTS
+    {"prompt": [user(p)], "chosen": [assistant(f"good {p}")], "rejected": [assistant(f"bad {p}")]} for p in PROMPTS
 ]
 IMPLICIT = [
     {side: [*row["prompt"], assistant("a"), user("b"), *row[side]] for side in ("chosen", "rejected")}
@@ -81,9 +80,7 @@ def arguments(kind, tmp_path, **more):
 def stored(rows, folder, tmp_path):
     jsonl(tmp_path / "in.jsonl", rows)
     settings = {"tokenizer": str(folder), "val_fraction": 0}
-    return batchloom.open_store(
-        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "store", **settings).path
-    )
+    return batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "store", **settings).path)
 
 
 @pytest.mark.parametrize("rows", [PAIRS, IMPLICIT, TEXTS], ids=["pairs", "implicit", "texts"])
@@ -119,9 +116,7 @@ def test_the_dpo_trainer_takes_pairs_as_they_are(folder, tmp_path):
         ref_model=model(tokenizer),
         args=arguments(trl.DPOConfig, tmp_path),
         processing_class=tokenizer,
-        train_dataset=datasets.IterableDataset.from_generator(
-            PreferencePairs, gen_kwargs={"store": store}
-        ),
+        train_dataset=datasets.IterableDataset.from_generator(PreferencePairs, gen_kwargs={"store": store}),
     )
     assert trainer.train().training_loss > 0
 
@@ -156,7 +151,5 @@ def test_collators_take_them(folder, tmp_path):
     answers = sum(len(one[side]) for one in pairs for side in ("chosen_ids", "rejected_ids"))
     assert int(batch["completion_mask"].sum()) == answers == store.contents.trained_tokens
     collate = DataCollatorForUnpairedPreference(pad_token_id=store.end_id)
-    (batch,) = torch.utils.data.DataLoader(
-        LabelledAnswers(store), batch_size=8, collate_fn=collate, num_workers=1
-    )
+    (batch,) = torch.utils.data.DataLoader(LabelledAnswers(store), batch_size=8, collate_fn=collate, num_workers=1)
     assert batch["label"].tolist() == [True, False] * 4

@@ -58,9 +58,7 @@ def test_ids_are_those_of_the_own_template(pair, conversation):
             theirs.apply_chat_template(conversation.messages)
         return
     if made.faults and "leaves out tool calls" in made.faults[0].reason:
-        assert CALL["function"]["name"] not in theirs.apply_chat_template(
-            conversation.messages, tokenize=False
-        )
+        assert CALL["function"]["name"] not in theirs.apply_chat_template(conversation.messages, tokenize=False)
         return
     assert not made.faults
     assert made.ids.tolist() == theirs.apply_chat_template(conversation.messages)["input_ids"]
@@ -102,9 +100,7 @@ def test_chatml_writes_the_tools_that_qwen_writes(pair):
         {"role": "user", "content": "thanks"},
     ]
     messages[2] = messages[2] | {"content": ""}
-    made = encode_conversations(
-        [Conversation(messages, [tool])], chatml, ChatRules(train_on="all", prove=True)
-    )
+    made = encode_conversations([Conversation(messages, [tool])], chatml, ChatRules(train_on="all", prove=True))
     assert not made.faults
     expected = theirs.apply_chat_template(messages, tools=[tool])["input_ids"]
     assert made.ids.tolist() == expected

@@ -189,9 +189,7 @@ def test_turns_that_are_no_messages_are_refused_beside_an_ignored_key():
     for turns in ([user("q", lang="en"), None, assistant("a")], [user("q", lang="en"), "x"]):
         for value in (turns, json.dumps(turns)):
             with pytest.raises(UnusableRecordError, match=r"messages\[1\] holds"):
-                make_record_reader(detect_schema([{"messages": TALK}], ignore=["lang"]))(
-                    {"messages": value}
-                )
+                make_record_reader(detect_schema([{"messages": TALK}], ignore=["lang"]))({"messages": value})
 
 
 def test_history_is_read_into_pairs():
@@ -297,12 +295,8 @@ def test_a_rejected_response_makes_a_pair():
     rejected = [*talk[:-1], assistant("bad")]
     assert read({"messages": talk, "rejected_messages": rejected}) == expected
     schema = detect_schema([{"messages": talk, "rejected_response": "bad"}])
-    assert (
-        schema.description == "messages/rejected_response -> preference pairs, the prompt in both"
-    )
-    single = PreferencePair(
-        Conversation(TALK, completion=1), Conversation([user("q"), assistant("bad")], completion=1)
-    )
+    assert schema.description == "messages/rejected_response -> preference pairs, the prompt in both"
+    single = PreferencePair(Conversation(TALK, completion=1), Conversation([user("q"), assistant("bad")], completion=1))
     for prompt, response in (("prompt", "response"), ("instruction", "output")):
         assert read({prompt: "q", response: "a", "rejected_response": "bad"}) == single
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -349,9 +343,7 @@ def test_segments_of_axolotl_are_named():
 
 
 NAMES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=8)
-NAMES = NAMES.filter(
-    lambda name: not any(name in table.unsupported for table in COLUMN_TABLES.values())
-)
+NAMES = NAMES.filter(lambda name: not any(name in table.unsupported for table in COLUMN_TABLES.values()))
 KNOWN = st.sampled_from(["id", "url", "lang", "text", "system", "tools", "images"])
 
 
@@ -375,15 +367,12 @@ def prepare(path, **options):
 
 def test_unused_columns_are_announced_once(tmp_path):
     rows = [
-        {"id": n, "messages": [user(f"q{n}", mood="x"), assistant("a")], "lang": "en", "score": 1}
-        for n in range(20)
+        {"id": n, "messages": [user(f"q{n}", mood="x"), assistant("a")], "lang": "en", "score": 1} for n in range(20)
     ]
     for name in ("one", "three"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
     notes = prepare(tmp_path / "one.jsonl").notes
-    assert [note for note in notes if "nused" in note] == [
-        "Unused columns: lang, score, messages[].mood"
-    ]
+    assert [note for note in notes if "nused" in note] == ["Unused columns: lang, score, messages[].mood"]
     for number, ignore in enumerate(("lang,score,mood", "lang,score,messages[].mood")):
         path = tmp_path / f"ignored{number}.jsonl"
         write_rows(path, rows)
@@ -396,9 +385,7 @@ def test_unused_columns_are_announced_once(tmp_path):
     assert "--ignore score" in found.commands[0]
     # A key that the template reads is used.
     template = tmp_path / "moods.jinja"
-    template.write_text(
-        "{% for m in messages %}{{ m.role }} {{ m.mood }}: {{ m.content }}\n{% endfor %}"
-    )
+    template.write_text("{% for m in messages %}{{ m.role }} {{ m.mood }}: {{ m.content }}\n{% endfor %}")
     notes = prepare(tmp_path / "three.jsonl", template=str(template)).notes
     assert "Unused columns: lang, score" in notes
 
@@ -414,9 +401,7 @@ def test_an_ignored_key_is_part_of_the_recipe(tmp_path):
     assert f"{tmp_path / 'again'} is the same as {made.path}, to the byte." in again.notes
     manifest = tmp_path / "sets.yaml"
     manifest.write_text("datasets:\n- path: in.jsonl\n  ignore: [loss_scale]\n")
-    assert (
-        batchloom.prepare(manifest, out=tmp_path / "sets", tokenizer="bytes").counts.documents == 20
-    )
+    assert batchloom.prepare(manifest, out=tmp_path / "sets", tokenizer="bytes").counts.documents == 20
 
 
 def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
@@ -425,13 +410,9 @@ def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
     factory = [{"instruction": f"q{n}", "output": "o", "kto_tag": n % 2 == 0} for n in range(20)]
     write_rows(tmp_path / "swift.jsonl", swift)
     write_rows(tmp_path / "factory.jsonl", factory)
-    pairs = batchloom.store.PreferencePairs(
-        batchloom.open_store(prepare(tmp_path / "swift.jsonl").path)
-    )
+    pairs = batchloom.store.PreferencePairs(batchloom.open_store(prepare(tmp_path / "swift.jsonl").path))
     assert bytes(pairs[0]["rejected_ids"][:3]) == b"bad"
-    labels = batchloom.store.LabelledAnswers(
-        batchloom.open_store(prepare(tmp_path / "factory.jsonl").path)
-    )
+    labels = batchloom.store.LabelledAnswers(batchloom.open_store(prepare(tmp_path / "factory.jsonl").path))
     assert sorted({bool(good) for good in labels.good}) == [False, True]
 
 
@@ -446,13 +427,8 @@ def test_the_page_lists_every_unsupported_key():
 
 def test_used_names_are_those_of_the_forms():
     names = {
-        name
-        for rule in FORM_RULES
-        for some in (*rule.required.values(), *rule.optional.values())
-        for name in some
+        name for rule in FORM_RULES for some in (*rule.required.values(), *rule.optional.values()) for name in some
     }
-    assert names == frozenset().union(
-        *(table.used for kind, table in COLUMN_TABLES.items() if kind != "interleaved")
-    )
+    assert names == frozenset().union(*(table.used for kind, table in COLUMN_TABLES.items() if kind != "interleaved"))
     for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS):
         assert not table.metadata & table.unsupported.keys()

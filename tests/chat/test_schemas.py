@@ -143,15 +143,11 @@ def test_names_of_a_role_have_an_order():
         assert found.messages[1]["content"] == expected
         answers.popitem()
     assert read({"instruction": "i", "completion": "c"})[1].messages == [user("i"), assistant("c")]
-    assert read({"question": "1", "prompt": "2", "instruction": "3", "answer": "a"})[1].messages[
-        0
-    ] == user("3")
+    assert read({"question": "1", "prompt": "2", "instruction": "3", "answer": "a"})[1].messages[0] == user("3")
 
 
 def test_prompt_and_completion_know_where_the_completion_begins():
-    assert read({"prompt": "p", "completion": "c"})[1] == Conversation(
-        [user("p"), assistant("c")], completion=1
-    )
+    assert read({"prompt": "p", "completion": "c"})[1] == Conversation([user("p"), assistant("c")], completion=1)
     _, found = read({"prompt": [system("s"), *TALK[:3]], "completion": [assistant("c"), user("x")]})
     assert (found.messages, found.completion) == (
         [system("s"), *TALK[:3], assistant("c"), user("x")],
@@ -176,9 +172,7 @@ def test_flags_of_messages_are_kept_apart_from_them():
     assert found.trained == [None, None, False, True, False, True, None]
     _, found = read({"messages": messages, "system": "s"})
     assert found.trained == [None, None, False, True, False, True, None]
-    _, found = read(
-        {"prompt": TALK[:1], "completion": [{**assistant("a"), "train": False}], "system": "s"}
-    )
+    _, found = read({"prompt": TALK[:1], "completion": [{**assistant("a"), "train": False}], "system": "s"})
     assert found.trained == [None, None, False]
 
 
@@ -235,9 +229,7 @@ def test_a_pair_has_one_prompt_and_two_answers():
         }
     )
     assert found.chosen == Conversation([system("s"), *good.messages], completion=2)
-    assert read({"chosen": "text one", "rejected": "text two"})[1] == PreferencePair(
-        "text one", "text two"
-    )
+    assert read({"chosen": "text one", "rejected": "text two"})[1] == PreferencePair("text one", "text two")
 
 
 def test_a_label_makes_a_labelled_conversation():
@@ -248,9 +240,7 @@ def test_a_label_makes_a_labelled_conversation():
         assert (schema.kind, found) == ("preference", LabelledConversation(talk, label=good))
         assert schema.description == "prompt/completion -> 2 turns and a preference label"
     assert read({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == talk
-    assert read({"question": "p", "answer": "c", "label": True})[1] == LabelledConversation(
-        talk, label=True
-    )
+    assert read({"question": "p", "answer": "c", "label": True})[1] == LabelledConversation(talk, label=True)
     last = len(TALK) - 1
     expected = LabelledConversation(Conversation(TALK, completion=last), label=False)
     assert read({"messages": TALK, "label": False})[1] == expected
@@ -450,9 +440,7 @@ IDS = {"input_ids": [1, 2]}
 def test_what_would_change_a_record_and_comes_late_is_refused(first, late, role):
     read_one = make_record_reader(detect_schema([first] * 3))
     read_one(first)
-    with pytest.raises(
-        UnusableRecordError, match=f"column '{role}' holds .* first records have nothing.*{role}="
-    ):
+    with pytest.raises(UnusableRecordError, match=f"column '{role}' holds .* first records have nothing.*{role}="):
         read_one(first | late)
     make_record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
     # Seen in the first records it is another task's, or heeded.

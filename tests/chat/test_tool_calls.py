@@ -104,10 +104,7 @@ def encoders(tokenizers):
 def trained_pieces(encoder, made):
     """The trained text of one document, a string for each run of trained tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask, [0]])))
-    return [
-        encoder.tokenizer.decode(made.ids[a:b])
-        for a, b in zip(edges[::2], edges[1::2], strict=True)
-    ]
+    return [encoder.tokenizer.decode(made.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
@@ -125,8 +122,7 @@ def test_calls_are_trained_and_tools_and_results_are_not(encoders, template):
 def test_calls_without_a_list_of_tools(encoders, template):
     encoder = encoders["bytes", template]
     with_tools, without = (
-        encode_conversations([Conversation(TURNS, tools)], encoder, PROVED)
-        for tools in ([TOOL], None)
+        encode_conversations([Conversation(TURNS, tools)], encoder, PROVED) for tools in ([TOOL], None)
     )
     assert trained_pieces(encoder, without) == trained_pieces(encoder, with_tools)
     assert "find" not in encoder.tokenizer.decode(without.ids[: np.flatnonzero(without.mask)[0]])
@@ -184,23 +180,17 @@ def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, 
     made = encode_conversations([Conversation(turns, tools)], encoder, rules)
     assert not made.faults
     text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
-    expected = theirs[name].apply_chat_template(
-        turns, tools=tools, chat_template=text, return_dict=True
-    )
+    expected = theirs[name].apply_chat_template(turns, tools=tools, chat_template=text, return_dict=True)
     assert made.ids.tolist() == expected["input_ids"]
 
 
 def text_without_tools(template, turns):
     """The text of plain turns, which no rule for tools may change."""
     if template == "chatml":
-        return "".join(
-            f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns
-        )
+        return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
     if template == "llama3":
         head = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
-        return "<|begin_of_text|>" + "".join(
-            head.format(turn["role"], turn["content"].strip()) for turn in turns
-        )
+        return "<|begin_of_text|>" + "".join(head.format(turn["role"], turn["content"].strip()) for turn in turns)
     if template == "plain":
         ends = {"assistant": "<|endoftext|>\n"}
         return "".join(
@@ -212,7 +202,9 @@ def text_without_tools(template, turns):
         "assistant": "### Response:\n{}<|endoftext|>\n\n",
         "system": "{}\n\n",
     }
-    start = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    start = (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    )
     text = "".join(forms[turn["role"]].format(turn["content"].strip()) for turn in turns)
     return text if turns[0]["role"] == "system" else start + text
 
@@ -309,9 +301,7 @@ def as_qwen_takes(turns):
 def test_chatml_writes_what_qwen_writes(encoders, theirs, turns, tools):
     turns = as_qwen_takes(turns)
     text = encoders["bytes", "chatml"].renderer.render(Conversation(turns, tools)).text
-    assert text == theirs["bytes"].apply_chat_template(
-        turns, tools=tools, chat_template=QWEN25, tokenize=False
-    )
+    assert text == theirs["bytes"].apply_chat_template(turns, tools=tools, chat_template=QWEN25, tokenize=False)
 
 
 # Writes contents alone; its generation marks are no proof that an answer is whole.

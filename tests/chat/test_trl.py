@@ -66,9 +66,7 @@ def prepared_by_trl(tokenizer, examples, folder):
 HEADER = LLAMA3.replace("\n\n", "\n")
 
 
-@pytest.mark.parametrize(
-    "template", [CHATML, HEADER, THINKING], ids=["chatml", "header", "thinking"]
-)
+@pytest.mark.parametrize("template", [CHATML, HEADER, THINKING], ids=["chatml", "header", "thinking"])
 @pytest.mark.parametrize("name", ["bytes", "nfc"])
 def test_prompt_and_completion(tokenizers, theirs, tmp_path, name, template):
     some = ROWS
@@ -80,9 +78,7 @@ def test_prompt_and_completion(tokenizers, theirs, tmp_path, name, template):
     tokenizer.chat_template = template
     tokenizer.pad_token = tokenizer.eos_token
     expected = prepared_by_trl(tokenizer, rows(some), tmp_path / "out")
-    conversations = [
-        Conversation(row["prompt"] + row["completion"], completion=1) for row in rows(some)
-    ]
+    conversations = [Conversation(row["prompt"] + row["completion"], completion=1) for row in rows(some)]
     plain = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     (tmp_path / "y.jinja").write_text(plain)
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "y.jinja"))

@@ -43,9 +43,7 @@ def encoder_of(tokenizers, tmp_path_factory):
         if key not in made:
             file = folder / f"{len(made)}.jinja"
             file.write_text(template)
-            made[key] = ChatEncoder(
-                tokenizers[tokenizer], str(file) if "{" in template else template
-            )
+            made[key] = ChatEncoder(tokenizers[tokenizer], str(file) if "{" in template else template)
         return made[key]
 
     return encoder
@@ -57,10 +55,7 @@ def trained(encoder, conversation, rules=PROVED):
     if made.faults or made.dropped:
         return (made.faults + made.dropped)[0].reason
     edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask, [0]])))
-    return [
-        encoder.tokenizer.decode(made.ids[a:b])
-        for a, b in zip(edges[::2], edges[1::2], strict=True)
-    ]
+    return [encoder.tokenizer.decode(made.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 THREE = talk("a", "b", "c", "d", "e", "f", system="s")
@@ -116,9 +111,7 @@ def test_without_an_assistant_nothing_is_trained(encoder_of):
     assert not made.faults
 
 
-@pytest.mark.parametrize(
-    "template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"]
-)
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, MARKED_THINKING], ids=["chatml", "llama3", "thinking"])
 @pytest.mark.parametrize("tokenizer", ["bytes", "metaspace"])
 @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
@@ -173,9 +166,7 @@ def test_most_hostile_contents_are_not_faults(encoder_of):
 
 
 def test_a_control_token_where_no_mark_can_be_is_a_fault(encoder_of):
-    conversation = Conversation(
-        [{"role": "user<|im_end|>", "content": "x"}, {"role": "assistant", "content": "y"}]
-    )
+    conversation = Conversation([{"role": "user<|im_end|>", "content": "x"}, {"role": "assistant", "content": "y"}])
     assert "in a role, a name or a key" in trained(encoder_of("chatml"), conversation)
 
 
@@ -237,9 +228,7 @@ def test_what_a_template_does_to_contents_is_counted(encoder_of):
 
 def test_typed_parts(encoder_of):
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    conversation = Conversation(
-        [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
-    )
+    conversation = Conversation([{"role": "user", "content": parts}, {"role": "assistant", "content": parts}])
     assert trained(encoder_of("chatml"), conversation) == ["one two<|im_end|>"]
 
 
@@ -265,9 +254,7 @@ def test_a_lone_surrogate_is_a_fault_of_its_conversation(encoder_of):
 
 
 def test_private_characters_are_said_like_any_other(encoder_of):
-    assert trained(encoder_of("chatml"), talk("\U000f0000", "\U000f0001x")) == [
-        "\U000f0001x<|im_end|>"
-    ]
+    assert trained(encoder_of("chatml"), talk("\U000f0000", "\U000f0001x")) == ["\U000f0001x<|im_end|>"]
 
 
 @pytest.mark.parametrize(("said", "found"), [("a1", True), ("<|im_end|>", False)])
@@ -290,9 +277,7 @@ def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
 
 
 def test_rules_tell_all_problems():
-    with pytest.raises(
-        SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"
-    ):
+    with pytest.raises(SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"):
         ChatRules(train_on="asistant", overlong="cut", max_tokens=0)
 
 

@@ -34,9 +34,7 @@ def prepared(here, capsys):
     (here / "in" / "b.jsonl").write_text("\n".join(chats) + "\n")
     words = ["--tokenizer", "bytes", "--max-bad", "5", "--val-fraction", "0.2"]
     words += ["--max-tokens", "500", "--overlong", "split"]
-    assert run_command_line(["prepare", "in", "--out", "store", *words]) == 0, (
-        capsys.readouterr().err
-    )
+    assert run_command_line(["prepare", "in", "--out", "store", *words]) == 0, capsys.readouterr().err
     capsys.readouterr()
     return "store"
 
@@ -55,9 +53,7 @@ def test_explain_names_line_file_and_text(prepared, capsys):
         document = store[span["document"]]
         assert span["origin"]["line"] == document.provenance.line
         assert span["origin"]["source"] == document.provenance.source
-        assert (
-            span["text"] == store.tokenizer.decode(document.ids[span["start"] : span["stop"]])[:12]
-        )
+        assert span["text"] == store.tokenizer.decode(document.ids[span["start"] : span["stop"]])[:12]
     assert [one["row"] for one in told["sequences"]] == [0, 1, 2, 3]
     words = ["--rank", "1", "--world-size", "2", "--row", "1"]
     (one,) = asked(capsys, "explain", prepared, *SIZES, "--step", "2", *words)["sequences"]
@@ -83,11 +79,7 @@ def test_when_of_a_record_is_of_all_its_documents(prepared, capsys):
 
 def test_records_that_became_no_document_say_why(prepared, capsys):
     store = open_store(prepared)
-    inside = {
-        store.provenance.of(n).record
-        for n in range(len(store))
-        if "a.jsonl" in store.provenance.of(n).source
-    }
+    inside = {store.provenance.of(n).record for n in range(len(store)) if "a.jsonl" in store.provenance.of(n).source}
     elsewhere = next(n for n in range(40) if n not in inside)
     for record, told in (
         (40, "a duplicate, dropped by a step of cleaning"),
@@ -103,9 +95,7 @@ def test_records_that_became_no_document_say_why(prepared, capsys):
 def test_a_document_that_never_comes_is_told_with_the_reason(here, capsys):
     write_store(here / "s", [[65] * 20] * 30 + [[], [66] * 70])
     write_store(here / "t", [[65] * 64] * 30)
-    (here / "mix.yaml").write_text(
-        "weights: {s: 1}\nstores: {s: s, t: t}\nstages: [{step: 6, weights: {t: 1}}]\n"
-    )
+    (here / "mix.yaml").write_text("weights: {s: 1}\nstores: {s: s, t: t}\nstages: [{step: 6, weights: {t: 1}}]\n")
     mixture = ["--mixture", "mix.yaml", "--source", "t", "--document", "1"]
     for words, reason in (
         (["s", "--document", "30"], "it is empty"),
@@ -140,9 +130,7 @@ def test_an_input_that_is_named_by_the_path_it_was_prepared_from_is_recognised(p
 
 def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
     (here / "a.jsonl").write_text('{"text": "word after word"}\n' * 50)
-    stream = batchloom.stream(
-        "a.jsonl", tokenizer="bytes", seq_len=16, global_batch_size=2, steps=4, workers=0
-    )
+    stream = batchloom.stream("a.jsonl", tokenizer="bytes", seq_len=16, global_batch_size=2, steps=4, workers=0)
     loader = Loader(stream, output="numpy", rank=0, world_size=1)
     (here / "state.json").write_text(json.dumps(loader.state_dict()))
     write_store(here / "s", [[65] * 20] * 30)
@@ -230,9 +218,7 @@ def test_a_mixture_with_edits_answers_by_its_state(here, capsys):
     for name, size in (("web", 40), ("code", 25)):
         write_store(here / name, [[65 + n % 50] * (5 + n % 40) for n in range(size)])
     mixture = read_mixture("web=0.7,code=0.3")
-    loader = Loader(
-        mixture, seq_len=64, global_batch_size=4, steps=60, output="numpy", rank=0, world_size=2
-    )
+    loader = Loader(mixture, seq_len=64, global_batch_size=4, steps=60, output="numpy", rank=0, world_size=2)
     loader.edit(Edit(step=10, weights={"web": 1, "code": 2}, note="more code"))
     loader.edit(Edit(step=20, seq_len=32, ban={"web": [1]}))
     (here / "state.json").write_text(json.dumps(loader.state_dict()))
@@ -249,12 +235,7 @@ def test_a_mixture_with_edits_answers_by_its_state(here, capsys):
     assert {one["banned"] for one in asked(capsys, *shown)["showings"]} == {False, True}
     assert run_command_line(["explain", "web", "--checkpoint", "state.json", "--step", "1"]) == 1
     assert "one store is given. Give --mixture" in capsys.readouterr().err
-    assert (
-        run_command_line(
-            ["explain", "--mixture", "web=1", "--checkpoint", "state.json", "--step", "1"]
-        )
-        == 1
-    )
+    assert run_command_line(["explain", "--mixture", "web=1", "--checkpoint", "state.json", "--step", "1"]) == 1
     assert "no store is given for code" in capsys.readouterr().err
 
 
@@ -268,9 +249,7 @@ def test_removed_and_masked_tokens_are_marked(here, capsys):
     (here / "list").write_text("train:1\n")
     assert run_command_line(["remove", "s", "--documents-file", "list"]) == 0
     capsys.readouterr()
-    told = asked(
-        capsys, "explain", "s", "--seq-len", "40", "--global-batch-size", "1", "--step", "0"
-    )
+    told = asked(capsys, "explain", "s", "--seq-len", "40", "--global-batch-size", "1", "--step", "0")
     spans = {span["document"]: span for span in told["sequences"][0]["spans"]}
     assert (spans[0]["trained"], spans[0]["removed"]) == (10, False)
     assert (spans[1]["trained"], spans[1]["removed"], spans[1]["text"]) == (0, True, None)

@@ -15,9 +15,7 @@ TEXT = [[*b"it was the best of times", 256]] * 20
 @pytest.fixture
 def store(tmp_path):
     write_store(tmp_path / "s", TEXT)
-    append_documents(
-        tmp_path / "s", [[*b"it was the worst of times", 256]] * 5, source="more/b.jsonl"
-    )
+    append_documents(tmp_path / "s", [[*b"it was the worst of times", 256]] * 5, source="more/b.jsonl")
     return str(tmp_path / "s")
 
 
@@ -71,12 +69,7 @@ def test_other_commands_take_a_generation(store, tmp_path, capsys):
         assert run_command_line(["check", store, "--generation", number]) == 0
         assert f"--generation {number} reads the {documents} documents" in capsys.readouterr().out
         out = str(tmp_path / number)
-        assert (
-            run_command_line(
-                ["export", store, "--to", "flat", "--out", out, "--generation", number]
-            )
-            == 0
-        )
+        assert run_command_line(["export", store, "--to", "flat", "--out", out, "--generation", number]) == 0
         capsys.readouterr()
     assert run_command_line(["inspect", store]) == 0
     assert "20 documents of these removed" in capsys.readouterr().out
@@ -87,19 +80,10 @@ def test_other_commands_take_a_generation(store, tmp_path, capsys):
 def test_remove_says_where_the_text_of_a_duplicate_stands(tmp_path, capsys):
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text('{"text": "told twice"}\n')
-    batchloom.prepare(
-        [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], out=tmp_path / "s", tokenizer="bytes"
-    )
+    batchloom.prepare([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], out=tmp_path / "s", tokenizer="bytes")
     (tmp_path / "list").write_text("b.jsonl 0\nb.jsonl 9\n")
-    assert (
-        run_command_line(
-            ["remove", str(tmp_path / "s"), "--documents-file", str(tmp_path / "list")]
-        )
-        == 0
-    )
+    assert run_command_line(["remove", str(tmp_path / "s"), "--documents-file", str(tmp_path / "list")]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert (
-        "not in the store: b.jsonl 9 read, but without a document in the store: b.jsonl 0." in told
-    )
+    assert "not in the store: b.jsonl 9 read, but without a document in the store: b.jsonl 0." in told
     assert "the hash of the text (32 hex digits of XXH3-128)" in told
     assert "Nothing to remove; the store stays as it is." in told

@@ -78,9 +78,7 @@ def test_an_option_with_one_value_is_given_once(words, option, capsys):
     assert f"for {option}: it is given 2 times" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", [one.name or one.callback.__name__ for one in commands.app.registered_commands]
-)
+@pytest.mark.parametrize("command", [one.name or one.callback.__name__ for one in commands.app.registered_commands])
 def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert run_command_line([command, "--help"]) == 0
@@ -109,10 +107,7 @@ def test_old_names_do_the_job(tmp_path, capsys):
         "--tokenization",
         "bytes",
     ]
-    assert (
-        run_command_line([*words, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"])
-        == 0
-    )
+    assert run_command_line([*words, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"]) == 0
     assert (out / "dataset_metadata.json").exists()
     capsys.readouterr()
 
@@ -265,9 +260,7 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
         "sys.argv = ['batchloom', 'prepare', 'a', '--out', 'b']\n"
     )
     code += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 130
     assert done.stderr.startswith("batchloom: Stopped.")
     assert done.stderr.count("\n") == 1
@@ -304,9 +297,7 @@ def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize(
-    ("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")]
-)
+@pytest.mark.parametrize(("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")])
 def test_the_remedy_for_little_memory_fits_the_command(command, remedy, monkeypatch, capsys):
     def exhausted(arguments):
         raise MemoryError
@@ -322,12 +313,7 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
     """Neither markup nor emoji codes in a path are taken for what they spell."""
     (tmp_path / "a.txt").write_text(":smile: [bold]")
     out = tmp_path / "[bold]:smile:[" / "]"
-    assert (
-        run_command_line(
-            ["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]
-        )
-        == 0
-    )
+    assert run_command_line(["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]) == 0
     assert str(out) in capsys.readouterr().out
     assert run_command_line(["check", str(out)]) == 0
     assert f"{out}: sound" in capsys.readouterr().out
@@ -378,9 +364,7 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith(
-        "batchloom: The system refused [ENOSPC]: the disk"
-    )
+    assert done.stderr.splitlines()[0].startswith("batchloom: The system refused [ENOSPC]: the disk")
     assert "Traceback" not in done.stderr
 
 
@@ -441,9 +425,7 @@ def test_nothing_in_a_name_or_a_template_reaches_the_terminal_as_a_command(tmp_p
         == 1
     )
     for name in ("cut.csv", "gone.jsonl"):
-        assert (
-            run_command_line(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
-        )
+        assert run_command_line(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
     assert run_command_line(["doctor", inputs, "--map", "\x1b[31m=x"]) == 2
     told = "".join(capsys.readouterr())
     assert r"\x1b[31mevil\u202e" in told

@@ -55,9 +55,7 @@ def test_every_command_says_the_same(command, folder, capsys):
         ("nothing", "."),
         (f"{folder}/stores/wbe", "; did you mean 'web'?"),
     ):
-        assert (
-            run_command_line([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
-        )
+        assert run_command_line([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
         told = " ".join(capsys.readouterr().err.split())
         assert f"There is no file or folder {path}: name " in told, command
         assert told.endswith(meant), command

@@ -86,10 +86,7 @@ def test_steps_of_cleaning_may_be_given_several_times(folder):
 
 def test_a_store_is_made_again_and_says_so(folder, capsys):
     assert (
-        run_command_line(
-            ["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]
-        )
-        == 0
+        run_command_line(["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]) == 0
     )
     assert run_command_line(["prepare", "--recipe", "one", "--out", "two"]) == 0
     assert "two is the same as one, to the byte." in capsys.readouterr().err
@@ -131,10 +128,7 @@ def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys
     (folder / "r.yaml").write_text(
         'clean:\n- decontaminate: {sets: {"a\\nb\\e[31m": set.jsonl}}\ninputs: [texts.jsonl]\n'
     )
-    assert (
-        run_command_line(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"])
-        == 0
-    )
+    assert run_command_line(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"]) == 0
     assert "shares words with a\\nb\\x1b[31m  " in capsys.readouterr().out
 
 
@@ -150,9 +144,7 @@ WRONG_RECIPES = {
 
 
 @pytest.mark.parametrize("told", WRONG_RECIPES)
-def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(
-    told, tmp_path, monkeypatch, capsys
-):
+def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
     job = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]

@@ -115,9 +115,7 @@ def test_layouts_of_headerless_folders(tmp_path, layout):
 
 def test_stores(tmp_path):
     documents = [[n % 250] * 40 + [256] for n in range(60)]
-    store = write_store(
-        tmp_path / "s", {"train": documents[:50], "val": documents[50:]}, documents_per_shard=7
-    )
+    store = write_store(tmp_path / "s", {"train": documents[:50], "val": documents[50:]}, documents_per_shard=7)
     assert len(store.shards) == 8
     line = np.concatenate(documents[:50])
     for place in (tmp_path / "s", tmp_path / "s" / "train"):

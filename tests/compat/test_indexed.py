@@ -36,9 +36,7 @@ def test_sequences_are_megatrons(tmp_path, dtype, modes):
         if number < 7:
             expected = theirs.get(number, offset, length)
             assert ours.get(number, offset, length).tolist() == expected.tolist()
-    assert [ids.tolist() for ids in pickle.loads(pickle.dumps(ours))] == [
-        ids.tolist() for ids in ours
-    ]
+    assert [ids.tolist() for ids in pickle.loads(pickle.dumps(ours))] == [ids.tolist() for ids in ours]
 
 
 def test_stores_open_as_well(tmp_path):

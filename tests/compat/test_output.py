@@ -15,9 +15,7 @@ DOORS = {
     "sft": lambda output: SFTDataset("in.jsonl", "bytes", output=output),
     "hub": lambda output: create_huggingface_dataset("in.jsonl", output=output),
     "one a row": lambda output: PretrainingDataset("s", "bytes", 8, output=output),
-    "gpt": lambda output: GPTDataLoader(
-        {"block_size": 2, "batch_size": 1, "output": output}, "bytes", "s"
-    ),
+    "gpt": lambda output: GPTDataLoader({"block_size": 2, "batch_size": 1, "output": output}, "bytes", "s"),
 }
 
 

@@ -19,10 +19,7 @@ from preparation.stores import jsonl
 from sources.hub_server import hub_serving
 from sources.test_saved import save
 
-ASKED = [
-    {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
-    for n in range(60)
-]
+ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 CHAT = [
     {"messages": [
         {"role": "system", "content": "Be brief."},
@@ -44,9 +41,7 @@ def prepared_rows(folder, rows, seq_len, **settings):
     """The unpadded rows that a loader over the prepared store gives with one document a row."""
     jsonl(folder / "in.jsonl", rows)
     settings = {"val_fraction": 0, **settings}
-    store = batchloom.open_store(
-        batchloom.prepare(folder / "in.jsonl", out=folder / "store", **settings).path
-    )
+    store = batchloom.open_store(batchloom.prepare(folder / "in.jsonl", out=folder / "store", **settings).path)
     loader = batchloom.Loader(
         *[store], seq_len=seq_len, global_batch_size=1, packing="none", overlong="truncate",
         shuffle=False, output="numpy", rank=0, world_size=1,
@@ -78,9 +73,7 @@ def test_rows_are_those_of_the_prepared_store(tmp_path, folders, rows, template,
     spec = str(folders.get(tokenizer, tokenizer))
     expected = prepared_rows(tmp_path, rows, 100, tokenizer=spec, template=template)
     dataset = SFTDataset(tmp_path / "in.jsonl", spec, 100, formatter=template)
-    assert [
-        {k: v for k, v in row.items() if k != "loss_mask"} for row in plain(dataset)
-    ] == expected
+    assert [{k: v for k, v in row.items() if k != "loss_mask"} for row in plain(dataset)] == expected
     for row in plain(dataset):
         assert row["loss_mask"] == [int(label != -100) for label in row["labels"]]
         assert any(row["loss_mask"])
@@ -119,9 +112,7 @@ def test_encodings_of_tiktoken_are_told_by_their_names(tmp_path):
 
     jsonl(tmp_path / "in.jsonl", ASKED[:5])
     ranks = {bytes([n]): n for n in range(256)}
-    other = tiktoken.Encoding(
-        "gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256}
-    )
+    other = tiktoken.Encoding("gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
     with pytest.raises(TokenizerError, match="has 257 ids, and gpt2 has 50,257: it is another one"):
         SFTDataset(tmp_path / "in.jsonl", other, 100)
     whole = {bytes([n // 250, n % 250, 7]): n for n in range(256, 50256)}
@@ -244,9 +235,7 @@ def test_splits_of_the_hub(tmp_path):
     repos = {"org/sums": {"README.md": HUB_CARD, **files}, "karpathy/tiny_shakespeare": shakespeare}
     with hub_serving(repos) as hub:
         known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known
-        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known)
     expected = [f"{count} {name}" for _, _, name, count in HUB_SPLITS]
     assert done.stdout.splitlines() == expected, done.stderr
 

@@ -36,7 +36,7 @@ def test_it_stops_at_a_step_and_goes_on(tmp_path):
     assert beats > 2
     assert not report.finished
     assert report.step >= 1
-    assert read_checkpoint_step(RunFolder(tmp_path / "run").newest()) == report.step
+    assert read_checkpoint_step(RunFolder(tmp_path / "run").find_newest_checkpoint()) == report.step
     last = WorkerClient(config(tmp_path, num_steps=report.step + 2), lines.append)
 
     async def finish():
@@ -79,4 +79,4 @@ def test_a_wait_that_is_cancelled_leaves_a_checkpoint(tmp_path):
             await training
 
     asyncio.run(cancelled())
-    assert RunFolder(tmp_path / "run").newest() is not None
+    assert RunFolder(tmp_path / "run").find_newest_checkpoint() is not None

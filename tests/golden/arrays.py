@@ -39,8 +39,7 @@ def describe_batches(batches: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             whole.update(f"{name} {kind}".encode() + data)
         steps.append(whole.hexdigest()[:_STEP_DIGITS])
     described = {
-        name: f"{' or '.join(sorted(kinds[name]))} {value.hexdigest()[:_DIGITS]}"
-        for name, value in keys.items()
+        name: f"{' or '.join(sorted(kinds[name]))} {value.hexdigest()[:_DIGITS]}" for name, value in keys.items()
     }
     tens = range(0, len(steps), _TOGETHER)
     return {

@@ -45,9 +45,7 @@ class Dice:
 
 def sentence(dice: Dice, words: int) -> str:
     """Return a sentence of so many words; one word in forty is not ASCII."""
-    chosen = [
-        dice.choose(_OTHER_WORDS if dice.below(40) == 0 else _WORDS) for _ in range(max(words, 1))
-    ]
+    chosen = [dice.choose(_OTHER_WORDS if dice.below(40) == 0 else _WORDS) for _ in range(max(words, 1))]
     return f"{chosen[0].capitalize()} {' '.join(chosen[1:])}".strip() + "."
 
 
@@ -122,9 +120,7 @@ def _write_corpus(folder: Path) -> None:
         _write(folder / name, body)
     dice = Dice(2)
     for number in range(6):
-        lines = [
-            f"def step_{number}_{line}(x):\n    return x + {dice.below(99)}\n" for line in range(4)
-        ]
+        lines = [f"def step_{number}_{line}(x):\n    return x + {dice.below(99)}\n" for line in range(4)]
         _write(folder / f"code/module{number}.py", "\n".join(lines))
     _write(folder / "line_ends.txt", "One line\r\nand another\rand a third\n")
     _write(folder / "byte_order.txt", b"\xef\xbb\xbfBehind a byte-order mark.")
@@ -303,10 +299,7 @@ def _write_verses(folder: Path) -> None:
     dice = Dice(16)
     refrain = sentence(dice, 6)
     for number in range(6):
-        stanzas = [
-            "\n".join([sentence(dice, 5), sentence(dice, 7), refrain])
-            for _ in range(3 + number % 3)
-        ]
+        stanzas = ["\n".join([sentence(dice, 5), sentence(dice, 7), refrain]) for _ in range(3 + number % 3)]
         _write(folder / f"{number}.txt", "\n\n".join(stanzas) + "\n***\n" + paragraph(dice, 2))
 
 

@@ -23,10 +23,7 @@ _MACHINE, _SENTENCE = "<machine>", "<sentence>"
 def normalize(value: Any, root: str) -> Any:
     """Return a JSON value without machine facts, sentences and the root folder."""
     if isinstance(value, dict):
-        return {
-            name.replace(root, "<root>"): _normalize_field(name, inner, root)
-            for name, inner in value.items()
-        }
+        return {name.replace(root, "<root>"): _normalize_field(name, inner, root) for name, inner in value.items()}
     if isinstance(value, list):
         return [normalize(inner, root) for inner in value]
     if isinstance(value, float):

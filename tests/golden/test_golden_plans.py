@@ -105,9 +105,7 @@ def test_a_plan_of_one_store(workspace: Workspace, name: str) -> None:
 @pytest.mark.parametrize("recipe", ["chat", "instructions", "token-rows", "manifest"])
 def test_the_defaults_of_a_store(workspace: Workspace, recipe: str) -> None:
     """A loader leaves long conversations out and cuts long texts by default."""
-    loader = batchloom.Loader(
-        workspace.open(recipe), rank=0, world_size=1, output="numpy", **_SIZES
-    )
+    loader = batchloom.Loader(workspace.open(recipe), rank=0, world_size=1, output="numpy", **_SIZES)
     EXPECTED.check(f"defaults of {recipe}", describe_plan(loader.plan))
 
 
@@ -163,10 +161,7 @@ def test_no_other_expectations(workspace: Workspace) -> None:
     EXPECTED.check_sections(
         [
             *SETTINGS,
-            *(
-                f"defaults of {recipe}"
-                for recipe in ("chat", "instructions", "token-rows", "manifest")
-            ),
+            *(f"defaults of {recipe}" for recipe in ("chat", "instructions", "token-rows", "manifest")),
             *(f"mixture: {name}" for name in MIXTURES),
             "mixture file",
             *(f"edits, {lanes} lanes: {name}" for name in EDITS for lanes in (1, 2)),

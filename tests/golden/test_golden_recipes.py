@@ -41,9 +41,7 @@ def test_a_short_recipe_file(workspace: Workspace, name: str) -> None:
 
 
 def test_an_option_wins_over_a_recipe_file(workspace: Workspace) -> None:
-    words = (
-        "notes.csv tasks.jsonl --recipe every_setting.yaml --dtype auto --clean none --max-tokens 9"
-    )
+    words = "notes.csv tasks.jsonl --recipe every_setting.yaml --dtype auto --clean none --max-tokens 9"
     EXPECTED.check("options over a file", print_recipe(workspace, words))
 
 

@@ -54,18 +54,12 @@ RUNS: dict[str, Callable[..., Loader]] = {
     "store, wrapped": lambda space, **more: _store(space, packing="wrap", **more),
     "store, first windows": lambda space, **more: _store(space, packing="window_16@1", **more),
     "store, lanes": lambda space, **more: _store(space, lanes=4, pool_size=8, **more),
-    "store, grouped": lambda space, **more: _store(
-        space, packing="none", group_by_length=10, **more
-    ),
-    "store, augmented": lambda space, **more: _store(
-        space, augment=Augment(noise_prob=0.2, seed=5), **more
-    ),
+    "store, grouped": lambda space, **more: _store(space, packing="none", group_by_length=10, **more),
+    "store, augmented": lambda space, **more: _store(space, augment=Augment(noise_prob=0.2, seed=5), **more),
     "store, conversations": lambda space, **more: _store(space, "chat", form="varlen", **more),
     "mixture": lambda space, **more: _load(make_mixture(space), **_ORDER, **more),
     "mixture, staged": _staged,
-    "mixture, lanes": lambda space, **more: _load(
-        make_mixture(space), **_ORDER, lanes=2, pool_size=16, **more
-    ),
+    "mixture, lanes": lambda space, **more: _load(make_mixture(space), **_ORDER, lanes=2, pool_size=16, **more),
     "edited run": _edited,
 }
 
@@ -141,10 +135,7 @@ def _stream(workspace: Workspace) -> Any:
 def test_a_stream_goes_on(workspace: Workspace) -> None:
     """States of two ranks make one, and one rank goes on from the pinned one."""
     with workspace.entered():
-        states = [
-            _state_after(_load(_stream(workspace), rank=rank, world_size=2), _DONE)
-            for rank in (0, 1)
-        ]
+        states = [_state_after(_load(_stream(workspace), rank=rank, world_size=2), _DONE) for rank in (0, 1)]
         EXPECTED.check("stream: state", merge_states(states))
         again = _load(_stream(workspace))
         again.load_state_dict(EXPECTED.read("stream: state"))

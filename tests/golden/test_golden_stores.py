@@ -59,9 +59,7 @@ def test_generations(workspace: Workspace) -> None:
 IMPORTS = {
     "imported-pair": "ids/pair --tokenizer bytes",
     "imported-flat": "ids/flat.bin --dtype uint16 --eod 256 --vocab-size 300",
-    "imported-copy": (
-        "ids/pair --tokenizer bytes --copy --val-fraction 0.2 --tokens-per-shard 700"
-    ),
+    "imported-copy": ("ids/pair --tokenizer bytes --copy --val-fraction 0.2 --tokens-per-shard 700"),
     "imported-array": "ids/table.npy --vocab-size 257 --copy",
     "imported-pieces": "ids/flat.bin --dtype uint16 --document-tokens 50 --vocab-size 257",
 }
@@ -109,8 +107,7 @@ def _describe_file(path: Path) -> Any:
     else:
         return digest(path.read_bytes())
     return {
-        f"{name} {table.schema.field(name).type}": digest_json(table[name].to_pylist())
-        for name in table.column_names
+        f"{name} {table.schema.field(name).type}": digest_json(table[name].to_pylist()) for name in table.column_names
     }
 
 

@@ -13,9 +13,7 @@ def pictures(frames, width, height):
     return np.repeat(shades.astype(np.uint8)[..., None], 3, axis=3)
 
 
-def film(
-    frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=None, gop=12, options=None
-):
+def film(frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=None, gop=12, options=None):
     """A video as bytes; ``times`` says when its frames are shown, in thousandths of a second."""
     import av
 

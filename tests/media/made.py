@@ -68,9 +68,7 @@ def write_sounds(folder, count=5):
         name = f"sounds/{number}.{ending}"
         data = sound(4_000 + 3_001 * number, rate, 1 + number % 2, form, subtype, seed=number)
         (folder / name).write_bytes(data)
-        rows.append(
-            {"messages": talk("<audio>What is it?", f"It is sound {number}."), "audios": [name]}
-        )
+        rows.append({"messages": talk("<audio>What is it?", f"It is sound {number}."), "audios": [name]})
     file = folder / "talks.json"
     file.write_text(json.dumps(rows))
     return file

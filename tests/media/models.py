@@ -38,9 +38,7 @@ def qwen2_vl(processor):
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     config = Qwen2VLConfig(
-        text_config=text(
-            processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}
-        ),
+        text_config=text(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
         vision_config={
             "depth": 2,
             "embed_dim": 32,
@@ -70,9 +68,7 @@ def qwen2_5_vl(processor):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     config = Qwen2_5_VLConfig(
-        text_config=text(
-            processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}
-        ),
+        text_config=text(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
         vision_config={
             "depth": 2,
             "hidden_size": 32,

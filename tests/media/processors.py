@@ -42,9 +42,7 @@ def qwen2_vl(name="Qwen2VLProcessor", **settings):
             return type(argument)
 
     control = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    image = Qwen2VLImageProcessorPil(
-        **{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings}
-    )
+    image = Qwen2VLImageProcessorPil(**{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings})
     return WithoutVideo(image_processor=image, tokenizer=tokenizer(control), video_processor=None)
 
 
@@ -96,9 +94,7 @@ def idefics3():
 
     places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
-    image = Idefics3ImageProcessorPil(
-        size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56}
-    )
+    image = Idefics3ImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
     own = tokenizer([*control, *places])
     return Idefics3Processor(image_processor=image, tokenizer=own, image_seq_len=4)
 
@@ -113,9 +109,7 @@ def smolvlm():
 
     places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
-    image = SmolVLMImageProcessorPil(
-        size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56}
-    )
+    image = SmolVLMImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
     own = tokenizer([*control, "<video>", *places])
     return WithoutVideo(image_processor=image, tokenizer=own, video_processor=None, image_seq_len=4)
 

@@ -42,13 +42,13 @@ def store(tmp_path_factory):
 @pytest.fixture
 def seen(monkeypatch):
     """The documents whose media threads took up, in order, as they take them up."""
-    taken, one = [], BatchMedia._one
+    taken, one = [], BatchMedia._extract_features
 
     def noted(media, found):
         taken.append(found[0].medium.document)
         return one(media, found)
 
-    monkeypatch.setattr(BatchMedia, "_one", noted)
+    monkeypatch.setattr(BatchMedia, "_extract_features", noted)
     return taken
 
 
@@ -61,7 +61,7 @@ def test_a_row_has_one_image(store):
 def test_a_slow_medium_does_not_keep_those_of_coming_steps_waiting(store, monkeypatch):
     loader = batchloom.Loader(store, **SIZES, prefetch=4, media=MediaOptions(workers=2))
     first = int(loader.plan.rows(0, 1).documents[0])
-    others, one = threading.Semaphore(0), BatchMedia._one
+    others, one = threading.Semaphore(0), BatchMedia._extract_features
 
     def slow(media, found):
         if found[0].medium.document == first:
@@ -72,7 +72,7 @@ def test_a_slow_medium_does_not_keep_those_of_coming_steps_waiting(store, monkey
             others.release()
         return one(media, found)
 
-    monkeypatch.setattr(BatchMedia, "_one", slow)
+    monkeypatch.setattr(BatchMedia, "_extract_features", slow)
     batches = {batch.step: dict(batch) for batch in loader}
     monkeypatch.undo()
     assert len(batches) == 12
@@ -134,11 +134,11 @@ def test_a_medium_that_is_gone_is_told_behind_the_steps_before_it(store):
 
 def test_a_budget_is_given_back_and_never_waits_for_ever():
     budget = _MemoryBudget(10)
-    with budget.room(100), budget.room(0):
+    with budget.reserve(100), budget.reserve(0):
         pass
-    with budget.room(4), budget.room(6):
+    with budget.reserve(4), budget.reserve(6):
         pass
-    with pytest.raises(RuntimeError, match="broken"), budget.room(10):
+    with pytest.raises(RuntimeError, match="broken"), budget.reserve(10):
         raise RuntimeError("broken")
-    with budget.room(10):
+    with budget.reserve(10):
         pass

@@ -74,9 +74,7 @@ def saved(name, folder, **settings):
 
 def stored(file, out, processor, **media):
     given = {"processor": str(processor), **media}
-    batchloom.prepare(
-        file, out=out, tokenizer=str(processor), media=given, val_fraction=0, dedup="none"
-    )
+    batchloom.prepare(file, out=out, tokenizer=str(processor), media=given, val_fraction=0, dedup="none")
     return batchloom.open_store(out)
 
 
@@ -127,13 +125,11 @@ def packed(name, model, loader):
         labels = batch["labels"]
         with torch.no_grad():
             scores = model(**inputs_of(name, batch), use_cache=False).logits
-        losses = functional.cross_entropy(
-            scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none"
-        )
+        losses = functional.cross_entropy(scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none")
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
         for row in range(len(rows)):
             for span in range(rows.pointers[row], rows.pointers[row + 1]):
-                begin, length = int(rows.places[span]), int(rows.lengths[span])
+                begin, length = int(rows.row_offsets[span]), int(rows.lengths[span])
                 loss = losses[row, begin : begin + length - 1].sum().item()
                 found[int(rows.documents[span])] = loss
     return found
@@ -166,11 +162,7 @@ def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_pa
     for name in ("qwen2_vl", "qwen2_audio"):
         made, template, where = saved(name, tmp_path / name)
         kind = "audio" if name == "qwen2_audio" else "image"
-        file = (
-            real_data
-            / "multimodal"
-            / ("mllm_audio_demo.json" if kind == "audio" else "mllm_demo.json")
-        )
+        file = real_data / "multimodal" / ("mllm_audio_demo.json" if kind == "audio" else "mllm_demo.json")
         store = stored(file, tmp_path / f"{name}_store", where)
         model = make(name, made)
         expected = alone(made, model, template, store, file)
@@ -204,9 +196,7 @@ def test_any_step_is_given_on_its_own_on_any_rank(family):
     _, _, _, store, _ = family
     loader = batchloom.Loader(store, **SIZES)
     whole = list(loader)
-    again = batchloom.Loader(
-        store, **SIZES, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0
-    )
+    again = batchloom.Loader(store, **SIZES, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0)
     for step, batch in enumerate(whole):
         same(as_numpy(again[step]), as_numpy(batch))
     for rank in (0, 1):
@@ -224,10 +214,7 @@ def test_a_run_goes_on_with_its_media_on_other_numbers_of_ranks(family):
     rows = {batch.step: batch.split(1) for batch in run}
     for step, world_size in ((1, 2), (3, 4), (4, 1)):
         state = json.loads(json.dumps(run.state_at(step)))
-        ranks = [
-            batchloom.Loader(store, **sizes, rank=rank, world_size=world_size)
-            for rank in range(world_size)
-        ]
+        ranks = [batchloom.Loader(store, **sizes, rank=rank, world_size=world_size) for rank in range(world_size)]
         for rank in ranks:
             rank.load_state_dict(state)
         seen = 0
@@ -291,7 +278,7 @@ def test_positions_are_those_of_the_model(qwen):
         grids, seen = batch["image_grid_thw"], 0
         for row in range(len(rows)):
             for span in range(rows.pointers[row], rows.pointers[row + 1]):
-                begin, length = int(rows.places[span]), int(rows.lengths[span])
+                begin, length = int(rows.row_offsets[span]), int(rows.lengths[span])
                 ids = batch["input_ids"][row, begin : begin + length][None]
                 types = (ids == pad).int()
                 images = int((types[:, 1:] > types[:, :-1]).sum())
@@ -306,16 +293,14 @@ def test_positions_are_those_of_the_model(qwen):
 
 def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
     store = qwen[3]
-    loader = batchloom.Loader(
-        store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8), form="varlen"
-    )
+    loader = batchloom.Loader(store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8), form="varlen")
     rows = batchloom.Loader(store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8))
     for flat, batch in zip(loader, rows, strict=True):
         bounds = flat["cu_seq_lens_q"].tolist()
-        cuts = batch.cuts
+        cuts = batch.layout
         owners = np.repeat(np.arange(2), np.diff(cuts.pointers))
         for span, length in enumerate(cuts.lengths.tolist()):
-            place = int(cuts.places[span])
+            place = int(cuts.offsets[span])
             expected = batch["position_ids"][:, owners[span], place : place + length]
             found = flat["position_ids"][:, 0, bounds[span] : bounds[span] + length]
             assert torch.equal(found, expected)
@@ -335,9 +320,7 @@ def test_text_and_media_mix_in_one_plan(qwen, tmp_path):
     (tmp_path / "text.jsonl").write_text(
         "".join(json.dumps({"text": f"Line {number}. " * 9}) + "\n" for number in range(60))
     )
-    batchloom.prepare(
-        tmp_path / "text.jsonl", out=tmp_path / "text", tokenizer=str(store.path), val_fraction=0
-    )
+    batchloom.prepare(tmp_path / "text.jsonl", out=tmp_path / "text", tokenizer=str(store.path), val_fraction=0)
     text = batchloom.open_store(tmp_path / "text")
     mixture = batchloom.Mixture({"text": 1, "seen": 1}, stores={"text": text, "seen": store})
     loader = batchloom.Loader(mixture, seq_len=600, global_batch_size=4, overlong="drop", steps=4)
@@ -363,11 +346,7 @@ def test_documents_with_media_are_never_cut(qwen):
         batchloom.Loader(qwen[3], **SIZES, augment={"noise_prob": 0.1})
     lengths = [len(qwen[3][number].ids) for number in range(len(qwen[3]))]
     loader = batchloom.Loader(qwen[3], seq_len=max(lengths) - 1, global_batch_size=1)
-    held = {
-        int(one)
-        for step in range(len(loader))
-        for one in loader.plan.rows(step, step + 1).documents
-    }
+    held = {int(one) for step in range(len(loader)) for one in loader.plan.rows(step, step + 1).documents}
     assert len(held) == len(lengths) - lengths.count(max(lengths))
 
 
@@ -407,9 +386,7 @@ def test_an_edit_that_would_cut_media_is_refused(qwen):
     longest = int(qwen[3].lengths.slice(0, len(qwen[3])).max())
     sizes = {"seq_len": longest + 40, "global_batch_size": 1, "steps": 6}
     loader = batchloom.Loader(batchloom.Mixture({"a": 1}, stores={"a": qwen[3]}), **sizes)
-    with pytest.raises(
-        PlanError, match=r"seq_len 64 of the edit cuts document \d+ .* at least \d+"
-    ):
+    with pytest.raises(PlanError, match=r"seq_len 64 of the edit cuts document \d+ .* at least \d+"):
         loader.edit(batchloom.Edit(step=1, seq_len=64))
     loader.edit(batchloom.Edit(step=1, seq_len=longest))
     assert [batch["input_ids"].shape[1] for batch in loader] == [longest + 40, *[longest] * 5]
@@ -450,7 +427,7 @@ def test_a_child_goes_on_while_its_parent_decodes(qwen):
     iterator = iter(loader)
     next(iterator)
     # As if threads of the parent held all of it when the child was forked.
-    with loader.media._budget.room(1 << 50):
+    with loader.media._budget.reserve(1 << 50):
         child = multiprocessing.get_context("fork").Process(target=loader.batch, args=(0,))
         child.start()
         child.join(60)

@@ -71,11 +71,8 @@ def test_kinds_split_a_store(place):
     known = StoreMedia(whole).list_kinds(np.arange(len(whole)))
     assert none.tokens + image.tokens == whole.tokens
     assert chosen(place, "any").tokens == image.tokens
-    assert none.contents.kept[0] + image.contents.kept[0] == len(whole)
-    assert (
-        none.contents.trained_tokens + image.contents.trained_tokens
-        == whole.contents.trained_tokens
-    )
+    assert none.contents.remaining_counts[0] + image.contents.remaining_counts[0] == len(whole)
+    assert none.contents.trained_tokens + image.contents.trained_tokens == whole.contents.trained_tokens
     assert len({one.fingerprint for one in (whole, none, image, chosen(place, "any"))}) == 4
     for store, wanted in ((none, known == 0), (image, known == 1)):
         found = store.lengths.slice(0, len(store))
@@ -140,8 +137,7 @@ def test_units_count_the_chosen_alone(place, unit):
     by = {
         "tokens": np.bincount(rows.sources, rows.lengths),
         "documents": np.bincount(rows.sources),
-        "epochs": np.bincount(rows.sources, rows.lengths)
-        / [plan.stores[name].tokens for name in plan.stores],
+        "epochs": np.bincount(rows.sources, rows.lengths) / [plan.stores[name].tokens for name in plan.stores],
     }[unit]
     assert by[0] / by[1] == pytest.approx(1, abs=0.06)
 
@@ -222,9 +218,7 @@ def test_what_holds_none_of_it(place, tmp_path):
     for bare in (tmp_path / "plain" / "train" / "shard_00000", "dummy"):
         with pytest.raises(SettingsError, match="only stores know of media"):
             batchloom.open_store(bare, media="none")
-    (tmp_path / "mix.yaml").write_text(
-        f"weights: {{a: 1}}\nstores: {{a: {{path: {place}/store, media: pictures}}}}\n"
-    )
+    (tmp_path / "mix.yaml").write_text(f"weights: {{a: 1}}\nstores: {{a: {{path: {place}/store, media: pictures}}}}\n")
     with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is none of"):
         read_mixture(tmp_path / "mix.yaml")
 

@@ -34,9 +34,7 @@ def test_what_it_counts_is_what_the_store_holds(tmp_path, monkeypatch, sight, ki
     counted = {}
     for one in found.sources:
         for medium, some in one.media.items():
-            counted[medium] = [
-                a + b for a, b in zip(counted.get(medium, (0, 0, 0)), some, strict=True)
-            ]
+            counted[medium] = [a + b for a, b in zip(counted.get(medium, (0, 0, 0)), some, strict=True)]
     assert counted == {medium: list(some) for medium, some in made.media.items()}
     assert (found.documents, found.tokens) == (made.documents, made.tokens)
     capsys.readouterr()
@@ -48,16 +46,12 @@ def test_what_it_counts_is_what_the_store_holds(tmp_path, monkeypatch, sight, ki
 
 def test_it_shows_media_by_their_number(tmp_path, sight, capsys):
     source = write_images(tmp_path / "in")
-    assert (
-        run_command_line(["doctor", str(source), "--processor", str(sight), "--preview", "9"]) == 0
-    )
+    assert run_command_line(["doctor", str(source), "--processor", str(sight), "--preview", "9"]) == 0
     said = capsys.readouterr().out
     assert "images in 8 documents: " in said
     assert "<|vision_start|><|image_pad|>[x" in said
     assert "a loader leaves them out (overlong='drop')" not in said
-    assert (
-        run_command_line(["doctor", str(source), "--processor", str(sight), "--seq-len", "60"]) == 0
-    )
+    assert run_command_line(["doctor", str(source), "--processor", str(sight), "--seq-len", "60"]) == 0
     assert "a loader leaves them out (overlong='drop'), as of all data with images" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -106,9 +100,7 @@ def test_rows_and_steps_are_those_of_a_loader(tmp_path, sight, seq_len):
     media = {"processor": str(sight)}
     found = batchloom.doctor(source, media=media, seq_len=seq_len, global_batch_size=2)
     batchloom.prepare(source, out=tmp_path / "store", media=media, val_fraction=0, dedup="none")
-    plan = batchloom.Loader(
-        batchloom.open_store(tmp_path / "store"), seq_len=seq_len, global_batch_size=2
-    ).plan
+    plan = batchloom.Loader(batchloom.open_store(tmp_path / "store"), seq_len=seq_len, global_batch_size=2).plan
     looked = inspect(tmp_path / "store", seq_len=seq_len)
     best = next(one for one in looked.efficiencies if one.packing == "best_fit")
     assert found.packing.sequences == best.sequences == plan.orders.sequences_per_epoch

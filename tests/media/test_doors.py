@@ -18,9 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 SEQ_LEN = 420
 
 
-@pytest.fixture(
-    scope="module", params=["qwen2_vl", "llava_next", "idefics3", "gemma3", "qwen2_audio"]
-)
+@pytest.fixture(scope="module", params=["qwen2_vl", "llava_next", "idefics3", "gemma3", "qwen2_audio"])
 def config(request, tmp_path_factory):
     """A config of conversations with media and of texts; the store is made once."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -76,15 +74,11 @@ def rows_with(batch, count):
     }
 
 
-@pytest.mark.parametrize(
-    ("door", "workers"), [(MultiModalDataset, 0), (MultiModalIterableDataset, 2)]
-)
+@pytest.mark.parametrize(("door", "workers"), [(MultiModalDataset, 0), (MultiModalIterableDataset, 2)])
 def test_a_dataloader_gives_the_batches_of_a_loader(config, door, workers):
     more = {"batch_size": 2} if door is MultiModalIterableDataset else {}
     dataset = built(door, config, **more)
-    given = DataLoader(
-        dataset, batch_size=2, collate_fn=dataset.get_collator(), num_workers=workers
-    )
+    given = DataLoader(dataset, batch_size=2, collate_fn=dataset.get_collator(), num_workers=workers)
     found, wanted = list(given), batches_of(config, 2)
     assert len(found) == len(wanted) == len(given) > 2
     assert any("input_features" in one or "pixel_values" in one for one in found)
@@ -102,9 +96,7 @@ def test_both_doors_have_one_order_and_length(config):
         same(mapped, streamed)
     assert one.modality_length == other.modality_length
     seed = built(MultiModalDataset, config, seed=1)
-    assert any(
-        not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, seed, strict=False)
-    )
+    assert any(not torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, seed, strict=False))
 
 
 def test_lengths_say_which_rows_hold_media(config):
@@ -113,9 +105,7 @@ def test_lengths_say_which_rows_hold_media(config):
     assert len(lengths) == len(dataset)
     assert all(lengths)
     assert min(lengths) < 0 < max(lengths)
-    plan = batchloom.Loader(
-        batchloom.open_store(config[1]), global_batch_size=1, **config[0].plan_settings()
-    ).plan
+    plan = batchloom.Loader(batchloom.open_store(config[1]), global_batch_size=1, **config[0].plan_settings()).plan
     for number, length in enumerate(lengths):
         row = dataset[number]
         assert (length > 0) == ("input_features" in row or "pixel_values" in row)
@@ -132,8 +122,7 @@ def qwen(tmp_path_factory):
 @pytest.mark.parametrize(("rows", "world"), [(1, 2), (2, 2), (1, 3), (3, 2)])
 def test_ranks_have_the_rows_of_a_loader_and_as_many_each(qwen, rows, world):
     datasets = [
-        built(MultiModalIterableDataset, qwen, batch_size=rows, rank=rank, world_size=world)
-        for rank in range(world)
+        built(MultiModalIterableDataset, qwen, batch_size=rows, rank=rank, world_size=world) for rank in range(world)
     ]
     count = len(built(MultiModalDataset, qwen))
     assert {len(dataset) for dataset in datasets} == {len(list(datasets[0]))}
@@ -141,9 +130,7 @@ def test_ranks_have_the_rows_of_a_loader_and_as_many_each(qwen, rows, world):
     whole = count // (rows * world)
     seen = []
     for rank, dataset in enumerate(datasets):
-        given = DataLoader(
-            dataset, batch_size=rows, collate_fn=dataset.get_collator(), num_workers=1
-        )
+        given = DataLoader(dataset, batch_size=rows, collate_fn=dataset.get_collator(), num_workers=1)
         wanted = batches_of(qwen, rows, rank, world)
         found = list(given)
         for one, other in zip(found[:whole], wanted[:whole], strict=True):

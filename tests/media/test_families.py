@@ -79,9 +79,7 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
 def test_a_grid_is_the_image_processors():
     made = qwen2_vl()
     size = made.image_processor.size
-    family = PatchGridFamily(
-        "<|image_pad|>", "<|image_pad|>", 14, 2, size["shortest_edge"], size["longest_edge"]
-    )
+    family = PatchGridFamily("<|image_pad|>", "<|image_pad|>", 14, 2, size["shortest_edge"], size["longest_edge"])
     for width, height in ((336, 224), (20, 300), (1000, 1000), (28, 28)):
         picture = np.zeros((height, width, 3), np.uint8)
         grid = made.image_processor(images=[picture])["image_grid_thw"][0]
@@ -117,13 +115,9 @@ def test_a_processor_of_unknown_arithmetic_is_run_once_for_each_size(tmp_path):
 def test_what_contradicts_the_installed_processor_is_not_trusted():
     made = llava()
     wrong = FixedSizeFamily("<image>", "<image>", 5)
-    assert "is written with 4 tokens, not 5" in find_processor_disagreement(
-        wrong, made, made.image_processor
-    )
+    assert "is written with 4 tokens, not 5" in find_processor_disagreement(wrong, made, made.image_processor)
     grid = PatchGridFamily("<|image_pad|>", "<|image_pad|>", 14, 2, 28 * 28, 28 * 28 * 9)
-    assert "becomes a grid of" in find_processor_disagreement(
-        grid, None, qwen2_vl().image_processor
-    )
+    assert "becomes a grid of" in find_processor_disagreement(grid, None, qwen2_vl().image_processor)
 
 
 def test_a_text_is_collapsed_to_its_runs():

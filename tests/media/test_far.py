@@ -168,7 +168,10 @@ def test_a_store_on_the_web_is_read(made, tmp_path):
 def test_media_that_lie_nowhere_are_told(made, tmp_path, name, value):
     shutil.copytree(made[0].path, tmp_path / "store")
     path = tmp_path / "store" / "train" / "shard_00000.media"
-    rows, places = map_media(path, 1 << 20).rows.copy(), bytes(map_media(path, 1 << 20).places)
+    rows, places = (
+        map_media(path, 1 << 20).rows.copy(),
+        bytes(map_media(path, 1 << 20).location_bytes),
+    )
     rows[name][0] = value
     manifest = read_manifest(tmp_path / "store")
     subset = manifest.subsets["train"]
@@ -226,9 +229,7 @@ def test_what_passes_is_asked_again(made, relay, tmp_path, impatient, faults):
         ("cut", f"Document .* cannot be read: s3://bucket/{BLOBS} is not what the manifest"),
     ],
 )
-def test_held_media_that_are_lost_there_are_told(
-    s3, made, relay, tmp_path, impatient, prefetch, what, words
-):
+def test_held_media_that_are_lost_there_are_told(s3, made, relay, tmp_path, impatient, prefetch, what, words):
     data = (made[0].path / "train" / "shard_00000.blobs").read_bytes()
     if what == "gone":
         s3.delete_object(Bucket="bucket", Key=BLOBS)
@@ -271,11 +272,7 @@ def test_questions_are_answered_from_there(made, relay, tmp_path, monkeypatch):
     assert ours.media == theirs.media
     assert ours.media["image"].media == 12
     told, expected = (
-        [
-            span.media
-            for sequence in batchloom.explain(batchloom.Loader(one, **SIZES), 0)
-            for span in sequence.spans
-        ]
+        [span.media for sequence in batchloom.explain(batchloom.Loader(one, **SIZES), 0) for span in sequence.spans]
         for one in (store, made[0])
     )
     assert told == expected
@@ -336,9 +333,7 @@ def test_a_store_is_made_there_as_here(s3, made, relay, tmp_path, impatient, mon
     assert again.already_done
 
 
-def test_what_is_named_by_a_store_made_there_begins_where_it_did(
-    s3, made, relay, tmp_path, monkeypatch
-):
+def test_what_is_named_by_a_store_made_there_begins_where_it_did(s3, made, relay, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prepared(made[1], "s3://bucket/named-there", made[2], keep="reference", tokens_per_shard=400)
     store = batchloom.open_store("s3://bucket/named-there", cache=tmp_path / "cache")

@@ -185,9 +185,7 @@ def bomb():
 
     head = (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00"
     pixels = zlib.compress(b"\0" * 1000)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -251,9 +249,7 @@ def test_a_sound_that_is_cut_is_refused(form):
     data = sound(30_000, form=form)
     for size in (0, 10, 100, len(data) // 3, len(data) - 2_000, len(data) - 1):
         with pytest.raises(UnusableRecordError):
-            decode_audio(
-                BytesContent(data[:size]), inspect_audio(BytesContent(data[:size]), LIMITS), 16_000
-            )
+            decode_audio(BytesContent(data[:size]), inspect_audio(BytesContent(data[:size]), LIMITS), 16_000)
 
 
 @pytest.mark.parametrize(("form", "subtype"), [("OGG", "VORBIS"), ("MP3", None)])
@@ -274,9 +270,7 @@ def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
     data = np.concatenate([noise(48_000), np.zeros((144_000, 1), np.float32), noise(48_000)])
     buffer = io.BytesIO()
     settings = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "VARIABLE"}
-    with soundfile.SoundFile(
-        buffer, "w", samplerate=48_000, channels=1, compression_level=0.5, **settings
-    ) as file:
+    with soundfile.SoundFile(buffer, "w", samplerate=48_000, channels=1, compression_level=0.5, **settings) as file:
         file.write(data)
     whole = BytesContent(buffer.getvalue())
     assert is_mp3(whole)
@@ -320,9 +314,7 @@ def test_edges_tell_media_apart(tmp_path):
     for other in (data[:-1], data + b"x", b"x" + data[1:], data[:-1] + b"x"):
         assert hash_edges(len(other), *read_edges(BytesContent(other))) != found
     short = b"abc"
-    assert hash_edges(3, *read_edges(BytesContent(short))) != hash_edges(
-        3, *read_edges(BytesContent(b"abd"))
-    )
+    assert hash_edges(3, *read_edges(BytesContent(short))) != hash_edges(3, *read_edges(BytesContent(b"abd")))
 
 
 def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
@@ -330,11 +322,11 @@ def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
     (tmp_path / "in" / "a.png").write_bytes(encoded(picture(), "PNG"))
     (tmp_path / "out.png").write_bytes(encoded(picture(), "PNG"))
     places = MediaResolver(str(tmp_path / "in"))
-    look = MediaInspector(places, ["image"], FrameSampling(), held=False)
+    look = MediaInspector(places, ["image"], FrameSampling(), embed=False)
     ((found,),) = look([Medium("image", "deep/../a.png")])
-    assert found.seen.facts == ImageFacts(30, 20)
-    assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0][0].seen == found.seen
-    assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0][0].seen == found.seen
+    assert found.info.facts == ImageFacts(30, 20)
+    assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0][0].info == found.info
+    assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0][0].info == found.info
     for place in ("../out.png", str(tmp_path / "out.png"), "/etc/passwd", "a/../../out.png"):
         with pytest.raises(UnusableRecordError, match="lies outside of"):
             look([Medium("image", place)])
@@ -350,11 +342,11 @@ def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
 
 def test_below_a_url_paths_stay_there():
     places = MediaResolver("https://host/data")
-    assert places.of("a/b.png") == "https://host/data/a/b.png"
-    assert places.of("https://other/c.png") == "https://other/c.png"
+    assert places.resolve("a/b.png") == "https://host/data/a/b.png"
+    assert places.resolve("https://other/c.png") == "https://other/c.png"
     for place in ("../b.png", "/b.png"):
         with pytest.raises(UnusableRecordError, match="lies outside of"):
-            places.of(place)
+            places.resolve(place)
 
 
 def test_media_of_the_web_come_whole_or_are_refused():
@@ -364,18 +356,16 @@ def test_media_of_the_web_come_whole_or_are_refused():
             MediaResolver(".", MediaLimits(file_bytes=100_000)),
             ["image"],
             FrameSampling(),
-            held=False,
+            embed=False,
         )
         ((found,),) = look([Medium("image", f"{address}/a.png")])
-        assert found.seen.facts == ImageFacts(30, 20)
-        assert found.seen.size == len(data)
+        assert found.info.facts == ImageFacts(30, 20)
+        assert found.info.size == len(data)
         with pytest.raises(UnusableRecordError, match="is not there"):
             look([Medium("image", f"{address}/none.png")])
         with pytest.raises(UnusableRecordError, match="is a page of HTML"):
             look([Medium("image", f"{address}/page.png")])
-        small = MediaInspector(
-            MediaResolver(".", MediaLimits(file_bytes=100)), ["image"], FrameSampling(), held=False
-        )
+        small = MediaInspector(MediaResolver(".", MediaLimits(file_bytes=100)), ["image"], FrameSampling(), embed=False)
         with pytest.raises(UnusableRecordError, match="where 100 are allowed"):
             small([Medium("image", f"{address}/a.png")])
 
@@ -386,7 +376,7 @@ def test_a_url_that_hangs_is_given_up():
             MediaResolver(".", MediaLimits(fetch_seconds=0.5)),
             ["image"],
             FrameSampling(),
-            held=False,
+            embed=False,
         )
         with pytest.raises(UnusableRecordError, match=r"did not come within 0.5 s"):
             look([Medium("image", f"{address}/a.png")])

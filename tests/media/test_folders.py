@@ -50,7 +50,7 @@ def told(store):
     found = StoreMedia(store).of(np.arange(len(store)))
     texts = [store.tokenizer.decode(store[n].ids).rpartition("|>")[0] for n in range(len(store))]
     said = [text.rpartition("|>")[2].removesuffix("<|endoftext") for text in texts]
-    return [([one.place for one in some], text) for some, text in zip(found, said, strict=True)]
+    return [([one.location for one in some], text) for some, text in zip(found, said, strict=True)]
 
 
 NAMES = ["0.v1.jpg", "1.v1.jpg", "2.v1.jpg", "more/3.v1.jpg"]
@@ -81,7 +81,7 @@ def test_a_table_of_conversations_and_of_several_images(folder, processor, tmp_p
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store, _ = prepared(folder, tmp_path / "out", processor)
     found = StoreMedia(store).of(np.arange(2))
-    assert [[one.place for one in some] for some in found] == [[NAMES[0]], NAMES[1:3]]
+    assert [[one.location for one in some] for some in found] == [[NAMES[0]], NAMES[1:3]]
 
 
 def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):

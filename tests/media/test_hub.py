@@ -47,9 +47,7 @@ def test_from_the_hub_and_then_from_the_cache(hub, folder, tmp_path):
     source = write_images(tmp_path / "in", 3)
     online = prepared("org/llava", source, tmp_path / "online", tmp_path / "hub", HF_ENDPOINT=hub)
     assert online.returncode == 0, online.stderr
-    offline = prepared(
-        "org/llava", source, tmp_path / "offline", tmp_path / "hub", HF_HUB_OFFLINE="1"
-    )
+    offline = prepared("org/llava", source, tmp_path / "offline", tmp_path / "hub", HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     local = prepared(str(folder), source, tmp_path / "local", tmp_path / "none", HF_HUB_OFFLINE="1")
     assert local.returncode == 0, local.stderr
@@ -74,9 +72,7 @@ def test_what_is_not_there_is_told(hub, tmp_path, named, said):
     done = prepared(named, source, tmp_path / "out", tmp_path / "hub", HF_ENDPOINT=hub)
     assert done.returncode == 1, done.stderr
     assert said in " ".join(done.stderr.split())
-    assert "give the folder that a processor's save_pretrained wrote" in " ".join(
-        done.stderr.split()
-    )
+    assert "give the folder that a processor's save_pretrained wrote" in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
 
 

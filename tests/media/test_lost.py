@@ -41,8 +41,7 @@ def made(tmp_path_factory):
     (file.parent / PAIR).write_bytes(encoded(picture(290, 260, seed=5), "PNG"))
     rows = json.loads(file.read_text())
     rows += [
-        {"messages": talk(f"<image>Who is {number}?", "A large one."), "images": [PAIR]}
-        for number in ("this", "that")
+        {"messages": talk(f"<image>Who is {number}?", "A large one."), "images": [PAIR]} for number in ("this", "that")
     ]
     file.write_text(json.dumps(rows))
     return prepared(file, folder / "store", processor), file, processor
@@ -112,9 +111,7 @@ def test_a_sound_store_has_an_empty_list(made, tmp_path):
     assert verdict.facts["media"].startswith("17 in 10 documents, 0 of which")
     assert read_missing_media(tmp_path / "gone.json").subsets["train"].documents == ()
     plain = batchloom.Loader(made[0], **SIZES)
-    loader = batchloom.Loader(
-        made[0], **SIZES, media=MediaOptions(replace=str(tmp_path / "gone.json"))
-    )
+    loader = batchloom.Loader(made[0], **SIZES, media=MediaOptions(replace=str(tmp_path / "gone.json")))
     assert loader.plan.fingerprint == plain.plan.fingerprint
 
 
@@ -131,7 +128,7 @@ def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, ca
         hidden = np.zeros(before["input_ids"].shape, bool)
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
         for span, document in enumerate(rows.documents.tolist()):
-            place, row = int(rows.places[span]), int(owners[span])
+            place, row = int(rows.row_offsets[span]), int(owners[span])
             if document in gone:
                 hidden[row, place : place + int(rows.lengths[span])] = True
                 padded += 1
@@ -147,28 +144,20 @@ def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, ca
     assert served == sum(loader.trained_tokens(step) for step in range(len(loader)))
     assert meter.metrics()["data/banned"] == 4
     assert "4 of 11 documents of" in caplog.text
-    told = [
-        s for step in range(len(loader)) for q in batchloom.explain(loader, step) for s in q.spans
-    ]
+    told = [s for step in range(len(loader)) for q in batchloom.explain(loader, step) for s in q.spans]
     assert sorted(span.document for span in told if span.banned) == gone
 
 
 def test_ranks_serve_the_same_and_count_alike(lost):
     store, listed, _, _ = lost
     media = MediaOptions(replace=str(listed))
-    ranks = [
-        batchloom.Loader(store, **SIZES, rank=rank, world_size=2, media=media) for rank in (0, 1)
-    ]
+    ranks = [batchloom.Loader(store, **SIZES, rank=rank, world_size=2, media=media) for rank in (0, 1)]
     alone = batchloom.Loader(store, **SIZES, media=media)
     for step in range(len(alone)):
         parts = [loader[step] for loader in ranks]
-        assert sum(int((part["labels"] != -100).sum()) for part in parts) == alone.trained_tokens(
-            step
-        )
+        assert sum(int((part["labels"] != -100).sum()) for part in parts) == alone.trained_tokens(step)
         assert [loader.trained_tokens(step) for loader in ranks] == [alone.trained_tokens(step)] * 2
-        assert np.array_equal(
-            np.concatenate([part["input_ids"] for part in parts]), alone[step]["input_ids"]
-        )
+        assert np.array_equal(np.concatenate([part["input_ids"] for part in parts]), alone[step]["input_ids"])
     assert find_disagreement([_describe_rank(loader) for loader in ranks]) is None
     other = batchloom.Loader(store, **SIZES, rank=1, world_size=2)
     assert "edits is" in find_disagreement([_describe_rank(ranks[0]), _describe_rank(other)])
@@ -204,9 +193,7 @@ def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
     more["subsets"]["train"]["documents"].append(extra)
     wider = listed.with_name("more.json")
     wider.write_text(json.dumps(more))
-    grown = batchloom.Loader(
-        store, **settings, media=MediaOptions(replace=(str(listed), str(wider)))
-    )
+    grown = batchloom.Loader(store, **settings, media=MediaOptions(replace=(str(listed), str(wider))))
     grown.load_state_dict(later)
     assert [(e["step"], e["ban"]["data"]) for e in grown.plan.journal] == [(1, gone), (2, [extra])]
     # A plan that was edited otherwise goes on with its own state alone.
@@ -221,9 +208,7 @@ def test_a_window_of_alike_lengths_is_not_cut(lost, made):
     settings = {**SIZES, "global_batch_size": 1, "packing": "none", "plan": windows}
     before = batchloom.Loader(made[0], **settings, overlong="drop")
     state = before.state_at(6)
-    loader = batchloom.Loader(
-        store, **settings, overlong="drop", media=MediaOptions(replace=str(listed))
-    )
+    loader = batchloom.Loader(store, **settings, overlong="drop", media=MediaOptions(replace=str(listed)))
     loader.load_state_dict(state)
     assert [edit["step"] for edit in loader.plan.journal] == [4]
     steps = [batch.step for batch in loader]
@@ -232,9 +217,7 @@ def test_a_window_of_alike_lengths_is_not_cut(lost, made):
 
 def test_workers_of_a_dataloader_need_no_list(lost):
     store, listed, _, _ = lost
-    loader = batchloom.Loader(
-        store, **{**SIZES, "output": "torch"}, media=MediaOptions(replace=str(listed))
-    )
+    loader = batchloom.Loader(store, **{**SIZES, "output": "torch"}, media=MediaOptions(replace=str(listed)))
     expected = [arrays(batch) for batch in loader]
     dataset = LoaderDataset(loader)
     listed.unlink()
@@ -264,10 +247,7 @@ def test_removed_documents_are_not_looked_at(lost, tmp_path):
     assert batchloom.check(store.path).sound
     older = batchloom.check(store.path, generation=1, gone=tmp_path / "older.json")
     assert "4 of which" in older.facts["media"]
-    assert (
-        read_missing_media(tmp_path / "older.json").subsets["train"].fingerprint
-        == store.fingerprint
-    )
+    assert read_missing_media(tmp_path / "older.json").subsets["train"].fingerprint == store.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -297,9 +277,7 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
         batchloom.Loader(store, **SIZES, media=media)
     text = made[1].with_name("text.jsonl")
     text.write_text('{"text": "some text"}\n' * 9)
-    stream = batchloom.stream(
-        str(text), tokenizer="bytes", seq_len=32, global_batch_size=1, steps=2
-    )
+    stream = batchloom.stream(str(text), tokenizer="bytes", seq_len=32, global_batch_size=1, steps=2)
     with pytest.raises(PlanError, match="this is a stream"):
         batchloom.Loader(stream, media=media)
     with pytest.raises(SettingsError, match="replace: 5 is no path of a list"):

@@ -33,10 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 @pytest.fixture(scope="module")
 def processors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processors")
-    return {
-        name: str(save(MADE[name](), folder / name))
-        for name in ("qwen2_vl", "qwen2_audio", "gemma3")
-    }
+    return {name: str(save(MADE[name](), folder / name)) for name in ("qwen2_vl", "qwen2_audio", "gemma3")}
 
 
 def prepared(file, out, processor, **settings):
@@ -72,13 +69,13 @@ def test_every_document_names_its_media_and_their_tokens(store, talks, processor
     for number in range(len(store)):
         row = rows[store.provenance.of(number).record]
         (found,) = media.of(np.array([number]))
-        assert [one.place for one in found] == row.get("images", [])
+        assert [one.location for one in found] == row.get("images", [])
         ids = store[number].ids
         for one in found:
             facts = one.facts
             assert family.expand(facts).runs == (one.tokens,)
             assert (ids[one.start : one.start + one.tokens] == pad).all()
-            assert one.size == (talks.parent / one.place).stat().st_size
+            assert one.size == (talks.parent / one.location).stat().st_size
             assert one.blob is None
         assert int((ids == pad).sum()) == sum(one.tokens for one in found)
 
@@ -93,10 +90,7 @@ def test_a_store_with_media_is_checked(store, tmp_path):
     file.write_bytes(data)
     assert "shard_00000.media: checksum differs" in verify_store(copy).faults[0]
     file.write_bytes(data[:-1])
-    assert (
-        "in 3,0" in verify_store(copy).faults[0]
-        or "bytes of places" in verify_store(copy).faults[0]
-    )
+    assert "in 3,0" in verify_store(copy).faults[0] or "bytes of places" in verify_store(copy).faults[0]
     file.unlink()
     assert "shard_00000.media" in verify_store(copy).faults[0]
 
@@ -108,13 +102,9 @@ def test_the_same_job_gives_the_same_bytes_with_any_workers(tmp_path, store, pro
     shutil.copytree(talks_of(store).parent / "pictures", folder / "pictures")
     for number in range(3):
         (folder / f"{number}.json").write_text(json.dumps(whole[number::3]))
-    made = [
-        prepared(folder, tmp_path / f"out{workers}", processors["qwen2_vl"], workers=workers)
-        for workers in (1, 2)
-    ]
+    made = [prepared(folder, tmp_path / f"out{workers}", processors["qwen2_vl"], workers=workers) for workers in (1, 2)]
     first, second = (
-        {file.relative_to(one.path): file.read_bytes() for file in (one.path / "train").iterdir()}
-        for one in made
+        {file.relative_to(one.path): file.read_bytes() for file in (one.path / "train").iterdir()} for one in made
     )
     assert first == second
     assert Path("train/shard_00000.media") in first
@@ -136,13 +126,13 @@ def test_media_are_held_once_where_that_is_asked_for(tmp_path, processors):
     store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
     found = [one for some in StoreMedia(store).of(np.arange(len(store))) for one in some]
     assert len(found) == 7
-    places = {one.place: one for one in found}
+    places = {one.location: one for one in found}
     blobs = store.path / "train" / "shard_00000.blobs"
     assert blobs.stat().st_size == sum(one.size for one in places.values())
     for one in found:
         path, begin = one.blob
         data = path.read_bytes()[begin : begin + one.size]
-        assert data == (file.parent / one.place).read_bytes()
+        assert data == (file.parent / one.location).read_bytes()
     assert verify_store(store.path).faults == []
     data = bytearray(blobs.read_bytes())
     data[7] ^= 1
@@ -164,7 +154,7 @@ def test_media_in_records_are_always_held(tmp_path, processors):
     pq.write_table(pa.table(table), tmp_path / "in.parquet")
     store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
     ((one,),) = StoreMedia(store).of(np.array([0]))
-    assert one.place == ""
+    assert one.location == ""
     assert one.blob[0].read_bytes() == data
 
 
@@ -243,10 +233,7 @@ def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
     for number in (0, 1):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
     (tmp_path / "same.png").write_bytes((tmp_path / "0.png").read_bytes())
-    rows = [
-        {"messages": talk("<image>Who?", "A cat."), "images": [f"{name}.png"]}
-        for name in ("0", "1", "same")
-    ]
+    rows = [{"messages": talk("<image>Who?", "A cat."), "images": [f"{name}.png"]} for name in ("0", "1", "same")]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1]
@@ -256,10 +243,7 @@ def test_near_duplicates_about_other_images_stay(tmp_path, processors):
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
     text = "It is a cat that sits on a mat and looks at a bird that sits on a tree. " * 3
-    rows = [
-        {"messages": talk("<image>Describe it.", text), "images": [f"{number % 4}.png"]}
-        for number in range(4)
-    ]
+    rows = [{"messages": talk("<image>Describe it.", text), "images": [f"{number % 4}.png"]} for number in range(4)]
     rows.append({"messages": talk("<image>Describe it!", text), "images": ["0.png"]})
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
@@ -271,9 +255,7 @@ def test_paths_begin_in_the_current_folder(tmp_path, processors, monkeypatch):
     monkeypatch.chdir(tmp_path / "in")
     store = prepared("talks.json", tmp_path / "out", processors["qwen2_vl"])
     assert len(store) == 3
-    again = prepared(
-        "talks.json", tmp_path / "again", processors["qwen2_vl"], media={"data_folder": "."}
-    )
+    again = prepared("talks.json", tmp_path / "again", processors["qwen2_vl"], media={"data_folder": "."})
     assert len(again) == 3
 
 
@@ -336,9 +318,7 @@ def test_what_is_appended_is_kept_as_what_is_there(tmp_path, processors):
     held = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
     assert held.manifest.recipe["reading"]["media"]["keep"] == "embed"
     more = write_images(tmp_path / "two", 3).rename(tmp_path / "two" / "more.json")
-    batchloom.prepare(
-        more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
-    )
+    batchloom.prepare(more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     grown = batchloom.open_store(tmp_path / "out")
     found = [one for some in StoreMedia(grown).of(np.arange(len(grown))) for one in some]
     assert all(one.blob is not None for one in found)
@@ -352,9 +332,7 @@ def test_an_absolute_data_folder_has_to_be_said_again(tmp_path, processors):
     more = tmp_path / "more.json"
     more.write_text(moved.read_text().replace("number", "item"))
     with pytest.raises(SettingsError, match="was made of media below a folder 'in'"):
-        batchloom.prepare(
-            more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
-        )
+        batchloom.prepare(more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     batchloom.prepare(
         more,
         out=tmp_path / "out",
@@ -383,19 +361,14 @@ def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
     with pytest.raises(InputError, match="is not there"):
         prepared(moved, tmp_path / "out", processors["qwen2_vl"], max_bad=0)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    store = prepared(
-        moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")}
-    )
+    store = prepared(moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")})
     assert folders_of(store) == {str(tmp_path / "in")}
 
 
 def test_removed_and_compacted_documents_take_their_media_along(tmp_path, processors):
     file = write_images(tmp_path / "in", 5)
     store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
-    before = {
-        store.provenance.of(n).record: some
-        for n, some in enumerate(StoreMedia(store).of(np.arange(len(store))))
-    }
+    before = {store.provenance.of(n).record: some for n, some in enumerate(StoreMedia(store).of(np.arange(len(store))))}
     gone = store.provenance.of(2)
     (tmp_path / "gone.txt").write_text(f"{gone.hash}\n")
     remove_documents(store.path, documents_file=tmp_path / "gone.txt")
@@ -406,16 +379,11 @@ def test_removed_and_compacted_documents_take_their_media_along(tmp_path, proces
     for number, some in enumerate(StoreMedia(after).of(np.arange(len(after)))):
         record = after.provenance.of(number).record
         assert record != gone.record
-        told = [(one.place, one.start, one.tokens, one.digest, one.size) for one in some]
-        assert told == [
-            (one.place, one.start, one.tokens, one.digest, one.size) for one in before[record]
-        ]
+        told = [(one.location, one.start, one.tokens, one.digest, one.size) for one in some]
+        assert told == [(one.location, one.start, one.tokens, one.digest, one.size) for one in before[record]]
         for one in some:
             path, begin = one.blob
-            assert (
-                path.read_bytes()[begin : begin + one.size]
-                == (file.parent / one.place).read_bytes()
-            )
+            assert path.read_bytes()[begin : begin + one.size] == (file.parent / one.location).read_bytes()
 
 
 def test_more_conversations_are_appended_with_the_same_processor(tmp_path, processors):
@@ -423,9 +391,7 @@ def test_more_conversations_are_appended_with_the_same_processor(tmp_path, proce
     store = prepared(first, tmp_path / "out", processors["qwen2_vl"])
     second = write_images(tmp_path / "two", 4)
     second = second.rename(second.with_name("more.json"))
-    batchloom.prepare(
-        second, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]}
-    )
+    batchloom.prepare(second, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     grown = batchloom.open_store(tmp_path / "out")
     assert len(grown) > len(store)
     assert verify_store(grown.path).faults == []
@@ -452,15 +418,11 @@ def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypat
         batchloom.prepare(recipe=store.path, out=tmp_path / "again")
     monkeypatch.chdir(Path(processors["qwen2_vl"]).parent)
     batchloom.prepare(recipe=store.path, out=tmp_path / "again")
-    first, second = (
-        (tmp_path / name / "dataset_metadata.json").read_bytes() for name in ("out", "again")
-    )
+    first, second = ((tmp_path / name / "dataset_metadata.json").read_bytes() for name in ("out", "again"))
     assert first == second
 
 
-def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
-    tmp_path, processors, real_data, capsys
-):
+def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, processors, real_data, capsys):
     for name, file, file_kind in (
         ("qwen2_vl", "mllm_demo.json", "image"),
         ("qwen2_audio", "mllm_audio_demo.json", "audio"),
@@ -509,12 +471,8 @@ def test_wrong_settings_of_media_are_told_at_once(tmp_path):
     assert "media.procesor: unknown setting; did you mean 'processor'?" in said
     assert "media.processor: there is none" in said
     assert "media.image_pixels: -1 is not a whole number" in said
-    with pytest.raises(
-        SettingsError, match="media.keep: 'embeded' is none of reference, embed; did you mean"
-    ):
-        batchloom.prepare(
-            tmp_path, out=tmp_path / "out", media={"processor": "x", "keep": "embeded"}
-        )
+    with pytest.raises(SettingsError, match="media.keep: 'embeded' is none of reference, embed; did you mean"):
+        batchloom.prepare(tmp_path, out=tmp_path / "out", media={"processor": "x", "keep": "embeded"})
 
 
 def test_golden_bytes_of_a_media_file(tmp_path):
@@ -529,13 +487,13 @@ def test_golden_bytes_of_a_media_file(tmp_path):
     golden = Path(__file__).parent / "golden.media"
     assert file.read_bytes() == golden.read_bytes()
     found = map_media(file, 4)
-    assert [found.place(number) for number in (0, 1)] == ["a", "bc"]
-    assert found.of(3) == (1, 2)
-    assert found.of(1) == (1, 1)
+    assert [found.read_location(number) for number in (0, 1)] == ["a", "bc"]
+    assert found.locate_rows(3) == (1, 2)
+    assert found.locate_rows(1) == (1, 1)
     taken = found.take(np.array([1, 3]))
     assert taken.rows["document"].tolist() == [1]
-    assert taken.place(0) == "bc"
-    packed, stretches = ShardMedia(found, file).packed()
+    assert taken.read_location(0) == "bc"
+    packed, stretches = ShardMedia(found, file).pack()
     assert stretches == [(0, 10)]
     assert packed.rows["blob"].tolist() == [0, NOT_STORED]
 

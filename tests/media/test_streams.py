@@ -160,9 +160,7 @@ IN_FAST_TIER = {("talks", False), ("captions", False), ("held", True), ("sounds"
         for embed in (False, True)
     ],
 )
-def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
-    tmp_path, monkeypatch, sight, hearing, kind, embed
-):
+def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(tmp_path, monkeypatch, sight, hearing, kind, embed):
     if kind == "films":
         pytest.importorskip("av")
     inputs = {**INPUTS, "films": films}[kind](tmp_path / "in")
@@ -170,7 +168,7 @@ def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
     recipe = recipe_of(hearing if kind == "sounds" else sight, **more)
     stream = small_stream(inputs, recipe=recipe, keep=tmp_path / "kept", **ORDER)
     given, aside, forget = {}, [], PoolMedia.forget
-    monkeypatch.setattr(PoolMedia, "forget", lambda pool: aside.extend(pool.spent) or forget(pool))
+    monkeypatch.setattr(PoolMedia, "forget", lambda pool: aside.extend(pool.spill_files) or forget(pool))
     for batch in Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0):
         given[batch.step] = dict(batch)
     seen = [name for batch in given.values() for name in batch if name not in TEXT]
@@ -301,7 +299,9 @@ def test_a_medium_that_changes_meanwhile_is_an_error_with_its_line(tmp_path, sig
     next(batches)
     for path in (tmp_path / "in" / "pictures").iterdir():
         os.truncate(path, path.stat().st_size - 1)
-    said = r"The document at talks.jsonl, (line|byte) [\d,]+: image pictures/.* has .* bytes, and had .*batchloom prepare"
+    said = (
+        r"The document at talks.jsonl, (line|byte) [\d,]+: image pictures/.* has .* bytes, and had .*batchloom prepare"
+    )
     with pytest.raises(MediumError, match=said):
         list(batches)
 
@@ -434,9 +434,7 @@ def test_a_model_is_chosen_documents_of_a_first_step(tmp_path, sight):
         tmp_path / "texts.jsonl",
         [{"messages": talk(f"Who is {n}?", "A cat."), "images": []} for n in range(99)],
     )
-    blind = DocumentRows(
-        Loader(small_stream(texts, recipe=recipe_of(sight), **ORDER), rank=0, world_size=1)
-    )
+    blind = DocumentRows(Loader(small_stream(texts, recipe=recipe_of(sight), **ORDER), rank=0, world_size=1))
     assert blind.with_media(900) == []
     assert "pixel_values" in blind.describe_media_mismatch(TextAlone(), 900)
 

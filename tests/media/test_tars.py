@@ -105,8 +105,8 @@ def test_tars_of_captions_are_documents_and_batches(made, processor, tmp_path):
         (one,) = some
         assert one.blob is None
         data = jpeg(number, 40 + 17 * number)
-        stretch = tuple(map(int, one.place.rpartition("#")[2].split("+")))
-        with FileContent(folder / one.place.partition("#")[0], stretch) as file:
+        stretch = tuple(map(int, one.location.rpartition("#")[2].split("+")))
+        with FileContent(folder / one.location.partition("#")[0], stretch) as file:
             assert file.read(0, file.size) == data
         text = f"<|vision_start|><|image_pad|><|vision_end|>Cat {number}."
         ids = made(text=[text], images=[Image.open(io.BytesIO(data))])["input_ids"][0]
@@ -132,9 +132,7 @@ def test_held_media_of_tars_are_their_bytes(processor, tmp_path):
             path, begin = some[0].blob
             data = jpeg(number, 40 + 17 * number)
             assert path.read_bytes()[begin : begin + len(data)] == data
-        assert [store[n].ids.tolist() for n in range(5)] == [
-            named[n].ids.tolist() for n in range(5)
-        ]
+        assert [store[n].ids.tolist() for n in range(5)] == [named[n].ids.tolist() for n in range(5)]
         assert list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
     with pytest.raises(MediumError, match=r"a\.tar#.* is not there"):
         list(batchloom.Loader(named, seq_len=200, global_batch_size=2))

@@ -19,9 +19,7 @@ from media.processors import MADE, save
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 ALONE = {
-    **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"
-    ),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>\n",
 }
@@ -106,9 +104,7 @@ def test_sounds_with_what_is_said(made, processors, tmp_path):
     folder = processors["qwen2_audio"]
     store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", folder)
     text = ALONE["qwen2_audio"] + "Hello world."
-    heard = made["qwen2_audio"](
-        text=[text], audio=[np.zeros(20_000, np.float32)], sampling_rate=16_000
-    )
+    heard = made["qwen2_audio"](text=[text], audio=[np.zeros(20_000, np.float32)], sampling_rate=16_000)
     assert store[0].ids.tolist() == [*heard["input_ids"][0], store.tokenizer.end_id]
     batch = batchloom.Loader(store, seq_len=400, global_batch_size=1)[0]
     assert batch["input_features"].shape == (1, 80, 3000)
@@ -129,9 +125,7 @@ def test_real_images_with_captions_in_batches(made, processors, tmp_path, real_d
     grids, pixels = [], []
     for n in (1, 2, 3):
         with closing(Image.open(folder / f"{n}.jpg")) as image:
-            one = made["qwen2_vl"](
-                text=[ALONE["qwen2_vl"] + f"This is number {n}."], images=[image]
-            )
+            one = made["qwen2_vl"](text=[ALONE["qwen2_vl"] + f"This is number {n}."], images=[image])
         assert store[n - 1].ids.tolist()[:-1] == list(one["input_ids"][0])
         grids.append(one["image_grid_thw"])
         pixels.append(one["pixel_values"])
@@ -153,16 +147,14 @@ def test_typed_parts_and_lists_side_by_side(processors, tmp_path):
         {"type": "image_url", "image_url": {"url": "1.jpg"}},
         {"type": "text", "text": "."},
     ]
-    typed = prepared(
-        written(tmp_path / "a.jsonl", [{"content": parts}]), tmp_path / "a", processors["gemma3"]
-    )
+    typed = prepared(written(tmp_path / "a.jsonl", [{"content": parts}]), tmp_path / "a", processors["gemma3"])
     beside = {"images": [None, "0.jpg", None, "1.jpg", None], "texts": ["First ", None] * 2 + ["."]}
     beside["texts"][2] = " and "
     lists = prepared(written(tmp_path / "b.jsonl", [beside]), tmp_path / "b", processors["gemma3"])
     placed = {"text": "First <image> and <image>.", "images": ["0.jpg", "1.jpg"]}
     marked = prepared(written(tmp_path / "c.jsonl", [placed]), tmp_path / "c", processors["gemma3"])
     assert typed[0].ids.tolist() == lists[0].ids.tolist() == marked[0].ids.tolist()
-    assert [one.place for one in media_of(lists)[0]] == ["0.jpg", "1.jpg"]
+    assert [one.location for one in media_of(lists)[0]] == ["0.jpg", "1.jpg"]
 
 
 def read(rows, **mapping):
@@ -173,7 +165,7 @@ def read(rows, **mapping):
 def test_texts_that_follow_one_another_are_paragraphs():
     (found,) = read([{"texts": ["a", "b", None, "", "c"], "images": [None, None, "x", None, None]}])
     assert found.texts == ["a\n\nb", "c"]
-    assert [one.place for one in found.media] == ["x"]
+    assert [one.location for one in found.media] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +197,7 @@ def test_what_is_no_text_with_media_is_read_as_before():
     rows = [{"messages": talk("<image>?", "A cat."), "image": "x", "text": "rendered"}]
     assert detect_schema(rows, media=True).form == "messages"
     assert detect_schema(rows, {"text": "text"}, media=True).form == "interleaved"
-    assert read([{"body": "b", "pic": "x"}], text="body", images="pic")[0].media[0].place == "x"
+    assert read([{"body": "b", "pic": "x"}], text="body", images="pic")[0].media[0].location == "x"
     with pytest.raises(SchemaError, match="no schema fits"):
         detect_schema([{"caption": "a"}], media=True)
 
@@ -214,9 +206,7 @@ def test_media_that_come_late_are_kept_aside(processors, tmp_path):
     picture_files(tmp_path)
     rows = [{"text": f"number {n}"} for n in range(150)]
     rows.append({"text": "<image>", "images": ["0.jpg"]})
-    store = prepared(
-        written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=1
-    )
+    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=1)
     assert len(store) == 150
     (bad,) = aside(store)
     assert bad["line"] == 151
@@ -247,9 +237,7 @@ def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):
         {"image": "../0.jpg", "text": "A cat elsewhere."},
         {"image": "1.jpg", "text": " \n"},
     ]
-    store = prepared(
-        written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=2
-    )
+    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=2)
     assert len(store) == 1
     bad = aside(store)
     assert [one["line"] for one in bad] == [2, 3]
@@ -329,10 +317,7 @@ def test_texts_and_conversations_in_one_store_and_its_order(processors, tmp_path
     (tmp_path / "in" / "plain.txt").write_text("A text of its own.\n")
     folder = processors["qwen2_vl"]
     given = [talks, captions, tmp_path / "in" / "plain.txt"]
-    stores = [
-        prepared(given, tmp_path / f"out{workers}", folder, workers=workers, dedup="exact")
-        for workers in (1, 2)
-    ]
+    stores = [prepared(given, tmp_path / f"out{workers}", folder, workers=workers, dedup="exact") for workers in (1, 2)]
     files = sorted(one for one in stores[0].path.rglob("*") if one.is_file())
     assert len(files) > 6
     for file in files:
@@ -355,7 +340,5 @@ def test_captions_of_equal_words_about_other_images_are_no_duplicates(processors
     picture_files(tmp_path)
     rows = [{"image": f"{n % 3}.jpg", "text": "A photo."} for n in range(5)]
     rows += [{"text": "A photo."}, {"text": "A photo."}]
-    store = prepared(
-        written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["gemma3"], dedup="exact"
-    )
+    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["gemma3"], dedup="exact")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 5]

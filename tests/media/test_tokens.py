@@ -32,9 +32,7 @@ STRINGS = (
     "<|im_end|>\n{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PLACES = {
-    **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"
-    ),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n",
 }
@@ -49,11 +47,7 @@ def family(request, tmp_path_factory):
 
 
 def medium(kind, number):
-    facts = (
-        AudioFacts(16_000 + 777 * number, 16_000)
-        if kind == "audio"
-        else ImageFacts(*SIZES[number % len(SIZES)])
-    )
+    facts = AudioFacts(16_000 + 777 * number, 16_000) if kind == "audio" else ImageFacts(*SIZES[number % len(SIZES)])
     return Medium(kind, f"{number}.file", None, MediumInfo(facts, bytes(16), 1))
 
 
@@ -73,13 +67,13 @@ def oracle(made, template, conversation, kind):
     """What the processor makes of a conversation with blank media."""
     if kind == "audio":
         given = {
-            "audio": [np.zeros(one.seen.facts.samples, np.float32) for one in conversation.media],
+            "audio": [np.zeros(one.info.facts.samples, np.float32) for one in conversation.media],
             "sampling_rate": 16_000,
         }
     else:
         from PIL import Image
 
-        sizes = [(one.seen.facts.width, one.seen.facts.height) for one in conversation.media]
+        sizes = [(one.info.facts.width, one.info.facts.height) for one in conversation.media]
         given = {"images": [Image.new("RGB", size) for size in sizes]}
     return np.asarray(made(text=[template], **given)["input_ids"][0])
 
@@ -88,9 +82,7 @@ def rendered(made, template, conversation, *, lists=False):
     messages = conversation.messages
     if lists:
         messages = [
-            {**one, "content": [{"type": "text", "text": one["content"]}]}
-            if isinstance(one["content"], str)
-            else one
+            {**one, "content": [{"type": "text", "text": one["content"]}]} if isinstance(one["content"], str) else one
             for one in messages
         ]
     return made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
@@ -102,9 +94,7 @@ def test_ids_are_the_processors(family, form, tmp_path):
     (kind,) = processor.families
     template = form.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
     (tmp_path / "t.jinja").write_text(template)
-    encoder = ChatEncoder(
-        resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families
-    )
+    encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
     one = conversation(kind)
     found = encode_conversations([one], encoder, ChatRules(prove=True))
     assert found.faults == []
@@ -132,10 +122,8 @@ def test_where_a_template_knows_no_media_they_stand_in_the_text(family, tmp_path
     _, made, folder, processor = family
     (kind,) = processor.families
     (tmp_path / "t.jinja").write_text(STRINGS)
-    encoder = ChatEncoder(
-        resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families
-    )
-    alone = processor.families[kind].alone
+    encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
+    alone = processor.families[kind].fallback_text
     assert any(f"knows no {kind}" in note for note in encoder.renderer.notes)
     one = conversation(kind)
     found = encode_conversations([one], encoder, ChatRules(prove=True))

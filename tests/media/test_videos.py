@@ -52,9 +52,7 @@ def test_frames_are_those_that_transformers_takes(total, rate):
             expected = sampled_by_transformers(total, rate, num_frames=count)
             assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
     for fps in (1, 2, 2.5, 1 / 3):
-        found = compute_frame_times(
-            seconds, Fraction(rate), FrameSampling(fps=fps, max_frames=10**6)
-        )
+        found = compute_frame_times(seconds, Fraction(rate), FrameSampling(fps=fps, max_frames=10**6))
         expected = sampled_by_transformers(total, rate, fps=fps)
         assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
 
@@ -66,12 +64,7 @@ def test_there_is_always_a_frame_and_never_more_than_there_are():
         333_334,
         666_667,
     ]
-    assert (
-        len(
-            compute_frame_times(Fraction(36_000), Fraction(30), FrameSampling(fps=2, max_frames=16))
-        )
-        == 16
-    )
+    assert len(compute_frame_times(Fraction(36_000), Fraction(30), FrameSampling(fps=2, max_frames=16))) == 16
     assert len(compute_frame_times(Fraction(2), None, FrameSampling(frames=9))) == 9
 
 
@@ -104,9 +97,7 @@ def test_frames_far_from_each_other_are_sought():
     facts = seen(data, frames=5)
     assert [one.time for one in facts] == [0, 12_000_000, 24_000_000, 36_000_000, 48_000_000]
     found = list(decode_frames(BytesContent(data), facts))
-    assert [one.tobytes() for one in found] == [
-        every[at].tobytes() for at in (0, 120, 240, 360, 480)
-    ]
+    assert [one.tobytes() for one in found] == [every[at].tobytes() for at in (0, 120, 240, 360, 480)]
     # Of keyframes that are rare each is reached as well.
     rare = film(600, 10, codec="libx264", gop=600)
     facts = seen(rare, frames=60)
@@ -130,9 +121,7 @@ def test_large_frames_are_made_smaller_and_small_ones_larger():
     facts = seen(data, frames=2, max_pixels=3200)
     assert {(one.width, one.height) for one in facts} == {(80, 40)}
     (first, _) = decode_frames(BytesContent(data), facts)
-    near = np.abs(
-        np.asarray(first, np.int64) - np.asarray(decoded(data)[0].resize((80, 40)), np.int64)
-    )
+    near = np.abs(np.asarray(first, np.int64) - np.asarray(decoded(data)[0].resize((80, 40)), np.int64))
     assert near.max() <= 1
     assert seen(film(4, 4, size=(16, 16)), min_pixels=1024)[0].width == 32
 
@@ -218,9 +207,7 @@ def test_a_video_that_streams_is_seen_to_be_cut(tmp_path):
 
 
 def test_frames_of_too_many_pixels_are_refused():
-    with pytest.raises(
-        UnusableRecordError, match="has frames of 3,072 pixels, more than the 3,000"
-    ):
+    with pytest.raises(UnusableRecordError, match="has frames of 3,072 pixels, more than the 3,000"):
         seen(film(4, 4), MediaLimits(image_pixels=3000))
 
 
@@ -237,9 +224,7 @@ def conversations(folder):
     (folder / "films").mkdir(parents=True)
     for number, (form, codec) in enumerate(FORMS):
         size = (64 + 16 * number, 48)
-        (folder / f"films/{number}.{form}").write_bytes(
-            film(20 + 10 * number, 10, size=size, form=form, codec=codec)
-        )
+        (folder / f"films/{number}.{form}").write_bytes(film(20 + 10 * number, 10, size=size, form=form, codec=codec))
     (folder / "a.png").write_bytes(encoded(picture(40, 30), "PNG"))
     rows = [
         {
@@ -286,9 +271,7 @@ def test_a_video_stands_as_its_frames(name, tmp_path):
         if number == 6:
             films = [file.parent / "films/1.mp4"]
         runs = [frames_of(one, **sampling) for one in films]
-        images = [
-            [one] for one in map(open_image, [file.parent / one for one in row.get("images", [])])
-        ]
+        images = [[one] for one in map(open_image, [file.parent / one for one in row.get("images", [])])]
         kinds = ["video", "image", "video"] if images else ["video"] * len(runs)
         order = [runs.pop(0) if kind == "video" else images.pop(0) for kind in kinds]
         content = [{"type": "image"} for some in order for _ in some]
@@ -300,9 +283,7 @@ def test_a_video_stands_as_its_frames(name, tmp_path):
         else:
             content = [*said, *content] if number >= 6 else [*content, *said]
         messages = [{"role": "user", "content": content if order else text}, row["messages"][1]]
-        written = made.tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False
-        )
+        written = made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
         media = {"images": [one for some in order for one in some]} if order else {}
         inputs = made(text=[written], return_tensors="np", **media)
         document = next(at for at in range(8) if store.provenance.of(at).record == number)
@@ -355,9 +336,7 @@ def test_embedded_videos_are_kept_once_and_give_the_same(plain, tmp_path):
     finally:
         (file.parent / "gone").rename(file.parent / "films")
     same(as_numpy(batchloom.Loader(named, **sizes)[0]), moved)
-    one = batchloom.Loader(
-        named, **sizes, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0
-    )
+    one = batchloom.Loader(named, **sizes, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0)
     same(as_numpy(one[0]), moved)
 
 
@@ -463,7 +442,7 @@ def test_videos_in_tars_are_named_by_their_place(plain, tmp_path):
     assert len(store) == 2
     (first, *_) = StoreMedia(store).of(np.array([0]))[0]
     assert first.blob is None
-    assert "a.tar#" in first.place
+    assert "a.tar#" in first.location
     loader = batchloom.Loader(store, seq_len=64, global_batch_size=1)
     assert sum(len(batch["pixel_values"]) for batch in loader) == 6
 

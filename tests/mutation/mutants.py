@@ -71,8 +71,8 @@ PLAN = (
     Mutant(
         "cut-piece-one-sequence-late",
         "plan/packing/strategies.py",
-        "starts=np.concatenate([starts, piece * seq_len]),",
-        "starts=np.concatenate([starts, (piece + 1) * seq_len]),",
+        "starts=np.concatenate([starts, chunk_index * seq_len]),",
+        "starts=np.concatenate([starts, (chunk_index + 1) * seq_len]),",
         ("plan/test_pack.py", "plan/test_plan.py"),
     ),
     # Every epoch takes the pools in the order of the first one.
@@ -103,8 +103,8 @@ PLAN = (
     Mutant(
         "ban-one-sequence-late",
         "plan/order/row_windows.py",
-        "late = np.repeat(positions >= position, np.diff(rows.pointers))",
-        "late = np.repeat(positions > position, np.diff(rows.pointers))",
+        "is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))",
+        "is_after_ban = np.repeat(positions > position, np.diff(rows.pointers))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
     ),
     # A longer run goes on behind the last sequence of a shorter one, in the middle of a step.
@@ -119,16 +119,16 @@ PLAN = (
     Mutant(
         "state-check-not-compared",
         "plan/order/plan_state.py",
-        'same = state["check"] == fingerprint(rest)',
-        'same = bool(state["check"])',
+        'is_unchanged = state["check"] == fingerprint(checked_fields)',
+        'is_unchanged = bool(state["check"])',
         ("plan/test_plan.py", "plan/test_lanes.py"),
     ),
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
         "group-weight-ignored",
         "plan/mixture/period_shares.py",
-        "found.update({source: mine * share for source, share in inside.items()})",
-        "found.update(inside)",
+        "flat_weights.update({source: group_weight * share for source, share in inside.items()})",
+        "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
     ),
     # New weights hold one step later than the edit says.
@@ -151,8 +151,8 @@ PLAN = (
     Mutant(
         "drop-limit-one-token-low",
         "plan/packing/row_order.py",
-        "found[found > spec.seq_len] = 0",
-        "found[found >= spec.seq_len] = 0",
+        "fitted_lengths[fitted_lengths > spec.seq_len] = 0",
+        "fitted_lengths[fitted_lengths >= spec.seq_len] = 0",
         ("plan/test_plan.py", "plan/test_pools.py"),
     ),
     # An edit of seq_len joins pieces of a document although a piece between them was served.
@@ -175,8 +175,8 @@ PLAN = (
     Mutant(
         "last-document-of-lane-lost",
         "plan/order/lane_plan.py",
-        "int(ends[-1]) if len(ends) else 0\n",
-        "int(ends[-1]) - 1 if len(ends) else 0\n",
+        "int(ends[-1]) if len(ends) else 0)",
+        "int(ends[-1]) - 1 if len(ends) else 0)",
         ("plan/test_lanes.py", "raw_streams/test_keep.py"),
     ),
 )
@@ -226,15 +226,15 @@ BATCHES = (
     Mutant(
         "resumed-step-skipped",
         "batches/loading/iterations.py",
-        "self._start, self.resumed, self._latest, self._given = step, True, None, step",
-        "self._start, self.resumed, self._latest, self._given = step + 1, True, None, step",
+        "self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step",
+        "self._start, self.resumed, self._latest, self._furthest_step = step + 1, True, None, step",
         ("batches/test_loader.py", "batches/test_mixture.py"),
     ),
     # An error while a batch is made ends the iteration as if the run were over.
     Mutant(
         "producer-error-swallowed",
         "batches/producer_thread.py",
-        "raise made.error",
+        "raise produced_item.error",
         "return",
         ("batches/test_ahead.py", "batches/test_loader.py"),
     ),
@@ -250,7 +250,7 @@ BATCHES = (
     Mutant(
         "count-table-checksum-not-compared",
         "batches/loading/pool_tables.py",
-        "len(body) == 4 * count and same:",
+        "len(body) == 4 * count and digest_matches:",
         "len(body) == 4 * count:",
         ("batches/test_tables.py", "batches/test_synthetic.py"),
     ),
@@ -266,8 +266,8 @@ BATCHES = (
     Mutant(
         "mixture-mask-of-the-first-span",
         "batches/loading/combined_store.py",
-        "masks = store.mask(documents[at] - first, starts[at], lengths[at])",
-        "masks = store.mask(documents[at] - first, 0 * starts[at], lengths[at])",
+        "masks = store.mask(documents[span_indices] - first, starts[span_indices], lengths[span_indices])",
+        "masks = store.mask(documents[span_indices] - first, 0 * starts[span_indices], lengths[span_indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
     ),
     # The first id behind the vocabulary reaches the model.
@@ -293,24 +293,24 @@ STORE = (
     Mutant(
         "file-written-in-place",
         "store/write/store_writer.py",
-        "aside, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()",
-        "aside, digest = path, xxhash.xxh3_128()",
+        "partial_path, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()",
+        "partial_path, digest = path, xxhash.xxh3_128()",
         ("store/test_reader.py", "store/test_generations.py"),
     ),
     # The flags of the last tokens of a shard are in reverse order in its mask.
     Mutant(
         "mask-tail-bits-reversed",
         "store/format/loss_mask.py",
-        'return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()',
-        'return header + self._bits + np.packbits(self._rest, bitorder="big").tobytes()',
+        'return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()',
+        'return header + self._bits + np.packbits(self._pending_flags, bitorder="big").tobytes()',
         ("store/test_golden.py", "batches/test_assemble.py"),
     ),
     # The pointers of a shard of 2**31 tokens and more wrap around.
     Mutant(
         "index-pointer-overflow",
         "store/format/megatron_index.py",
-        'sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")',
-        'sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i4")',
+        'token_ends = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")',
+        'token_ends = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i4")',
         ("store/test_golden.py", "store/test_megatron.py", "store/test_export.py"),
     ),
     # The provenance of a document names the line before its own.
@@ -325,8 +325,8 @@ STORE = (
     Mutant(
         "removed-document-trained",
         "store/read/subset_reader.py",
-        "masks[at] = np.zeros(masks[at].size, bool)",
-        "masks[at] = np.ones(masks[at].size, bool)",
+        "masks[index] = np.zeros(masks[index].size, bool)",
+        "masks[index] = np.ones(masks[index].size, bool)",
         ("store/test_remove.py",),
     ),
     # A compaction that rewrites several shards keeps the last of them alone.
@@ -349,24 +349,24 @@ STORE = (
     Mutant(
         "later-generation-offset-lost",
         "store/read/remote_lengths.py",
-        "before = np.array([int(one[1]) for one in entries], np.int64) + self._tokens[of]",
-        "before = np.array([int(one[1]) for one in entries], np.int64)",
+        "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64) + self._tokens[block_layers]",
+        "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64)",
         ("store/test_remote.py",),
     ),
     # A block that was damaged on its way from a remote store is served.
     Mutant(
         "fetched-block-not-verified",
         "store/read/remote_blocks.py",
-        "if expected is None or np.array_equal(compute_block_checksums(data), expected):",
-        "if expected is None or len(data):",
+        "if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):",
+        "if expected_checksums is None or len(data):",
         ("store/test_remote.py", "store/test_remote_faults.py"),
     ),
     # A block that was damaged in the cache is served, though it is to be checked when first read.
     Mutant(
         "cached-block-not-verified",
         "store/read/remote_blocks.py",
-        'if self._verify == "off" and segment.table.whole:',
-        "if segment.table.whole:",
+        'if self._verify == "off" and cache_file.table.written_this_boot:',
+        "if cache_file.table.written_this_boot:",
         ("store/test_remote.py",),
     ),
     # A changed manifest of an older generation is opened as if it were the original.
@@ -401,16 +401,16 @@ PREPARATION = (
     Mutant(
         "appended-duplicates-kept",
         "preparation/phases/later_phases.py",
-        "number=one.unit.number + len(self._older.files),",
-        "number=one.unit.number,",
+        "number=unit_counts.unit.number + len(self._base_generations.files),",
+        "number=unit_counts.unit.number,",
         ("preparation/test_append.py",),
     ),
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
         "validation-document-in-train",
         "preparation/phases/duplicate_resolution.py",
-        "natural, known = self.membership, (*self.settled, *overrides)",
-        "natural, known = self.membership, overrides",
+        "natural, all_overrides = self.membership, (*self.base_overrides, *overrides)",
+        "natural, all_overrides = self.membership, overrides",
         ("preparation/test_append.py",),
     ),
     # An imported file loses its last document if that is one token without an end token.
@@ -425,8 +425,8 @@ PREPARATION = (
     Mutant(
         "end-token-for-beginning-token",
         "preparation/documents/document_arrays.py",
-        "made[begins] = tokenizer.bos_id",
-        "made[begins] = tokenizer.end_id",
+        "output[begins] = tokenizer.bos_id",
+        "output[begins] = tokenizer.end_id",
         ("preparation/test_store.py", "tokens"),
     ),
     # The provenance of documents is wrong behind the first 65,536 input files.
@@ -496,8 +496,8 @@ CHAT = (
     Mutant(
         "first-answer-trained-for-the-last",
         "chat/templates/trained_spans.py",
-        "chosen = set(assistants[-1:] if last else assistants)",
-        "chosen = set(assistants[:1] if last else assistants)",
+        "selected_numbers = set(assistants[-1:] if last else assistants)",
+        "selected_numbers = set(assistants[:1] if last else assistants)",
         ("chat/test_turns.py", "preparation/test_chat.py"),
     ),
     # The default weight of 1 makes a user's or a system's turn a trained one.
@@ -520,8 +520,8 @@ CHAT = (
     Mutant(
         "stop-token-not-trained",
         "chat/templates/turn_positions.py",
-        "return place + len(stop)",
-        "return place",
+        "return start + len(stop)",
+        "return start",
         ("chat/test_turns.py", "chat/test_oracles.py"),
     ),
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
@@ -536,8 +536,8 @@ CHAT = (
     Mutant(
         "completion-one-turn-early",
         "chat/schema/prompt_answer.py",
-        "messages, start = led, start + 1",
-        "messages = led",
+        "messages, start = extended_messages, start + 1",
+        "messages = extended_messages",
         ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl.py"),
     ),
 )
@@ -547,7 +547,7 @@ STREAMS = (
     Mutant(
         "resumed-record-repeated",
         "streaming/lane.py",
-        "skip = begin.taken",
+        "skip = begin.documents_taken",
         "skip = 0",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
@@ -571,7 +571,7 @@ STREAMS = (
     Mutant(
         "partial-stretch-kept",
         "streaming/lane.py",
-        "if self._keep is not None and begin.epoch == 0 and whole:",
+        "if self._keep is not None and begin.epoch == 0 and from_start:",
         "if self._keep is not None and begin.epoch == 0:",
         ("raw_streams/test_keep.py",),
     ),
@@ -579,8 +579,8 @@ STREAMS = (
     Mutant(
         "validation-documents-streamed",
         "streaming/lane.py",
-        "mine = codes == 0",
-        "mine = codes != 2",
+        "in_train = codes == 0",
+        "in_train = codes != 2",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
 )

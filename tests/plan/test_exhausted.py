@@ -50,9 +50,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     weights = dict(zip("abc", data.draw(st.permutations([1, 2, 5])), strict=True))
     most = 40 if overlong == "split" else 16
     lengths = [[min(n, most) for n in own] for own in lengths]
-    spec = PlanSpec(
-        seq_len=16, global_batch_size=8, pool_size=4, lanes=lanes, overlong=overlong, seed=epochs
-    )
+    spec = PlanSpec(seq_len=16, global_batch_size=8, pool_size=4, lanes=lanes, overlong=overlong, seed=epochs)
 
     def made(edits=()):
         """A plan that knows nothing yet."""
@@ -68,11 +66,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     steps = [by_row(plan.rows(*plan.positions_of(step))) for step in range(plan.steps)]
     everything = [row for step in steps for row in step][: plan.positions]
     counts = often(plan, [span for row in everything for span in row])
-    gone = [
-        n
-        for n in range(3)
-        if plan.orders.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions
-    ]
+    gone = [n for n in range(3) if plan.orders.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions]
     for number, count in enumerate(counts):
         whole = epochs if number == 0 else 1
         assert count.max(initial=0) <= whole
@@ -107,10 +101,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
         for position, row in enumerate(everything)
         if any(source == number and of == document for source, of, *_ in row)
     }
-    assert {
-        one.position
-        for one in find_document_positions(made(plan.edits), number, document, plan.steps)
-    } == held
+    assert {one.position for one in find_document_positions(made(plan.edits), number, document, plan.steps)} == held
 
 
 def test_a_group_of_lanes_is_all_that_is_empty():
@@ -130,15 +121,11 @@ def test_a_group_of_lanes_is_all_that_is_empty():
     for pool in range(order.pools.count):
         pool_of[order.pools.members(pool)] = pool
     mine = rows.sources == 0
-    lanes = plan.run.lanes_of(0, plan.positions)[
-        np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-    ]
+    lanes = plan.run.lanes_of(0, plan.positions)[np.repeat(np.arange(len(rows)), np.diff(rows.pointers))]
     assert (pool_of[rows.documents[mine]] % 64 == lanes[mine]).mean() > 0.8
 
 
-@pytest.mark.parametrize(
-    ("overlong", "edits"), [("drop", []), ("truncate", []), ("split", [Edit(step=3, seq_len=24)])]
-)
+@pytest.mark.parametrize(("overlong", "edits"), [("drop", []), ("truncate", []), ("split", [Edit(step=3, seq_len=24)])])
 def test_the_first_steps_count_few_pools_of_a_source_that_runs_out(overlong, edits):
     given_stores = {name: Watched([5, 9, 13, 16] * 100_000, name) for name in ("a", "b")}
     mixture = Mixture({"a": 1, "b": 1}, stores=given_stores, exhausted="stop")
@@ -163,9 +150,7 @@ def test_a_run_that_ends_before_an_edit_can_be_counted(lanes):
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     lanes=st.sampled_from([1, 2, 4, 8]),
-    cuts=st.lists(
-        st.tuples(st.integers(0, 30), st.sampled_from([8, 12, 16, 40])), min_size=1, max_size=3
-    ),
+    cuts=st.lists(st.tuples(st.integers(0, 30), st.sampled_from([8, 12, 16, 40])), min_size=1, max_size=3),
     epochs=st.integers(1, 3),
     seed=st.integers(0, 9),
     data=st.data(),
@@ -174,9 +159,7 @@ def test_a_run_that_ends_before_an_edit_can_be_counted(lanes):
 def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_anew(
     lengths, lanes, cuts, epochs, seed, data
 ):
-    spec = PlanSpec(
-        seq_len=16, global_batch_size=8, pool_size=4, lanes=lanes, epochs=epochs, seed=seed
-    )
+    spec = PlanSpec(seq_len=16, global_batch_size=8, pool_size=4, lanes=lanes, epochs=epochs, seed=seed)
     edits = [Edit(step=step, seq_len=seq_len) for step, seq_len in sorted(cuts)]
 
     def made(edits=()):
@@ -204,7 +187,5 @@ def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_ane
         for row, spans_ in enumerate(rows)
         if any(of == document for _, of, *_ in spans_)
     }
-    found = {
-        (one.step, one.row) for one in find_document_positions(made(edits), 0, document, plan.steps)
-    }
+    found = {(one.step, one.row) for one in find_document_positions(made(edits), 0, document, plan.steps)}
     assert found == held

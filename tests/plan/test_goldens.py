@@ -45,23 +45,17 @@ PLANS = {
     "mixture wrapped": lambda: mixed(spec=replace(SPEC, packing="wrap")),
     "mixture in blocks": lambda: mixed(spec=replace(SPEC, block=2)),
     "mixture, aligned": lambda: mixed(spec=replace(SPEC, align=4)),
-    "stages": lambda: mixed(
-        stages=[Stage(weights={"b": 1}, step=2), Stage(weights={"c": 1, "b": 1}, step=4)]
-    ),
+    "stages": lambda: mixed(stages=[Stage(weights={"b": 1}, step=2), Stage(weights={"c": 1, "b": 1}, step=4)]),
     "stage by tokens": lambda: mixed(stages=[Stage(weights={"b": 1}, tokens=33)]),
     "stop": lambda: mixed(spec=ENDLESS, exhausted="stop", sources={"b": SourceSpec(epochs=2)}),
     "redistribute": lambda: mixed({"a": 1, "b": 2}, ENDLESS, exhausted="redistribute"),
-    "redistribute, 2 lanes": lambda: mixed(
-        {"a": 1, "b": 2}, replace(LANES, steps=None), exhausted="redistribute"
-    ),
+    "redistribute, 2 lanes": lambda: mixed({"a": 1, "b": 2}, replace(LANES, steps=None), exhausted="redistribute"),
     "weights from step 2": lambda: mixed(edits=[{"step": 2, "weights": {"a": 1, "c": 1}}]),
     "3 steps skipped at step 2": lambda: mixed(edits=[{"step": 2, "skip": 3}]),
     "a ban from step 1": lambda: mixed(edits=[{"step": 1, "ban": {"a": [4, 0]}}]),
     "batches of 3 from step 2": lambda: mixed(edits=[{"step": 2, "global_batch_size": 3}]),
     "seq_len 12 from step 2": lambda: mixed(edits=[{"step": 2, "seq_len": 12}]),
-    "seq_len 12 from step 2, 2 lanes": lambda: mixed(
-        spec=LANES, edits=[{"step": 2, "seq_len": 12}]
-    ),
+    "seq_len 12 from step 2, 2 lanes": lambda: mixed(spec=LANES, edits=[{"step": 2, "seq_len": 12}]),
     "one store, 4 lanes, seq_len 12 and 5": lambda: alone(
         replace(SPEC, lanes=4, global_batch_size=4, pool_size=2, steps=8),
         edits=[{"step": 1, "seq_len": 12}, {"step": 4, "seq_len": 5}],
@@ -92,9 +86,7 @@ def told(plan):
         banned = np.zeros(len(rows.documents), bool) if rows.banned is None else rows.banned
         spans = [
             f"{plan.names[s] if len(plan.names) > 1 else ''}{d}[{a}:{a + n}]{'!' * bool(b)}"
-            for s, d, a, n, b in zip(
-                rows.sources, rows.documents, rows.starts, rows.lengths, banned, strict=True
-            )
+            for s, d, a, n, b in zip(rows.sources, rows.documents, rows.starts, rows.lengths, banned, strict=True)
         ]
         pointers = rows.pointers.tolist()
         steps.append(", ".join(" ".join(spans[a:b]) for a, b in pairwise(pointers)).strip())

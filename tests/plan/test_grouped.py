@@ -32,9 +32,7 @@ def spans(rows):
             strict=True,
         )
     )
-    return [
-        held[a] if a < b else None for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)
-    ]
+    return [held[a] if a < b else None for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
 
 
 def steps_of(plan):
@@ -94,8 +92,7 @@ def test_a_window_holds_the_rows_it_would_have_held(run):
     before, after = steps_of(plain), steps_of(grouped)
     for first in range(0, plain.steps, 3):
         one, other = (
-            sorted(str(row) for step in steps[first : first + 3] for row in step)
-            for steps in (before, after)
+            sorted(str(row) for step in steps[first : first + 3] for row in step) for steps in (before, after)
         )
         assert one == other
         # Each step holds neighbours in the order of lengths, and the steps lie apart.
@@ -151,9 +148,7 @@ def test_padding_is_about_what_transformers_saves():
 
     lengths = np.random.default_rng(0).lognormal(5, 1, 20_000).clip(2, 2048).astype(int).tolist()
     size = 8
-    sampler = LengthGroupedSampler(
-        size, lengths=lengths, generator=torch.Generator().manual_seed(0)
-    )
+    sampler = LengthGroupedSampler(size, lengths=lengths, generator=torch.Generator().manual_seed(0))
     theirs = padded_share([lengths[n] for n in sampler], size)
     shares = {}
     # 50 batches are one of its windows.

@@ -88,7 +88,7 @@ def test_pools_of_lanes_that_are_not_read_are_not_kept():
     )
     for step in range(200):
         plan.rows(*plan.positions_of(step), (1, 8))
-    held = [rows for lane in plan.orders.order(0)._recent.values() for rows in lane.values()]
+    held = [rows for lane in plan.orders.order(0)._cached_rows.values() for rows in lane.values()]
     assert len(held) <= 2
 
 
@@ -136,9 +136,7 @@ def exhausting():
     """A plan of three sources, of which two are gone before its end, and its batches by step."""
     data = Mixture(
         {"a": 1, "b": 1, "c": 1},
-        stores={
-            name: LengthsOnly([9] * size, name) for name, size in (("a", 40), ("b", 90), ("c", 400))
-        },
+        stores={name: LengthsOnly([9] * size, name) for name, size in (("a", 40), ("b", 90), ("c", 400))},
         exhausted="redistribute",
     )
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=8)
@@ -162,7 +160,7 @@ def test_a_state_loaded_into_a_plan_that_was_asked_before_changes_nothing(before
         state = json.loads(json.dumps(used.state(used.positions_of(step)[0])))
         for _ in range(2):
             assert used.resume(state) == used.positions_of(step)[0]
-        used._rows._windows._kept.clear()
+        used._rows._windows._cached_windows.clear()
         assert [rows_of(used, one) for one in range(len(whole))] == whole
         assert used.steps == len(whole)
 
@@ -178,9 +176,7 @@ def test_an_edit_moves_no_stage(changes, at):
     plan = Plan(data, PlanSpec(seq_len=16, global_batch_size=4, steps=40))
     edited = plan.edited(Edit(step=at, **changes)).edited(Edit(step=at + 1, ban={"b": [3]}))
     assert [change.position for change in edited.orders.course.changes] == [0, 80]
-    assert [rows_of(edited, step) for step in range(40)] == [
-        rows_of(plan, step) for step in range(40)
-    ]
+    assert [rows_of(edited, step) for step in range(40)] == [rows_of(plan, step) for step in range(40)]
 
 
 def test_a_source_that_waits_changes_no_pool():

@@ -28,9 +28,7 @@ def bounds_of(cuts, documents):
 
 
 def row_spans(rows):
-    spans = list(
-        zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
-    )
+    spans = list(zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True))
     return [spans[a:b] for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
 
 
@@ -43,9 +41,7 @@ def plan_of(lengths, cuts, lanes=3, **changes):
     return LanePlan(LengthsOnly(lengths), spec, lanes=lanes, bounds=bounds_of(cuts, len(lengths)))
 
 
-@given(
-    lengths=STORES, cuts=CUTS, shuffle=st.booleans(), packing=st.sampled_from(["best_fit", "wrap"])
-)
+@given(lengths=STORES, cuts=CUTS, shuffle=st.booleans(), packing=st.sampled_from(["best_fit", "wrap"]))
 @settings(max_examples=examples(60), deadline=None)
 def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, shuffle, packing):
     plan = plan_of(lengths, cuts, shuffle=shuffle, packing=packing)
@@ -60,9 +56,7 @@ def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, 
                 found += pool.tolist()
                 number += 1
             assert sorted(found) == want
-    every = [
-        s for lane in range(3) for s in order_lane_ranges(len(bounds) - 1, 3, plan.spec, lane, 5)
-    ]
+    every = [s for lane in range(3) for s in order_lane_ranges(len(bounds) - 1, 3, plan.spec, lane, 5)]
     assert sorted(every) == list(range(len(bounds) - 1))
 
 
@@ -119,9 +113,7 @@ def test_a_state_goes_on_where_it_was_taken(lengths, size, at):
     )
     with pytest.raises(StateError, match="changed after"):
         fresh.resume({**state, "position": 5})
-    with pytest.raises(
-        StateError, match=r"another plan: spec.seed was 0 and is 9. Give the settings"
-    ):
+    with pytest.raises(StateError, match=r"another plan: spec.seed was 0 and is 9. Give the settings"):
         plan_of(lengths, cuts, seed=9).resume(state)
 
 
@@ -181,9 +173,7 @@ def test_what_does_not_fit_is_refused_with_what_would():
 def test_the_order_is_pinned():
     assert lanes_module.LANES_VERSION == 1
     plan = plan_of(list(range(1, 41)), range(0, 40, 3), seed=7)
-    assert [
-        order_lane_ranges(15, 3, plan.spec, lane, 0).tolist() for lane in range(3)
-    ] == PINNED_STRETCHES
+    assert [order_lane_ranges(15, 3, plan.spec, lane, 0).tolist() for lane in range(3)] == PINNED_STRETCHES
     assert [[d for d, _, _ in row] for row in row_spans(plan.rows(0, 6))] == PINNED_ROWS
     assert [[d for d, _, _ in row] for row in row_spans(plan.rows(300, 303))] == PINNED_LATE
 

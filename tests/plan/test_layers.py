@@ -12,9 +12,9 @@ from batchloom.store import StoreLengths
 from plan.test_plan import SPECS, coverage, spans
 from tiers import examples
 
-LAYERS = st.lists(
-    st.lists(st.integers(0, 90), min_size=1, max_size=40), min_size=1, max_size=4
-).filter(lambda layers: any(map(any, layers)))
+LAYERS = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=40), min_size=1, max_size=4).filter(
+    lambda layers: any(map(any, layers))
+)
 
 
 class Layered:
@@ -39,10 +39,7 @@ def test_older_pools_are_those_of_the_plan_over_the_older_generation(layers, spe
             continue
         older = Plan(Layered(layers[:count]), PlanSpec(**spec))
         for pool in range(older.orders.pools.count):
-            assert (
-                whole.orders.pools.members(pool).tolist()
-                == older.orders.pools.members(pool).tolist()
-            )
+            assert whole.orders.pools.members(pool).tolist() == older.orders.pools.members(pool).tolist()
             for epoch in (0, 1):
                 assert packs(whole, pool, epoch) == packs(older, pool, epoch)
         for epoch in (0, 1):
@@ -90,9 +87,7 @@ def test_any_position_is_the_same_asked_in_any_way(layers, spec, data):
     position = data.draw(st.integers(0, counted.positions - 1))
     state = json.loads(json.dumps(walked.state(position)))
     assert resumed.resume(state) == position
-    answers = [
-        spans(plan.rows(position, position + 3)) for plan in (walked, counted, resumed, adopted)
-    ]
+    answers = [spans(plan.rows(position, position + 3)) for plan in (walked, counted, resumed, adopted)]
     assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
@@ -126,9 +121,7 @@ def test_a_block_is_that_of_the_generations_own_number_of_documents():
     plan = Plan(store, spec)
     assert plan.orders.pools.blocks == (64, 1)
     assert plan.identity["sources"]["data"]["layers"] == [[4_000_000, 64], [1000, 1]]
-    assert sorted(plan.orders.pools.members(plan.orders.pools.count - 1)) == list(
-        range(4_000_000, 4_001_000)
-    )
+    assert sorted(plan.orders.pools.members(plan.orders.pools.count - 1)) == list(range(4_000_000, 4_001_000))
 
 
 def test_without_shuffle_documents_come_in_store_order():

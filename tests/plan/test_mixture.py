@@ -66,7 +66,7 @@ def test_every_prefix_of_a_schedule_is_within_one_of_its_share(counts, lanes, da
     here = (int(sources[position]), int(dealt[position]))
     before = (sources[:position] == here[0]) & (dealt[:position] == here[1])
     assert indices[position] == before.sum()
-    assert schedule.place(*here, int(indices[position])) == position
+    assert schedule.find_position(*here, int(indices[position])) == position
     assert schedule.count(position)[here] == before.sum()
     assert schedule.count(position).sum() == position
 
@@ -213,10 +213,7 @@ def test_edits_lose_and_repeat_nothing(a, b, c, edits, seed, data):
         served.append(by_row(rows))
         found += spans(rows)
         assert len(rows) == plan.spec_at(step).global_batch_size
-        assert (
-            max((sum(s[3] for s in row) for row in by_row(rows)), default=0)
-            <= plan.spec_at(step).seq_len
-        )
+        assert max((sum(s[3] for s in row) for row in by_row(rows)), default=0) <= plan.spec_at(step).seq_len
     # No token comes again before its source is through, whatever was packed anew.
     check_epochs(plan, found)
     step = data.draw(st.integers(0, 39))
@@ -252,10 +249,7 @@ def test_untouched_sources_go_on_exactly_where_they_were():
     assert retired == [row for row in by_row(plan.rows(0, 40)) if row[0][0] == 0]
     again = edited.edited(Edit(step=20, weights={"a": 1}))
     ever = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=4, steps=60, pool_size=8))
-    assert (
-        order(again, 0)
-        == [r for r in by_row(ever.rows(0, 240)) if r[0][0] == 0][: len(retired) + 40]
-    )
+    assert order(again, 0) == [r for r in by_row(ever.rows(0, 240)) if r[0][0] == 0][: len(retired) + 40]
 
 
 def test_steps_can_be_left_out():
@@ -263,9 +257,7 @@ def test_steps_can_be_left_out():
     edited = plan.edited(Edit(step=10, skip=5, note="the loss spiked"))
     assert edited.steps == plan.steps - 5
     for step in range(10, edited.steps):
-        assert by_row(edited.rows(*edited.positions_of(step))) == by_row(
-            plan.rows(*plan.positions_of(step + 5))
-        )
+        assert by_row(edited.rows(*edited.positions_of(step))) == by_row(plan.rows(*plan.positions_of(step + 5)))
     assert edited.orders.course.step_at(edited.positions_of(12)[0]) == (12, 0)
 
 
@@ -366,9 +358,7 @@ def test_groups_sizes_temperature_and_caps():
 
     group = {"weight": 1, "sources": {"b": 3, "c": 1}}
     assert share({"a": 1, "code": group}) == [0.5, 0.375, 0.125]
-    assert share({"a": 1, "code": {**group, "weight": 3}}) == pytest.approx(
-        [0.25, 0.5625, 0.1875], abs=0.002
-    )
+    assert share({"a": 1, "code": {**group, "weight": 3}}) == pytest.approx([0.25, 0.5625, 0.1875], abs=0.002)
     assert share({"b": 1, "rest": {"weight": 1, "sources": ["a", "c"]}}) == pytest.approx(
         [0.444, 0.5, 0.056], abs=0.002
     )
@@ -425,9 +415,7 @@ def test_mixtures_that_cannot_be(weights, settings, sentence):
 
 
 def test_a_path_is_no_store():
-    with pytest.raises(
-        SettingsError, match=r"stores.a: 'x/y' is a path; open it: open_store\('x/y'\)"
-    ):
+    with pytest.raises(SettingsError, match=r"stores.a: 'x/y' is a path; open it: open_store\('x/y'\)"):
         Mixture({"a": 1}, stores={"a": "x/y"})
 
 
@@ -547,9 +535,7 @@ def test_states_of_other_mixtures_name_what_differs():
     given_stores = stores([5] * 30, [6] * 30)
     plan = Plan(Mixture({"a": 1, "b": 1}, stores=given_stores), spec)
     other = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), spec)
-    with pytest.raises(
-        StateError, match=r"mixture.weights.a was 1.0 and is 2.0.*by an edit \(loader.edit\)"
-    ):
+    with pytest.raises(StateError, match=r"mixture.weights.a was 1.0 and is 2.0.*by an edit \(loader.edit\)"):
         other.resume(plan.state(4))
     edited = plan.edited(Edit(step=3, weights={"a": 1}))
     state = json.loads(json.dumps(edited.state(8)))
@@ -616,11 +602,7 @@ def test_when_is_the_inverse_of_what_steps_hold(made, edits, data):
     held = set()
     for step in range(last + 1):
         rows = by_row(plan.rows(*plan.positions_of(step)))
-        held |= {
-            (step, place)
-            for place, row in enumerate(rows)
-            if any(span[:2] == (number, document) for span in row)
-        }
+        held |= {(step, place) for place, row in enumerate(rows) if any(span[:2] == (number, document) for span in row)}
     found = find_document_positions(Plan(mixture, spec, plan.edits), number, document, last)
     assert {(one.step, one.row) for one in found} == held
     assert len(found) == len(held)
@@ -657,12 +639,10 @@ def test_when_of_one_store(lengths, lanes, block, shuffle, data):
 def test_a_permutation_has_a_way_back(size):
     permutation = Permutation(size, (3, 4))
     positions = np.unique(np.linspace(0, size - 1, 5000).astype(np.int64))
-    assert (permutation.places(permutation.at(positions)) == positions).all()
+    assert (permutation.find_positions(permutation.at(positions)) == positions).all()
 
 
-@pytest.mark.parametrize(
-    ("sources", "lanes"), [(200, 16), pytest.param(1000, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("sources", "lanes"), [(200, 16), pytest.param(1000, 1, marks=pytest.mark.slow)])
 def test_a_thousand_sources_hold_their_shares(sources, lanes):
     draw = np.random.default_rng(sources + lanes)
     weights = draw.pareto(1.5, sources) + 1
@@ -697,9 +677,7 @@ def test_a_source_that_ends_may_be_packed_anew_before(exhausted):
     mixture = Mixture({"a": 1, "b": 2}, stores=stores([9] * 60, [7] * 50), exhausted=exhausted)
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=8)
     plan = Plan(mixture, spec, [Edit(step=2, seq_len=32)])
-    found = [
-        one for step in range(plan.steps) for one in spans(plan.rows(*plan.positions_of(step)))
-    ]
+    found = [one for step in range(plan.steps) for one in spans(plan.rows(*plan.positions_of(step)))]
     served = Counter(source for source, *_ in found)
     assert served[1] >= 50
     assert max(Counter(found).values()) == 1

@@ -226,24 +226,18 @@ def test_wrap_fills_every_sequence_but_the_last():
 
 def test_a_long_document_is_cut_and_only_its_rest_is_packed():
     packed = pack(np.array([10, 2, 2]), 4, "best_fit")
-    spans = sorted(
-        zip(packed.items.tolist(), packed.starts.tolist(), packed.lengths.tolist(), strict=True)
-    )
+    spans = sorted(zip(packed.items.tolist(), packed.starts.tolist(), packed.lengths.tolist(), strict=True))
     assert spans == [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 2), (2, 0, 2)]
     assert packed.count == 4
 
 
 def test_log_normal_documents_fill_99_9_percent():
-    lengths = np.clip(np.random.default_rng(0).lognormal(6.2, 1.1, 65_536), 1, None).astype(
-        np.int64
-    )
+    lengths = np.clip(np.random.default_rng(0).lognormal(6.2, 1.1, 65_536), 1, None).astype(np.int64)
     for seq_len in (2048, 4096, 8192):
         count = count_sequences(lengths, seq_len, "best_fit")
         assert lengths.sum() / (count * seq_len) > 0.999
 
 
-@pytest.mark.parametrize(
-    "name", ["best-fit", "window_0", "window_", "window_12345678", "window_8@2", "", "wrap "]
-)
+@pytest.mark.parametrize("name", ["best-fit", "window_0", "window_", "window_12345678", "window_8@2", "", "wrap "])
 def test_unknown_strategies_are_told_apart(name):
     assert not is_strategy(name)

@@ -45,9 +45,7 @@ def test_any_index_alone_is_what_it_is_among_others(size, key, data):
 def dispersion(items: np.ndarray, size: int, window: int, bins: int) -> float:
     """Variance of the number of items of a window in a bin, over that of random draws without
     replacement: 1.00 for a random permutation, 0 for an even spread, large for clumps."""
-    counts = np.stack(
-        [np.bincount(w * bins // size, minlength=bins) for w in items.reshape(-1, window)]
-    )
+    counts = np.stack([np.bincount(w * bins // size, minlength=bins) for w in items.reshape(-1, window)])
     share = 1 / bins
     expected = window * share * (1 - share) * (size - window) / (size - 1)
     return float(counts.var(axis=0, mean=np.full((1, bins), window * share)).mean() / expected)

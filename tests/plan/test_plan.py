@@ -34,9 +34,7 @@ LENGTHS = st.lists(st.integers(0, 90), min_size=1, max_size=80).filter(any)
 
 
 def spans(rows):
-    return list(
-        zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True)
-    )
+    return list(zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True))
 
 
 def coverage(lengths, found):
@@ -102,23 +100,19 @@ def test_rows_lie_inside_their_sequence_without_holes(lengths, spec):
     for row in range(len(rows)):
         first, last = rows.pointers[row], rows.pointers[row + 1]
         ends = np.cumsum(rows.lengths[first:last])
-        assert rows.places[first:last].tolist() == [0, *ends[:-1].tolist()][: last - first]
+        assert rows.row_offsets[first:last].tolist() == [0, *ends[:-1].tolist()][: last - first]
         assert ends.size == 0 or ends[-1] <= spec["seq_len"]
 
 
 def test_epochs_have_orders_of_their_own_and_packs_in_common():
     lengths = np.random.default_rng(0).integers(1, 60, 500)
-    plan = Plan(
-        LengthsOnly(lengths), PlanSpec(seq_len=64, global_batch_size=1, epochs=2, pool_size=100)
-    )
+    plan = Plan(LengthsOnly(lengths), PlanSpec(seq_len=64, global_batch_size=1, epochs=2, pool_size=100))
     count = plan.orders.sequences_per_epoch
     packs = []
     for epoch in range(2):
         rows = plan.rows(epoch * count, (epoch + 1) * count)
         flat = spans(rows)
-        packs.append(
-            [tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
-        )
+        packs.append([tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)])
     assert packs[0] != packs[1]
     assert sorted(packs[0]) == sorted(packs[1])
 
@@ -136,9 +130,7 @@ def test_without_shuffle_documents_come_in_store_order():
     assert wrapped.rows(0, 15).documents.tolist() == sorted(wrapped.rows(0, 15).documents.tolist())
 
 
-@pytest.mark.parametrize(
-    ("overlong", "tokens"), [("split", 3 + 10 + 4), ("drop", 3 + 4), ("truncate", 3 + 4 + 4)]
-)
+@pytest.mark.parametrize(("overlong", "tokens"), [("split", 3 + 10 + 4), ("drop", 3 + 4), ("truncate", 3 + 4 + 4)])
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "first_fit", "none"])
 def test_overlong_documents(overlong, tokens, packing):
     spec = PlanSpec(seq_len=4, global_batch_size=1, overlong=overlong, packing=packing)
@@ -195,9 +187,7 @@ def test_the_fingerprint_names_the_order_and_nothing_else():
         {"overlong": "drop"},
         {"pool_size": 8},
     ]
-    assert {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in same} == {
-        name
-    }
+    assert {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in same} == {name}
     others = {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in other}
     assert name not in others
     assert len(others) == len(other)
@@ -207,9 +197,7 @@ def test_the_fingerprint_names_the_order_and_nothing_else():
 def test_a_state_of_another_plan_is_refused_by_field():
     mine = Plan(LengthsOnly([5] * 9), PlanSpec(seq_len=4, global_batch_size=2))
     other = Plan(LengthsOnly([5] * 9, "another"), PlanSpec(seq_len=8, global_batch_size=2))
-    with pytest.raises(
-        StateError, match="sources.data.store was 'another' and is 'f'; spec.seq_len was 8 and is 4"
-    ):
+    with pytest.raises(StateError, match="sources.data.store was 'another' and is 'f'; spec.seq_len was 8 and is 4"):
         mine.resume(other.state(2))
     for broken in ({}, {**mine.state(2), "position": -1}, {**mine.state(2), "position": "2"}, []):
         with pytest.raises(StateError):
@@ -357,23 +345,17 @@ def test_the_order_is_pinned():
         PlanSpec(seq_len=64, global_batch_size=4, seed=7, pool_size=16, epochs=2),
     )
     rows = plan.rows(0, 4)
-    got = [
-        rows.documents[a:b].tolist() for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)
-    ]
+    got = [rows.documents[a:b].tolist() for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
     assert plan.fingerprint == PINNED_FINGERPRINT
     assert got == PINNED_ROWS
     assert (
-        plan.rows(
-            plan.orders.sequences_per_epoch, plan.orders.sequences_per_epoch + 2
-        ).documents.tolist()
+        plan.rows(plan.orders.sequences_per_epoch, plan.orders.sequences_per_epoch + 2).documents.tolist()
         == PINNED_SECOND_EPOCH
     )
 
 
 def test_blocks_keep_neighbours_together_and_cover_all():
-    plan = Plan(
-        LengthsOnly([2] * 1000), PlanSpec(seq_len=2, global_batch_size=1, pool_size=64, block=8)
-    )
+    plan = Plan(LengthsOnly([2] * 1000), PlanSpec(seq_len=2, global_batch_size=1, pool_size=64, block=8))
     members = [plan.orders.pools.members(pool) for pool in range(plan.orders.pools.count)]
     assert sorted(np.concatenate(members).tolist()) == list(range(1000))
     for pool in members:
@@ -408,9 +390,7 @@ def test_without_shuffle_sequences_come_by_their_first_span():
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
 def test_a_pool_that_comes_again_is_what_packing_it_anew_gives(shuffle, packing):
     lengths = np.random.default_rng(1).integers(1, 40, 90)
-    spec = PlanSpec(
-        seq_len=32, global_batch_size=4, epochs=9, pool_size=60, shuffle=shuffle, packing=packing
-    )
+    spec = PlanSpec(seq_len=32, global_batch_size=4, epochs=9, pool_size=60, shuffle=shuffle, packing=packing)
     plan = Plan(LengthsOnly(lengths), spec)
     served = spans(plan.rows(0, plan.positions))
     fresh = []

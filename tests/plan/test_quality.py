@@ -14,9 +14,7 @@ MOST = 5.0
 def spread(items, size, window=256, bins=64):
     """The variance of how many items of a window are in a bin, over that of random draws without replacement."""
     rows = items[: items.size // window * window].reshape(-1, window) * bins // size
-    counts = np.bincount(
-        (np.arange(len(rows))[:, None] * bins + rows).ravel(), minlength=len(rows) * bins
-    )
+    counts = np.bincount((np.arange(len(rows))[:, None] * bins + rows).ravel(), minlength=len(rows) * bins)
     share = 1 / bins
     expected = window * share * (1 - share) * (items.size - window) / (items.size - 1)
     return ((counts - window * share) ** 2).mean() / expected
@@ -31,10 +29,7 @@ def dispersion(items, size, window=256, bins=64):
 def serial(items, size, lags=(1, 2, 3, 16, 64, 363, 1024)):
     """The largest correlation of items with those so many places on, in standard errors."""
     scaled = items / size - 0.5
-    return max(
-        (abs(float(np.mean(scaled[:-lag] * scaled[lag:]))) * 12 * np.sqrt(items.size - lag))
-        for lag in lags
-    )
+    return max((abs(float(np.mean(scaled[:-lag] * scaled[lag:]))) * 12 * np.sqrt(items.size - lag)) for lag in lags)
 
 
 def low_bits(items, bits=3, lags=(1, 2, 64, 256)):
@@ -149,9 +144,7 @@ def test_an_epoch_says_nothing_of_where_documents_come_in_the_next(lanes):
 @pytest.mark.parametrize("pool_size", [1024, 8192])
 def test_an_order_in_blocks_is_as_random_as_blocks_can_be(pool_size):
     """Documents of a pool come in clumps of a block's neighbours: as many as of blocks drawn at random."""
-    spec = PlanSpec(
-        seq_len=64, global_batch_size=64, epochs=1, pool_size=pool_size, block=64, seed=5
-    )
+    spec = PlanSpec(seq_len=64, global_batch_size=64, epochs=1, pool_size=pool_size, block=64, seed=5)
     items = served(Plan(one_each(), spec))
     draw = np.random.default_rng(1)
     blocks = draw.permutation(SIZE // 64)[:, None] * 64 + np.arange(64)
@@ -166,9 +159,7 @@ def test_an_order_in_blocks_is_as_random_as_blocks_can_be(pool_size):
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_each_source_of_a_mixture_is_served_in_random_order(lanes):
     stores = {name: one_each(SIZE // 2, name) for name in ("a", "b", "c")}
-    spec = PlanSpec(
-        seq_len=64, global_batch_size=64, steps=768, pool_size=4096, lanes=lanes, seed=3
-    )
+    spec = PlanSpec(seq_len=64, global_batch_size=64, steps=768, pool_size=4096, lanes=lanes, seed=3)
     plan = Plan(Mixture({"a": 1, "b": 1, "c": 1}, stores=stores), spec)
     orders = [served(plan, source) for source in range(3)]
     for items in orders:

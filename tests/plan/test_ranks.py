@@ -72,12 +72,10 @@ def test_a_world_that_does_not_divide_can_be_filled_up():
 )
 def test_processes_stand_as_megatron_numbers_them(theirs, order, tensor, context, pipeline, data):
     state = pytest.importorskip("megatron.core.parallel_state")
-    groups = state.RankGenerator(
-        tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=theirs
-    ).get_ranks
+    groups = state.RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=theirs).get_ranks
     mesh = Mesh(tensor=tensor, context=context, pipeline=pipeline, order=order)
     world = tensor * context * pipeline * data
-    places = [mesh.place(rank, world) for rank in range(world)]
+    places = [mesh.get_placement(rank, world) for rank in range(world)]
     for group in groups("dp"):
         assert [places[rank].rank for rank in group] == list(range(data))
     for group in groups("cp"):
@@ -88,12 +86,10 @@ def test_processes_stand_as_megatron_numbers_them(theirs, order, tensor, context
 
 
 def test_a_mesh_that_does_not_fit_is_refused_with_what_does():
-    with pytest.raises(
-        PlanError, match=r"tensor 2 x context 4 x pipeline 1: .* 8 of them. 8 or 16"
-    ):
-        Mesh(tensor=2, context=4).place(0, 12)
+    with pytest.raises(PlanError, match=r"tensor 2 x context 4 x pipeline 1: .* 8 of them. 8 or 16"):
+        Mesh(tensor=2, context=4).get_placement(0, 12)
     with pytest.raises(PlanError, match="rank 8 of world_size 8 does not exist"):
-        Mesh(tensor=2, context=4).place(8, 8)
+        Mesh(tensor=2, context=4).get_placement(8, 8)
     with pytest.raises(SettingsError) as caught:
         Mesh(tensor=0, slices="zigzg", order=("tensor", "data"))
     assert "mesh.tensor: 0 is not a whole number" in str(caught.value)
@@ -137,20 +133,16 @@ def thd_partitioned_indices(bounds, total, world, rank):
 )
 def test_every_document_is_sliced_by_itself(context, chunks, slices):
     mesh = Mesh(context=context, slices=slices)
-    lengths = np.array(chunks) * mesh.cuts
+    lengths = np.array(chunks) * mesh.chunk_count
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     held = [slice_indices(lengths, mesh, rank) for rank in range(context)]
     assert sorted(np.concatenate(held)) == list(range(bounds[-1]))
     for rank, indices in enumerate(held):
         if slices == "zigzag":
-            assert indices.tolist() == thd_partitioned_indices(
-                bounds.tolist(), bounds[-1], context, rank
-            )
+            assert indices.tolist() == thd_partitioned_indices(bounds.tolist(), bounds[-1], context, rank)
             continue
         parts = [
-            np.arange(
-                bounds[n] + rank * length // context, bounds[n] + (rank + 1) * length // context
-            )
+            np.arange(bounds[n] + rank * length // context, bounds[n] + (rank + 1) * length // context)
             for n, length in enumerate(lengths)
         ]
         assert np.array_equal(indices, np.concatenate(parts))
@@ -185,9 +177,7 @@ def test_dealing_by_hand():
     assert deal_balanced(costs[:0], 3).tolist() == []
 
 
-two_kinds = st.lists(
-    st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 24)), min_size=1, max_size=60
-)
+two_kinds = st.lists(st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 24)), min_size=1, max_size=60)
 
 
 @given(costs=two_kinds, world=st.integers(1, 20))
@@ -208,9 +198,9 @@ def test_work_that_there_is_none_of_changes_nothing(costs, world):
     beside = np.stack([alone, np.zeros_like(alone)])
     assert np.array_equal(deal_balanced(beside, world), deal_balanced(alone, world))
     assert np.array_equal(sort_by_cost(beside), sort_by_cost(alone))
-    assert compute_imbalance(
-        beside, deal_contiguous(len(alone), world), world
-    ) == compute_imbalance(alone, deal_contiguous(len(alone), world), world)
+    assert compute_imbalance(beside, deal_contiguous(len(alone), world), world) == compute_imbalance(
+        alone, deal_contiguous(len(alone), world), world
+    )
 
 
 def test_dealing_evens_out_media_and_attention_at_once():
@@ -247,19 +237,17 @@ def test_the_cost_of_a_row_is_the_sum_of_its_squares():
 )
 def test_aligned_documents_begin_at_multiples_and_are_whole(lengths, align, packing, overlong):
     seq_len = 24
-    spec = PlanSpec(
-        seq_len=seq_len, global_batch_size=1, packing=packing, overlong=overlong, align=align
-    )
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing, overlong=overlong, align=align)
     plan = Plan(LengthsOnly(lengths), spec)
     if overlong == "drop" and not any(0 < length <= seq_len for length in lengths):
         return
     rows = plan.rows(0, plan.orders.sequences_per_epoch)
-    assert not (rows.places % align).any()
+    assert not (rows.row_offsets % align).any()
     taken = -(-rows.lengths // align) * align
     for first, stop in zip(rows.pointers, rows.pointers[1:], strict=False):
         assert stop > first
-        assert (rows.places[first:stop] == np.cumsum(taken[first:stop]) - taken[first:stop]).all()
-        assert rows.places[stop - 1] + taken[stop - 1] <= seq_len
+        assert (rows.row_offsets[first:stop] == np.cumsum(taken[first:stop]) - taken[first:stop]).all()
+        assert rows.row_offsets[stop - 1] + taken[stop - 1] <= seq_len
     kept = {"split": lambda n: n, "drop": lambda n: n if n <= seq_len else 0}
     for number, length in enumerate(lengths):
         spans = sorted(
@@ -271,9 +259,7 @@ def test_aligned_documents_begin_at_multiples_and_are_whole(lengths, align, pack
         )
         expected = kept.get(overlong, lambda n: min(n, seq_len))(length)
         assert sum(n for _, n in spans) == expected
-        assert [start for start, _ in spans] == [
-            sum(n for _, n in spans[:at]) for at in range(len(spans))
-        ]
+        assert [start for start, _ in spans] == [sum(n for _, n in spans[:at]) for at in range(len(spans))]
 
 
 def test_alignment_is_part_of_the_order_only_where_it_is_asked_for():

@@ -28,9 +28,7 @@ class Runs(RuleBasedStateMachine):
         lengths=st.tuples(LENGTHS, LENGTHS, LENGTHS),
         weights=WEIGHTS,
         exhausted=st.sampled_from(["repeat", "repeat", "redistribute"]),
-        stages=st.lists(
-            st.tuples(st.integers(1, 40), WEIGHTS), max_size=2, unique_by=lambda s: s[0]
-        ),
+        stages=st.lists(st.tuples(st.integers(1, 40), WEIGHTS), max_size=2, unique_by=lambda s: s[0]),
         lanes=st.sampled_from([1, 1, 2, 4]),
         pool_size=st.sampled_from([2, 4, 8]),
         packing=st.sampled_from(["best_fit", "wrap", "none"]),
@@ -39,9 +37,7 @@ class Runs(RuleBasedStateMachine):
     )
     def begin(self, lengths, weights, exhausted, stages, lanes, pool_size, packing, shuffle, seed):
         self.lengths, self.weights, self.exhausted = lengths, weights, exhausted
-        self.stages = [
-            Stage(step=step, weights=of) for step, of in sorted(stages, key=lambda s: s[0])
-        ]
+        self.stages = [Stage(step=step, weights=of) for step, of in sorted(stages, key=lambda s: s[0])]
         self.spec = PlanSpec(
             seq_len=16,
             global_batch_size=12,
@@ -78,9 +74,7 @@ class Runs(RuleBasedStateMachine):
             for rank in range(self.world):
                 of = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
                 share = make_rank_share(self.plan.spec_at(step), of)
-                rows, positions = select_rank_rows(
-                    self.plan, step, share, RowCosts() if self.balance else None
-                )
+                rows, positions = select_rank_rows(self.plan, step, share, RowCosts() if self.balance else None)
                 assert len(rows) == len(positions) == share.rows
                 held = zip(positions.tolist(), by_row(rows), strict=True)
                 found.update({position: row for position, row in held if position >= 0})

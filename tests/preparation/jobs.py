@@ -25,19 +25,19 @@ class Mortal:
     """A setup whose workers die of documents that hold a mark.
 
     Attributes:
-        hand: makes what would be done.
+        worker_setup: makes what would be done.
         mark: the text they die of; empty for any.
         step: where: ``clean``, ``encode``, ``begin`` (before a document is read) or ``make`` (at their first order).
         once: a file that is made by the first who dies, and spares all others; empty for none.
     """
 
-    hand: WorkerSetup
+    worker_setup: WorkerSetup
     mark: str
     step: str
     once: str
 
     def __call__(self):
-        task = self.hand.task()
+        task = self.worker_setup.load_context()
         if self.step == "make":
             return make_task_function(lambda: self.look(["any"]) or task)
         if self.step == "begin":
@@ -46,8 +46,8 @@ class Mortal:
             return make_task_function(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
         return make_task_function(lambda: replace(task, tokenizer=_Words(task.tokenizer, self)))
 
-    def task_of(self, *parts):
-        return self.hand.task_of(*parts)
+    def make_context(self, *parts):
+        return self.worker_setup.make_context(*parts)
 
     def look(self, texts):
         if not any(self.mark in text for text in texts):
@@ -89,9 +89,7 @@ class _Steps:
         return self._inner.clean(texts)
 
 
-def job(
-    inputs, out, *, execution=None, how=None, unit_bytes=6000, limits=None, mortal=None, **settings
-):
+def job(inputs, out, *, execution=None, how=None, unit_bytes=6000, limits=None, mortal=None, **settings):
     """What ``main`` takes: a job as plain values."""
     return {
         "inputs": [str(path) for path in inputs],

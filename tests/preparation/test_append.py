@@ -165,9 +165,7 @@ def test_inputs_are_known_by_their_contents_alone_where_that_is_asked_for(monkey
     os.utime("a.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
     assert append(["a.jsonl", "b.jsonl"]).already_done
     notes = []
-    result = append(
-        ["a.jsonl", "b.jsonl"], hash_inputs=True, listener=lambda event: notes.append(str(event))
-    )
+    result = append(["a.jsonl", "b.jsonl"], hash_inputs=True, listener=lambda event: notes.append(str(event)))
     assert (result.generation, result.counts.documents) == (2, 15)
     assert any("1 input of 2 is in s already" in note for note in notes)
     assert any("a.jsonl changed since it was read for s" in note for note in notes)
@@ -189,9 +187,7 @@ def test_a_file_that_grew_is_looked_at_as_a_whole():
     assert (result.counts.documents, result.counts.dropped) == (5, {"exact duplicate": 20})
 
 
-@pytest.mark.parametrize(
-    ("dedup", "documents"), [("none", 4), ("exact", 2), ("lines", 2), ("near", 2)]
-)
+@pytest.mark.parametrize(("dedup", "documents"), [("none", 4), ("exact", 2), ("lines", 2), ("near", 2)])
 def test_duplicates_of_what_is_there_go_as_the_recipe_says(dedup, documents):
     jsonl("a.jsonl", [{"text": "menu\nfirst"}, {"text": "menu\nsecond"}])
     jsonl("b.jsonl", [{"text": t} for t in ("menu\nfirst", "third\nline", "fourth", "fourth")])
@@ -213,10 +209,7 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     assert run_command_line(["train", *words, "--out", "halves", "--stop-at", "3"]) == 0
     append("b.jsonl", val_fraction=0.05)
     capsys.readouterr()
-    assert (
-        run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"])
-        == 0
-    )
+    assert run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"]) == 0
     assert "begun on generation 1 of s and goes on with it" in capsys.readouterr().out
     assert steps_of(tmp_path / "halves") == steps_of(tmp_path / "whole")
 
@@ -248,8 +241,7 @@ def test_what_was_moved_to_a_subset_once_goes_there_ever_after():
 PAIRS = [{"prompt": f"q{n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(40)]
 LABELS = [{"prompt": f"q{n}", "completion": f"answer {n}", "label": n % 2 == 0} for n in range(40)]
 CHATS = [
-    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
-    for n in range(40)
+    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(40)
 ]
 
 
@@ -269,9 +261,7 @@ def test_conversations_and_preferences(records):
     assert check("s").sound, check("s").faults
     jsonl("c.jsonl", [{"text": "plain"}])
     if records is not CHATS:
-        with pytest.raises(
-            InputError, match="c.jsonl holds documents that are no preferences, and s (pref|lab)"
-        ):
+        with pytest.raises(InputError, match="c.jsonl holds documents that are no preferences, and s (pref|lab)"):
             append("c.jsonl", val_fraction=0.1)
         assert not Path("s/.work").exists()
 
@@ -282,9 +272,9 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
     make("a.jsonl", "s", val_fraction=0)
     assert append("b.jsonl", val_fraction=0).counts.documents == 2
     store = open_store("s")
-    assert [
-        side for n in range(len(store.shards)) for side in store.shards.sides(n).sides.tolist()
-    ] == [*(GOOD, BAD, BAD, GOOD)]
+    assert [side for n in range(len(store.shards)) for side in store.shards.sides(n).sides.tolist()] == [
+        *(GOOD, BAD, BAD, GOOD)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -380,9 +370,7 @@ def test_after_removal_and_after_compaction():
     assert (result.counts.documents, result.generation) == (20, 5)
     assert texts_of("s") == sorted(f"document number {n}" for n in range(60))
     assert check("s").sound, check("s").faults
-    assert [one.made for one in read_log(Path("s"))] == [
-        *("prepared", "removed", "appended", "compacted", "appended")
-    ]
+    assert [one.made for one in read_log(Path("s"))] == [*("prepared", "removed", "appended", "compacted", "appended")]
 
 
 def test_the_commands_read_what_was_appended(capsys):
@@ -522,9 +510,7 @@ def test_the_command_that_made_a_store_says_so_when_it_has_grown():
     append("b.jsonl", dedup="none")
     assert make("a.jsonl", "s").already_done
     assert make("b.jsonl", "s", dedup="none").already_done
-    with pytest.raises(
-        StoreConflictError, match="tokens_per_shard.*can be added to it with --append"
-    ):
+    with pytest.raises(StoreConflictError, match="tokens_per_shard.*can be added to it with --append"):
         make("a.jsonl", "s", tokens_per_shard=7)
 
 
@@ -536,14 +522,9 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     batchloom.prepare(str(tmp_path / "c.jsonl"), out="s", append=True)
     with pytest.raises(InputError) as error:
         batchloom.prepare(recipe="s", out="again")
-    assert "s was made by 3 jobs, and its recipe is that of the last alone: make them again" in str(
-        error.value
-    )
+    assert "s was made by 3 jobs, and its recipe is that of the last alone: make them again" in str(error.value)
     assert not Path("again").exists()
-    steps = [
-        word.strip(" .,")
-        for word in str(error.value).split("with ")[1].replace("then", "and").split("and ")
-    ]
+    steps = [word.strip(" .,") for word in str(error.value).split("with ")[1].replace("then", "and").split("and ")]
     assert steps == [
         "--recipe s/generations/00001.json",
         "--append --recipe s/generations/00002.json",
@@ -578,9 +559,7 @@ def test_near_duplicates_of_older_generations_go_by_the_signatures_that_are_kept
     jsonl("c.jsonl", [alike(n, "anew") for n in range(10, 40)])
     make("a.jsonl", "s", dedup="near", val_fraction=0.1, limits=SMALL, unit_bytes=4000)
     manifest = read_manifest(Path("s"))
-    shards = [
-        f"{name}/{one.name}.bands" for name, two in manifest.subsets.items() for one in two.shards
-    ]
+    shards = [f"{name}/{one.name}.bands" for name, two in manifest.subsets.items() for one in two.shards]
     assert len(shards) > 2
     assert {name for name in tree("s") if name.endswith(".bands")} == set(shards)
     assert near("b.jsonl").counts.dropped == {"near duplicate": 6}
@@ -593,9 +572,7 @@ def test_near_duplicates_of_older_generations_go_by_the_signatures_that_are_kept
     assert near(jsonl("d.jsonl", [alike(35, "one"), alike(5, "two")])).counts.documents == 1
     compact_store("s")
     assert check("s").sound, check("s").faults
-    assert (
-        near(jsonl("e.jsonl", [alike(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
-    )
+    assert near(jsonl("e.jsonl", [alike(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
     assert check("s").sound, check("s").faults
 
 
@@ -611,9 +588,7 @@ def test_where_the_store_keeps_none_new_ones_are_compared_among_themselves():
         assert any(name.endswith(".bands") for name in tree(out)) == (out == "other")
         result = near("b.jsonl", out)
         assert result.counts.dropped == {"near duplicate": 1}
-        assert any(
-            "keeps signatures of this kind for 0 of its 2 shards" in note for note in result.notes
-        )
+        assert any("keeps signatures of this kind for 0 of its 2 shards" in note for note in result.notes)
         # Now it keeps some.
         result = near(jsonl("c.jsonl", [alike(3, "d"), alike(24, "d")]), out)
         assert result.counts.dropped == {"near duplicate": 1}

@@ -35,10 +35,7 @@ def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"caf\xe9 au lait")
     result = make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
     assert (result.counts.quarantined, result.counts.documents) == (3, 98)
-    aside = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
-    ]
+    aside = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     assert [(one["source"], one["line"], one["column"]) for one in aside] == [
         ("a.jsonl", 4, None),
         ("a.jsonl", 51, 9),
@@ -85,9 +82,7 @@ def test_bytes_that_are_no_text_are_shown_where_they_stand(tmp_path, name, line,
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_wide_text_is_no_text_and_comes_with_its_remedy(tmp_path, name, encoding):
-    text = {"a.json": '[{"text": "hello"}]', "a.csv": "text,n\nhello,1\n"}.get(
-        name, '{"text": "hello"}\n'
-    )
+    text = {"a.json": '[{"text": "hello"}]', "a.csv": "text,n\nhello,1\n"}.get(name, '{"text": "hello"}\n')
     (tmp_path / name).write_bytes(text.encode(encoding))
     with pytest.raises(InputError, match=r"iconv -f UTF-(16|32)(LE|BE)? -t UTF-8"):
         make(tmp_path / name, tmp_path / "out")
@@ -101,9 +96,7 @@ def test_packed_records_need_no_ending_that_says_so(tmp_path, pack):
 
 def test_white_space_of_any_length_between_records_costs_no_memory_and_little_time(tmp_path):
     blank = b" \n" * (16 << 20)
-    (tmp_path / "a.json").write_bytes(
-        b"[" + blank + b'{"text": "a"},' + blank + b'{"text": "b"}' + blank + b"]"
-    )
+    (tmp_path / "a.json").write_bytes(b"[" + blank + b'{"text": "a"},' + blank + b'{"text": "b"}' + blank + b"]")
     began = time.process_time()
     tracemalloc.start()
     try:
@@ -129,10 +122,7 @@ def test_the_budget_of_bad_records(tmp_path):
         make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
     text = one_sentence(error)
     assert text.startswith("11 bad records in the first ")
-    assert (
-        "more than --max-bad 0.1% allows. The first: Invalid JSON on line 2 in a.jsonl, column 1: "
-        in text
-    )
+    assert "more than --max-bad 0.1% allows. The first: Invalid JSON on line 2 in a.jsonl, column 1: " in text
     assert "raise the budget, for example --max-bad 5%" in text
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
     # Raising the budget goes on with what was done.
@@ -163,8 +153,7 @@ def test_first_records_without_the_field_stop_before_any_work(tmp_path):
     with pytest.raises(RecordError) as error:
         make(tmp_path / "a.jsonl", tmp_path / "out", text_field="anser")
     assert one_sentence(error) == (
-        "a.jsonl, line 1: no field 'anser': the record has 'question', 'answer'; "
-        "did you mean --text-field 'answer'?"
+        "a.jsonl, line 1: no field 'anser': the record has 'question', 'answer'; did you mean --text-field 'answer'?"
     )
     assert not (tmp_path / "out").exists()
     made = make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer", dedup="none")
@@ -224,9 +213,7 @@ def test_what_is_left_out_is_told_before_the_work(tmp_path):
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
-    result = make(
-        [tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append
-    )
+    result = make([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
     notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes[:2] == tuple(notes)
@@ -377,9 +364,7 @@ def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
     jsonl(source, [calls_of(number) for number in range(300)])
     with source.open("a") as file:
         file.write("bad\n" * 2)
-    (tmp_path / "t.jinja").write_text(
-        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
     template = str(tmp_path / "t.jinja")
     with pytest.raises(TooManyBadRecordsError) as error:
         prepare(source, out=tmp_path / "out", tokenizer="bytes", template=template, workers=workers)
@@ -401,17 +386,13 @@ def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
     empty = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]}
     good = calls_of(0)
     source = tmp_path / "a.jsonl"
-    lines = [
-        "{bad" if n == 0 else json.dumps(empty if n % 3 else {**good, "id": n}) for n in range(90)
-    ]
+    lines = ["{bad" if n == 0 else json.dumps(empty if n % 3 else {**good, "id": n}) for n in range(90)]
     source.write_text("\n".join(lines))
     with pytest.raises(TooManyBadRecordsError) as error:
         make(source, tmp_path / "out")
     text = one_sentence(error)
     assert "The first: Invalid JSON on line 1" in text
-    assert re.search(
-        r"Mend the commonest fault, which 5\d of them have \(messages\[1\]\.content", text
-    )
+    assert re.search(r"Mend the commonest fault, which 5\d of them have \(messages\[1\]\.content", text)
 
 
 def test_a_tokenizer_that_found_no_text_says_nothing_of_pairs(tmp_path):

@@ -51,6 +51,4 @@ def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
     assert (tmp_path / BAD_NAME).stat().st_size > 24 << 20
     assert peak < 24 << 20
     with (tmp_path / BAD_NAME).open("rb") as file:
-        assert [bad_order._record_position(text) for text in file] == [
-            (0, n) for n in range(50_000)
-        ]
+        assert [bad_order._record_position(text) for text in file] == [(0, n) for n in range(50_000)]

@@ -57,9 +57,7 @@ def test_three_books_are_divided_as_well_as_whole_documents_can_be_and_a_note_sa
     assert [len(one[1]) for one in documents("s") if one[2] == "val"] == [shortest]
     note = share_note(result)
     assert note.startswith("The val subset has ")
-    assert (
-        "instead of 1 % (--val-fraction): documents stay whole, and there are 3 documents" in note
-    )
+    assert "instead of 1 % (--val-fraction): documents stay whole, and there are 3 documents" in note
     assert "--split-on paragraph" in note
     assert note in json.loads(Path("s/report.json").read_text())["notes"]
     # Cut into paragraphs the same books have the share, and no note.
@@ -151,9 +149,7 @@ def test_appending_moves_new_documents_alone_and_equal_ones_stay_together():
     make("a.jsonl", "s", val_fraction=0.2)
     before = {one[1]: one[2] for one in documents("s")}
     jsonl("b.jsonl", texts([100] * 30 + [300] * 60))
-    recipe = recipe_of(
-        inputs=("b.jsonl",), tokenizer="bytes", val_fraction=0.2, dedup={"mode": "none"}
-    )
+    recipe = recipe_of(inputs=("b.jsonl",), tokenizer="bytes", val_fraction=0.2, dedup={"mode": "none"})
     result = run_recipe(recipe, Path("s"), lambda _: None, settings=RunSettings(append=True))
     assert result.counts.documents == 90
     subsets = read_manifest(Path("s")).subsets
@@ -176,10 +172,7 @@ CHAT = [
     }
     for n in range(60)
 ]
-PAIRS = [
-    {"prompt": f"Say {n}", "chosen": f"{n}" + "!" * n, "rejected": f"not {n}" + "?" * (n % 7)}
-    for n in range(60)
-]
+PAIRS = [{"prompt": f"Say {n}", "chosen": f"{n}" + "!" * n, "rejected": f"not {n}" + "?" * (n % 7)} for n in range(60)]
 
 
 @pytest.mark.parametrize("records", [CHAT, PAIRS], ids=["conversations", "preferences"])
@@ -217,10 +210,7 @@ def test_the_command_line_tells_shares_and_takes_the_option(capsys):
     assert run_command_line([*words, "--out", "s"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert any(note.startswith("The val subset has 33.3 % of the tokens") for note in told["notes"])
-    assert (
-        run_command_line([*words, "--out", "t", "--no-balance-subsets", "--val-fraction", "0.5"])
-        == 0
-    )
+    assert run_command_line([*words, "--out", "t", "--no-balance-subsets", "--val-fraction", "0.5"]) == 0
     capsys.readouterr()
     assert "balance_subsets" not in read_manifest(Path("t")).recipe
     assert run_command_line(["inspect", "s"]) == 0
@@ -255,15 +245,11 @@ def test_the_share_is_met_wherever_some_documents_meet_it(lengths, share):
     def is_met(tokens: int) -> bool:
         return abs(tokens - share * total) <= 0.2 * share * total
 
-    reachable = any(
-        is_met(sum(some)) for size in range(1, len(lengths)) for some in combinations(lengths, size)
-    )
+    reachable = any(is_met(sum(some)) for size in range(1, len(lengths)) for some in combinations(lengths, size))
     assert is_met(val) or not reachable
     # Neither side is empty, and what misses the share is announced.
     assert 0 < val < total
-    told = describe_missed_shares(
-        shares, {"train": total - val, "val": val, "test": 0}, len(lengths)
-    )
+    told = describe_missed_shares(shares, {"train": total - val, "val": val, "test": 0}, len(lengths))
     assert bool(told) != is_met(val)
 
 
@@ -275,9 +261,7 @@ def test_what_has_its_share_stays_as_hashes_say():
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
-    places=st.lists(
-        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 50)), min_size=1, max_size=6
-    ),
+    places=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 50)), min_size=1, max_size=6),
     shares=st.sampled_from([(0.05, 0.9), (0.3, 0.3), (0.01, 0.01), (0.5, 0)]),
 )
 def test_every_wanted_subset_gets_a_document_where_there_are_enough(places, shares):

@@ -13,10 +13,7 @@ from batchloom.preparation import convert
 from preparation.stores import jsonl
 from sources.test_tables import pa, write
 
-ASKED = [
-    {"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n}
-    for n in range(60)
-]
+ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 
 
 def make(tmp_path, rows, **settings):
@@ -67,9 +64,7 @@ def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
     whole = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
     cut = batchloom.open_store(
-        run_recipe(
-            recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700)
-        ).path
+        run_recipe(recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700)).path
     )
     assert len(cut.shards) > len(whole.shards)
     for number in range(len(whole)):
@@ -96,9 +91,7 @@ def test_text_and_conversations_in_one_store(tmp_path, caplog):
     jsonl(tmp_path / "in/b.jsonl", ASKED[:3])
     jsonl(tmp_path / "in/c.jsonl", [{"text": "more prose"}])
     store = batchloom.open_store(
-        batchloom.prepare(
-            tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0
-        ).path
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0).path
     )
     assert store[0].text == trained_text(store, 0) == "plain prose<|endoftext|>"
     assert trained_text(store, 1) == "It is 0.<|endoftext|>"
@@ -200,9 +193,7 @@ def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_
     (tmp_path / "in.jsonl").write_text(("not json " * 40 + "\n") * 50_000)
     seen = []
     with pytest.raises(TooManyBadRecordsError, match="line 1"):
-        batchloom.prepare(
-            tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes", progress=seen.append
-        )
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes", progress=seen.append)
     assert not any(getattr(event, "bytes_done", 0) > 1 << 22 for event in seen)
 
 
@@ -222,9 +213,7 @@ def test_rows_of_ids_are_taken_as_they_are(tmp_path):
 
 def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
     template = tmp_path / "mine.jinja"
-    template.write_text(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
+    template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}")
     result = make(tmp_path, ASKED, template=str(template))
     store = batchloom.open_store(result.path)
     assert store[0].text.startswith("[user]How much")
@@ -300,8 +289,7 @@ def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
 
 def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
     turns = [
-        {"role": role, "content": [{"type": "text", "text": "the same words " * 9}]}
-        for role in ("user", "assistant")
+        {"role": role, "content": [{"type": "text", "text": "the same words " * 9}]} for role in ("user", "assistant")
     ]
     result = make(tmp_path, [{"messages": turns}] * 9, tokenizer="train:300")
     assert len(batchloom.open_store(result.path)[0].ids) < 200
@@ -349,12 +337,8 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
     ],
 )
 @pytest.mark.parametrize("preferred", [False, True], ids=["chat", "pairs"])
-def test_what_a_template_does_to_turns_is_told_once(
-    tmp_path, caplog, order, shown, said, preferred
-):
-    (tmp_path / "odd.jinja").write_text(
-        f"{{% for m in {order} %}}{{{{ m.role ~ ':' ~ {shown} ~ ';' }}}}{{% endfor %}}"
-    )
+def test_what_a_template_does_to_turns_is_told_once(tmp_path, caplog, order, shown, said, preferred):
+    (tmp_path / "odd.jinja").write_text(f"{{% for m in {order} %}}{{{{ m.role ~ ':' ~ {shown} ~ ';' }}}}{{% endfor %}}")
     prompt = {"system": "Short!", "prompt": " How much is 1 + 1?"}
     answers = {"chosen": "two", "rejected": "three"} if preferred else {"response": "two"}
     template = str(tmp_path / "odd.jinja")
@@ -367,16 +351,12 @@ def test_cleaning_that_is_not_for_conversations_is_told(tmp_path, caplog):
     make(tmp_path, [{"prompt": "Who?", "response": "jane@doe.net"}], clean=["pii"])
     assert "Cleaning is for texts: what is in in.jsonl stays as it is." in caplog.messages
     jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
-    batchloom.prepare(
-        tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines"
-    )
+    batchloom.prepare(tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines")
     assert any("of what is in chat.jsonl equal documents alone" in one for one in caplog.messages)
     # Where no document is left, it may be the cleaning that is to be changed.
     jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
     with pytest.raises(InputError, match=r"1 length: too few words\. Leave fewer out \(--clean, "):
-        batchloom.prepare(
-            str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"]
-        )
+        batchloom.prepare(str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"])
 
 
 def sharegpt_calls(number):
@@ -401,9 +381,7 @@ def openai_calls(number):
 
 
 @pytest.mark.parametrize("tools", [None, [{"name": "add"}], '[{"name": "add"}]'])
-@pytest.mark.parametrize(
-    ("column", "turns"), [("conversations", sharegpt_calls), ("messages", openai_calls)]
-)
+@pytest.mark.parametrize(("column", "turns"), [("conversations", sharegpt_calls), ("messages", openai_calls)])
 def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
     """The default, ``plain``: as many records with calls as without, and nothing is kept aside."""
     rows = [{column: turns(number), "tools": tools} for number in range(40)]
@@ -416,9 +394,7 @@ def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
     for number in range(40):
         call = f'{{"name": "add", "arguments": {{"a": {number}, "b": {number}}}}}'
         answer = f"It is {2 * number}.<|endoftext|>"
-        assert trained_text(store, number) == (
-            f"<tool_call>\n{call}\n</tool_call><|endoftext|>{answer}"
-        )
+        assert trained_text(store, number) == (f"<tool_call>\n{call}\n</tool_call><|endoftext|>{answer}")
         assert trained_text(store, 40 + number) == answer
         assert f"Tool:\n[{2 * number}]\n\n" in store[number].text
         assert store[number].text.startswith('Tools:\n{"name": "add"}\n\n') is bool(tools)
@@ -427,7 +403,5 @@ def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
 def test_flags_that_leave_nothing_to_train_are_named(tmp_path):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": False}]
     jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 6)
-    with pytest.raises(
-        InputError, match=r'6 nothing to train.* "loss" or "train" flags of messages'
-    ):
+    with pytest.raises(InputError, match=r'6 nothing to train.* "loss" or "train" flags of messages'):
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "o", tokenizer="bytes")

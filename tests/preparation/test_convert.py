@@ -99,11 +99,7 @@ def test_rows_of_any_types_pass_through_json_untouched(tmp_path_factory, out, re
 
 
 @settings(max_examples=examples(100))
-@given(
-    records=st.lists(
-        st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2), min_size=1, max_size=5
-    )
-)
+@given(records=st.lists(st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2), min_size=1, max_size=5))
 def test_parquet_holds_equal_rows_or_is_refused_by_column(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("rows")
     lines(folder / "a.jsonl", *records)
@@ -268,9 +264,7 @@ def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
     target = str(tmp_path / "b.parquet")
     assert run_command_line(["convert", str(path), "--out", target]) == 1
     assert b"line 2: column 'a' holds whole numbers and text" in capsysbinary.readouterr().err
-    assert (
-        run_command_line(["convert", str(path), "--out", target, "--columns", "q", "--json"]) == 0
-    )
+    assert run_command_line(["convert", str(path), "--out", target, "--columns", "q", "--json"]) == 0
     facts = json.loads(capsysbinary.readouterr().out)
     assert (facts["rows"], facts["quarantined"], facts["form"]) == (2, 1, "parquet")
 

@@ -40,9 +40,7 @@ def nearly(rng, text, share):
 
 def jaccard(one, other, shingle=5):
     """The similarity of two texts of bytes, by the definition."""
-    sets = [
-        {text[at : at + shingle] for at in range(len(text) - shingle + 1)} for text in (one, other)
-    ]
+    sets = [{text[at : at + shingle] for at in range(len(text) - shingle + 1)} for text in (one, other)]
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 
@@ -65,9 +63,7 @@ class Corpus:
         self.plain = [" ".join(words(rng, 120)) for _ in range(120)]
         rows = [("plain", number, text) for number, text in enumerate(self.plain)]
         rows += [("exact", number, self.plain[number]) for number in range(40)]
-        rows += [
-            ("near", number, nearly(rng, self.plain[number], 0.02)) for number in range(40, 70)
-        ]
+        rows += [("near", number, nearly(rng, self.plain[number], 0.02)) for number in range(40, 70)]
         rows += [("far", number, nearly(rng, self.plain[number], 0.5)) for number in range(70, 100)]
         rng.shuffle(rows)
         self.rows = rows
@@ -111,15 +107,11 @@ def test_exact_finds_all_and_nothing_else(corpus, tmp_path):
 
 
 def test_near_finds_what_its_banding_promises(corpus, tmp_path):
-    alike = [
-        jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"
-    ]
+    alike = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"]
     promised = sum(match_probability(one, 14, 8) for one in alike)
     assert min(alike) > 0.9
     assert promised > 29.9
-    unlike = [
-        jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"
-    ]
+    unlike = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"]
     assert sum(match_probability(one, 14, 8) for one in unlike) < 0.3
     result = make(corpus.inputs, tmp_path / "out", dedup="near")
     # Recall and precision are 1.
@@ -205,11 +197,7 @@ def test_units_have_no_say_in_what_stays(corpus, tmp_path, mode):
     ("mode", "workers", "unit_bytes"),
     [
         ("near", 2, 30_000),
-        *(
-            pytest.param(mode, *how, marks=pytest.mark.slow)
-            for mode in MODES
-            for how in [(2, 7_000), (5, 30_000)]
-        ),
+        *(pytest.param(mode, *how, marks=pytest.mark.slow) for mode in MODES for how in [(2, 7_000), (5, 30_000)]),
     ],
 )
 def test_workers_decide_no_byte(corpus, tmp_path, mode, workers, unit_bytes):
@@ -268,9 +256,7 @@ def test_a_subset_is_filled_from_what_stays(tmp_path):
     path = jsonl(tmp_path / "in.jsonl", [{"text": f"text {n % 3}"} for n in range(30)])
     result = make(path, tmp_path / "out", val_fraction=1e-9)
     assert {name: one.documents for name, one in result.subsets.items()} == {"train": 2, "val": 1}
-    one = make(
-        jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5
-    )
+    one = make(jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5)
     assert {name: some.documents for name, some in one.subsets.items()} == {"train": 1}
     assert any("too few different documents" in note for note in one.notes)
 

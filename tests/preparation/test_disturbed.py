@@ -35,16 +35,10 @@ def whole(inputs, tmp_path):
     return tree(tmp_path / "whole")
 
 
-def prepared(
-    inputs, out, listener=lambda event: None, workers=1, tokens_per_shard=100_000_000, **how
-):
+def prepared(inputs, out, listener=lambda event: None, workers=1, tokens_per_shard=100_000_000, **how):
     """A job in this process (its workers in others), which can be listened to."""
-    settings = RunSettings(
-        limits=SMALL, unit_bytes=6000, execution=ExecutionSettings(workers=workers), **how
-    )
-    recipe = recipe_of(
-        inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=tokens_per_shard
-    )
+    settings = RunSettings(limits=SMALL, unit_bytes=6000, execution=ExecutionSettings(workers=workers), **how)
+    recipe = recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=tokens_per_shard)
     return run_recipe(recipe, out, listener, settings=settings)
 
 

@@ -32,17 +32,13 @@ def text(tmp_path):
 
 def test_python(tmp_path, text):
     events = []
-    result = batchloom.prepare(
-        text, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append
-    )
+    result = batchloom.prepare(text, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append)
     assert (result.path, result.already_done, result.dtype) == (tmp_path / "out", False, "uint16")
     assert (result.counts.records, result.counts.documents) == (202, 200)
     assert (result.counts.quarantined, result.counts.dropped) == (1, {"empty": 1})
     assert sum(subset.documents for subset in result.subsets.values()) == 200
     assert sum(subset.tokens for subset in result.subsets.values()) == result.counts.tokens
-    last = [event for event in events if isinstance(event, Progress) and event.phase == "tokenize"][
-        -1
-    ]
+    last = [event for event in events if isinstance(event, Progress) and event.phase == "tokenize"][-1]
     assert (last.bytes_done, last.bytes_total) == (text.stat().st_size, text.stat().st_size)
     assert (last.documents, last.tokens, last.quarantined) == (200, result.counts.tokens, 1)
 
@@ -111,9 +107,7 @@ def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
     )
     assert again.exit_code == 0
     assert "is finished already; nothing to do" in again.stdout
-    batchloom.prepare(
-        text, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000
-    )
+    batchloom.prepare(text, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000)
     assert tree(out) == tree(tmp_path / "same")
 
 
@@ -182,7 +176,5 @@ def test_plain_lines_tell_how_far_it_is(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Left out: [bold]."
     assert lines[1] == "sampling: 0%, 1.0 MB of input"
-    assert lines[3].startswith(
-        "tokenizing: 25%, 2.5 MB of 10.0 MB, 1,234 documents, 56,789 tokens, "
-    )
+    assert lines[3].startswith("tokenizing: 25%, 2.5 MB of 10.0 MB, 1,234 documents, 56,789 tokens, ")
     assert lines[3].endswith(" left, 2 quarantined")

@@ -14,6 +14,6 @@ def test_repeated_documents_are_counted_exactly_in_memory_and_in_files(held, mon
     with DuplicateCounter() as counting:
         for piece in np.array_split(numbers[np.r_[0:500, 0:70, 0:1, 499:500]], 13):
             counting.add(piece)
-        assert (counting.documents, counting.repeated()) == (572, 72)
+        assert (counting.documents, counting.count_repeated()) == (572, 72)
     with DuplicateCounter() as counting:
-        assert counting.repeated() == 0
+        assert counting.count_repeated() == 0

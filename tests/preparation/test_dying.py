@@ -66,9 +66,7 @@ def test_a_document_that_kills_is_kept_aside(dedup, step, deadly, tmp_path):
     for number, row in zip(deadly, quarantine(tmp_path / "out"), strict=True):
         name, before = ("in/a.jsonl", 0) if number < 250 else ("in/b.jsonl", 250)
         assert (row["source"], row["line"]) == (name, number - before + 1)
-        assert row["reason"].startswith(
-            "the worker that took it in hand was killed by signal 9 (out of memory?), "
-        )
+        assert row["reason"].startswith("the worker that took it in hand was killed by signal 9 (out of memory?), ")
         assert MARK in row["snippet"]
     aside = [note for note in told["notes"] if "is kept aside" in note]
     assert len(aside) == len(deadly)

@@ -399,9 +399,7 @@ def memory():
 
 
 @pytest.mark.parametrize("phase", ["write", "upload"])
-def test_inputs_of_a_store_elsewhere_are_told_apart_by_their_contents(
-    memory, given, tmp_path, phase
-):
+def test_inputs_of_a_store_elsewhere_are_told_apart_by_their_contents(memory, given, tmp_path, phase):
     how = {**OPTIONS, "out": "memory://bucket/store", "hash_inputs": True}
     with pytest.raises(KeyboardInterrupt):
         prepare(given, progress=stopped(phase), **how)
@@ -423,9 +421,7 @@ def test_contents_of_inputs_are_read_once_for_a_store_elsewhere(memory, given, m
     read = []
     hashed = rerun.hash_sources
     for module in (far_job, run):
-        monkeypatch.setattr(
-            module, "hash_sources", lambda sources: read.append(1) or hashed(sources)
-        )
+        monkeypatch.setattr(module, "hash_sources", lambda sources: read.append(1) or hashed(sources))
     prepare(given, out="memory://bucket/store", hash_inputs=True, **OPTIONS)
     assert read == [1]
 
@@ -556,9 +552,7 @@ def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
 
 def test_a_folder_that_holds_something_else_is_refused(far, s3, given):
     s3.put_object(Bucket="bucket", Key="store/notes.txt", Body=b"mine")
-    with pytest.raises(
-        StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and no store"
-    ):
+    with pytest.raises(StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and no store"):
         prepare(given, out="s3://bucket/store", **OPTIONS)
     assert keys(s3) == ["store/notes.txt"]
     # A name that begins alike is another folder.
@@ -596,19 +590,13 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
         assert "dataset_metadata.json" in names
         for name in names:
             if not name.startswith("report."):
-                assert (
-                    memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
-                )
+                assert memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
         with RemoteFolder("memory://bucket/store") as folder:
-            found = folder.files()["train/shard_00000.bin"]
-            assert folder.holds(
-                tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found
-            )
+            found = folder.list_files()["train/shard_00000.bin"]
+            assert folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found)
             memory.pipe("/bucket/store/train/shard_00000.bin", bytes(found.size))
-            found = folder.files()["train/shard_00000.bin"]
-            assert not folder.holds(
-                tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found
-            )
+            found = folder.list_files()["train/shard_00000.bin"]
+            assert not folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found)
     finally:
         memory.rm("/bucket", recursive=True)
 
@@ -661,11 +649,7 @@ def test_work_is_for_stores_elsewhere(given, tmp_path):
 
 def test_the_usual_work_folder_is_each_urls_own(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert (
-        default_work_folder("s3://b/a/")
-        == default_work_folder("s3://b/a")
-        != default_work_folder("s3://b/b")
-    )
+    assert default_work_folder("s3://b/a/") == default_work_folder("s3://b/a") != default_work_folder("s3://b/b")
     assert default_work_folder("s3://b/a").parent == Path("/c/batchloom/prepare")
 
 
@@ -693,12 +677,8 @@ def test_parts_are_as_large_as_a_file_needs():
 def test_waits_are_bounded_and_each_names_own():
     waits = [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
     assert 30 < sum(waits) < 70
-    assert waits != [
-        compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_UPLOAD_ATTEMPTS)
-    ]
-    assert waits == [
-        compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)
-    ]
+    assert waits != [compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
+    assert waits == [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
 
 
 def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
@@ -707,14 +687,18 @@ def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
     record, local = tmp_path / "w" / "uploads.jsonl", tmp_path / "a"
     local.write_bytes(b"abc")
     with RemoteFolder("memory://bucket/u") as folder:
-        uploads = StoreUploader(folder, folder.files(), record)
-        assert (uploads.known("a"), uploads.send(local, "a"), uploads.known("a")) == (
+        uploads = StoreUploader(folder, folder.list_files(), record)
+        assert (uploads.is_uploaded("a"), uploads.send(local, "a"), uploads.is_uploaded("a")) == (
             False,
             True,
             True,
         )
-        assert StoreUploader(folder, folder.files(), record).known("a")
+        assert StoreUploader(folder, folder.list_files(), record).is_uploaded("a")
         record.write_bytes(record.read_bytes()[:-9])
-        again = StoreUploader(folder, folder.files(), record)
-        assert (again.known("a"), again.send(local, "a"), again.known("a")) == (False, False, True)
+        again = StoreUploader(folder, folder.list_files(), record)
+        assert (again.is_uploaded("a"), again.send(local, "a"), again.is_uploaded("a")) == (
+            False,
+            False,
+            True,
+        )
     fsspec.filesystem("memory").rm("/bucket", recursive=True)

@@ -131,7 +131,7 @@ def test_the_cuts_are_pinned():
     texts = [f"the text {n} of some" for n in range(200)]
     how = FimCutter(0.5, 0.5, derive_key("fim", 7), 1, 2, 3)
     cut = apply_fim(texts, hash_documents(texts), how)
-    found = [cut.pieces[a:b] for a, b in itertools.pairwise(cut.bounds.tolist())]
+    found = [cut.parts[a:b] for a, b in itertools.pairwise(cut.bounds.tolist())]
     assert found == [expected(text, 7) for text in texts]
     assert found[:4] == PINNED
 
@@ -246,10 +246,7 @@ def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 def test_duplicates_are_found_as_without(folder, tmp_path, dedup):
     lines = (folder / "in.jsonl").read_text().splitlines()[:100]
-    long = [
-        json.loads(line)["text"] + " ".join(map(str, range(n, n + 400)))
-        for n, line in enumerate(lines[:5])
-    ]
+    long = [json.loads(line)["text"] + " ".join(map(str, range(n, n + 400))) for n, line in enumerate(lines[:5])]
     alike = [text + " the end" for text in long]
     lines += [json.dumps({"text": text}) for text in (*long, *alike)] + lines[:50]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
@@ -259,9 +256,7 @@ def test_duplicates_are_found_as_without(folder, tmp_path, dedup):
         "dedup": dedup,
         "balance_subsets": False,
     }
-    plain, moved = (
-        documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1)
-    )
+    plain, moved = (documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1))
     origins = [[store[n].provenance for n in range(len(store))] for store in (plain, moved)]
     assert origins[0] == origins[1]
     assert len(plain) < (107 if dedup == "near" else 111)

@@ -52,15 +52,11 @@ def test_documents_are_those_of_the_records(tmp_path, name, unit):
     assert [origin.record for origin, _, _ in found] == list(range(400))
     assert check(tmp_path / "out").faults == []
     before = tree(tmp_path / "out")
-    assert make(
-        path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1
-    ).already_done
+    assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
     assert tree(tmp_path / "out") == before
     # A copy with another time is told by its bytes.
     path.touch()
-    assert make(
-        path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1
-    ).already_done
+    assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
 
 
 def test_a_table_is_cut_at_its_groups_and_learned_from(tmp_path):
@@ -88,9 +84,7 @@ def test_bad_records_of_every_format_go_aside_by_line_or_row(tmp_path, unit):
         ("b.csv", 4, 2, None),
         ("c.parquet", None, 38, None),
     ]
-    with pytest.raises(
-        TooManyBadRecordsError, match="The first: Invalid JSON on line 2 in a.json, column 11: "
-    ):
+    with pytest.raises(TooManyBadRecordsError, match="The first: Invalid JSON on line 2 in a.json, column 11: "):
         make(inputs, tmp_path / "out2", unit_bytes=unit, max_bad=3)
     assert len(texts(tmp_path / "out")) == 1 + 2 + 59
 

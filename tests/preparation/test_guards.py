@@ -51,9 +51,7 @@ def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_
     assert sys.stdin.read() == "a text\n"
 
 
-def test_a_store_that_another_run_has_just_finished_is_not_overwritten(
-    tmp_path, inputs, monkeypatch
-):
+def test_a_store_that_another_run_has_just_finished_is_not_overwritten(tmp_path, inputs, monkeypatch):
     out, first = tmp_path / "out", []
 
     def folder(place):
@@ -72,9 +70,7 @@ def test_a_store_that_another_run_has_just_finished_is_not_overwritten(
     assert not (tmp_path / "twice" / ".work").exists()
 
 
-def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
-    tmp_path, inputs, monkeypatch
-):
+def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(tmp_path, inputs, monkeypatch):
     out, first = tmp_path / "out", []
     make(inputs[:1], out, **SETTINGS)
     jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
@@ -99,18 +95,14 @@ def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
 
     monkeypatch.setattr(job, "WorkFolder", folder)
     monkeypatch.setattr(job, "lock_store", lambda place: warnings.catch_warnings())
-    recipe = recipe_of(
-        inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500
-    )
+    recipe = recipe_of(inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500)
     with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
         run(recipe, how)
     assert read_manifest(out).generation == 2
 
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
-    tmp_path, inputs, stride
-):
+def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs, stride):
     near = SETTINGS | {"dedup": "near"}
     make(inputs, tmp_path / "whole", **near)
     with pytest.raises(KeyboardInterrupt):
@@ -142,12 +134,12 @@ def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, m
     out, installed = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
-    versions._installed_version.cache_clear()
+    versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: f"{installed(name)}.99")
         with pytest.raises(KeyboardInterrupt):
             make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
-    versions._installed_version.cache_clear()
+    versions._get_installed_version.cache_clear()
     make(inputs, out, **SETTINGS)
     assert tree(out) == tree(tmp_path / "whole")
 
@@ -156,7 +148,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
     out, installed = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write"), **SETTINGS)
-    versions._installed_version.cache_clear()
+    versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(
             importlib.metadata,
@@ -164,7 +156,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
             lambda name: "99.0" if name == "batchloom" else installed(name),
         )
         assert make(inputs, out, **SETTINGS).resumed_units == 0
-    versions._installed_version.cache_clear()
+    versions._get_installed_version.cache_clear()
 
 
 def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):
@@ -194,9 +186,7 @@ def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_p
 def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, inputs):
     # Of the second file half stays, so that it is copied and not linked.
     lines = inputs[0].read_text().splitlines(keepends=True)
-    inputs[1].write_text(
-        "".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])])
-    )
+    inputs[1].write_text("".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])]))
     settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -216,9 +206,7 @@ def test_who_changes_a_store_waits_for_a_run_that_is_at_work_in_it(tmp_path, inp
     make(inputs[:1], tmp_path / "out", **SETTINGS)
     with (
         WorkFolder(tmp_path / "out"),
-        pytest.raises(
-            StoreConflictError, match=rf"Another run is .* \(process {os.getpid()}\); wait"
-        ),
+        pytest.raises(StoreConflictError, match=rf"Another run is .* \(process {os.getpid()}\); wait"),
     ):
         remove_documents(tmp_path / "out", sources=["a.jsonl"])
     assert remove_documents(tmp_path / "out", sources=["a.jsonl"]).documents

@@ -117,9 +117,7 @@ def test_a_flat_file_is_linked(tmp_path, dtype, on_disk):
 def test_a_npy_file_is_copied(tmp_path, dtype):
     documents = [[5, 6, 7, 1], [1], [8]]
     np.save(tmp_path / "ids.npy", np.concatenate(documents).astype(dtype))
-    with pytest.raises(
-        InputError, match="cannot be a shard as it is: its ids begin after a header"
-    ):
+    with pytest.raises(InputError, match="cannot be a shard as it is: its ids begin after a header"):
         import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1)
     assert not (tmp_path / "s").exists()
     import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1, how="copy")
@@ -135,9 +133,7 @@ def test_rows_of_a_npy_and_pieces_of_a_flat_file_are_documents(tmp_path):
     import_tokens(tmp_path / "rows.npy", out=tmp_path / "s", vocab_size=99, how="copy")
     assert read(tmp_path / "s") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     np.arange(7, dtype="<i4").tofile(tmp_path / "flat")
-    import_tokens(
-        tmp_path / "flat", out=tmp_path / "t", vocab_size=99, dtype="int32", document_tokens=3
-    )
+    import_tokens(tmp_path / "flat", out=tmp_path / "t", vocab_size=99, dtype="int32", document_tokens=3)
     assert read(tmp_path / "t") == [[0, 1, 2], [3, 4, 5], [6]]
 
 
@@ -180,9 +176,7 @@ def test_masks_come_along(tmp_path, how):
     documents = [[5, 6, 7], [8, 9], [1]]
     flags = [[0, 1, 1], [0, 1], [1]]
     write_store(tmp_path / "a", documents, trained=flags)
-    import_tokens(
-        tmp_path / "a/train/shard_00000", out=tmp_path / "s", vocab_size=99, eod=1, how=how
-    )
+    import_tokens(tmp_path / "a/train/shard_00000", out=tmp_path / "s", vocab_size=99, eod=1, how=how)
     store = batchloom.open_store(tmp_path / "s")
     numbers = np.arange(3)
     got = store.mask(numbers, numbers * 0, np.array([3, 2, 1]))
@@ -297,9 +291,7 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
         39,
     )
     megatron_prefix(tmp_path / "d" / "part_3", [[[1]]], np.int32)
-    with pytest.raises(
-        InputError, match="a store has one dtype: import them apart, or give --copy"
-    ):
+    with pytest.raises(InputError, match="a store has one dtype: import them apart, or give --copy"):
         import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes")
     import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes", how="copy")
     assert len(read(tmp_path / "t")) == 121
@@ -307,9 +299,7 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
 
 def test_settings_that_contradict_each_other_are_told_at_once(tmp_path, prefix):
     with pytest.raises(SettingsError) as error:
-        import_tokens(
-            prefix, out=tmp_path / "s", eod=5, document_tokens=3, val_fraction=0.1, dtype="uint17"
-        )
+        import_tokens(prefix, out=tmp_path / "s", eod=5, document_tokens=3, val_fraction=0.1, dtype="uint17")
     sentences = " ".join(error.value.problems)
     for part in ("'uint17' is none of", "say what the ids mean", "not both", "give --copy"):
         assert part in sentences
@@ -357,20 +347,12 @@ def test_an_import_that_was_stopped_begins_anew(tmp_path, prefix):
 
 def test_the_command(tmp_path, prefix, capsys):
     out = str(tmp_path / "s")
-    assert (
-        run_command_line(["import", str(prefix), "--out", out, "--vocab_size", "257", "--json"])
-        == 0
-    )
+    assert run_command_line(["import", str(prefix), "--out", out, "--vocab_size", "257", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["documents"] == 120
     assert run_command_line(["check", out]) == 0
     assert run_command_line(["import", str(prefix), "--out", out]) == 2
     assert "say what the ids mean" in capsys.readouterr().err
-    assert (
-        run_command_line(
-            ["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]
-        )
-        == 2
-    )
+    assert run_command_line(["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]) == 2
 
 
 @settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))
@@ -380,9 +362,7 @@ def test_the_command(tmp_path, prefix, capsys):
     cut=st.none() | st.integers(0, 200),
     edits=st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=1, max_size=8)), max_size=3),
 )
-def test_damaged_files_end_in_a_sound_store_or_a_named_error(
-    tmp_path_factory, name, how, cut, edits
-):
+def test_damaged_files_end_in_a_sound_store_or_a_named_error(tmp_path_factory, name, how, cut, edits):
     folder = tmp_path_factory.mktemp("damaged")
     megatron_prefix(folder / "p", [[[1, 2, 3], [4]], [], [[5, 6]], [[7, 7]]])
     np.save(folder / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5))

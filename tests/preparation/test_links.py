@@ -35,7 +35,7 @@ def link(place, target):
 
 
 def names(given, *, follow_links=False):
-    listing = list_sources([given], asked=[DeclaredInput(follow_links=follow_links)])
+    listing = list_sources([given], declared_inputs=[DeclaredInput(follow_links=follow_links)])
     return [source.name for source in listing.sources], " ".join(listing.notes)
 
 
@@ -138,9 +138,7 @@ def test_where_nothing_else_remains_the_error_says_so():
     Path("snapshot").mkdir()
     link("snapshot/train.jsonl", "../outside/own.jsonl")
     for given in ("snapshot", "snapshot/*.jsonl"):
-        with pytest.raises(
-            InputMissingError, match=r"1 symbolic link leads out of .*--follow-links"
-        ):
+        with pytest.raises(InputMissingError, match=r"1 symbolic link leads out of .*--follow-links"):
             list_sources([given])
     assert names("snapshot", follow_links=True)[0] == ["snapshot/train.jsonl"]
 
@@ -242,9 +240,7 @@ def test_files_of_evaluation_sets_are_compared_with_wherever_they_lie():
     link("evaluation/a.jsonl", "../outside/own.jsonl")
     text = "a text of many words that is in the evaluation set and in the training data alike " * 4
     jsonl("outside/own.jsonl", [{"text": text}])
-    jsonl(
-        "data/own.jsonl", [{"text": text}, {"text": "another text of other words altogether " * 9}]
-    )
+    jsonl("data/own.jsonl", [{"text": text}, {"text": "another text of other words altogether " * 9}])
     clean = [{"decontaminate": {"sets": {"held": "evaluation"}}}]
     result = batchloom.prepare("data", out="s", tokenizer="bytes", clean=clean)
     assert result.counts.documents == 1

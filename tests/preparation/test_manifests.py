@@ -27,9 +27,7 @@ def folder(tmp_path):
     jsonl(data / "sums.jsonl", SUMS)
     with (data / "notes.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["id", "body"], *([n, f"note {n}"] for n in range(30))])
-    table = pa.table(
-        {"question": [f"q{n}" for n in range(20)], "best": [f"a{n}" for n in range(20)]}
-    )
+    table = pa.table({"question": [f"q{n}" for n in range(20)], "best": [f"a{n}" for n in range(20)]})
     pyarrow.parquet.write_table(table, data / "best.parquet")
     jsonl(data / "plain.jsonl", [{"text": f"plain {n}"} for n in range(40)])
     jsonl(data / "lines.txt", [{"text": f"line {n}"} for n in range(10)])
@@ -108,9 +106,7 @@ def test_the_same_said_by_options_is_the_same_to_the_byte(folder, monkeypatch):
 
 
 def test_a_manifest_goes_with_other_inputs_and_options_fill_in(folder):
-    listed = write(
-        folder / "l.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl, text_field: text}]"
-    )
+    listed = write(folder / "l.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl, text_field: text}]")
     result = prepare([folder / "data/notes.csv", listed], folder / "out", text_field="body")
     assert sorted(texts(result.path))[::39] == ["line 0", "note 9"]
 
@@ -416,9 +412,7 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(InputMissingError, match="Relative paths begin at the folder of the file"):
         prepare(write(folder / "conf" / "m.yaml", "datasets: [{path: data/sums.jsonl}]"), "out")
-    with pytest.raises(
-        InputMissingError, match=r"c.yaml, dataset.dataset_path: JSON file not found"
-    ):
+    with pytest.raises(InputMissingError, match=r"c.yaml, dataset.dataset_path: JSON file not found"):
         prepare(write(folder / "c.yaml", "dataset: {dataset_path: a/b.json}"), "out")
 
 
@@ -445,9 +439,7 @@ def test_a_folder_beside_the_job_is_not_what_a_manifest_names(tmp_path, monkeypa
     assert placed(path)[0][0] == "hf://datasets/org/name"
 
 
-@pytest.mark.parametrize(
-    "entry", ["{path: a/b.jsonl}", "{path: a/b.json}", "{path: a/b, data_type: jsonl}"]
-)
+@pytest.mark.parametrize("entry", ["{path: a/b.jsonl}", "{path: a/b.json}", "{path: a/b, data_type: jsonl}"])
 def test_what_is_a_file_is_not_looked_up_on_the_hub(tmp_path, entry):
     with pytest.raises(InputMissingError, match="datasets"):
         placed(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))
@@ -480,9 +472,7 @@ def test_fineweb_edu_is_a_preset_or_a_column_called_text(folder):
     assert (recipe.inputs, recipe.reading.text_field) == (("fineweb-edu",), "text")
     rows = [{"text": f"t{n}", "messages": []} for n in range(9)]
     jsonl(folder / "data/edu.jsonl", rows)
-    path = write(
-        folder / "e.yaml", "dataset: {dataset_type: fineweb_edu, dataset_path: data/edu.jsonl}"
-    )
+    path = write(folder / "e.yaml", "dataset: {dataset_type: fineweb_edu, dataset_path: data/edu.jsonl}")
     assert sorted(texts(prepare(path, folder / "out").path)) == [f"t{n}" for n in range(9)]
 
 
@@ -507,13 +497,9 @@ def test_what_is_said_of_a_file_decides_where_its_content_agrees(folder, form, n
     (data / "table.txt").write_text((data / "notes.csv").read_text())
     (data / "best.txt").write_bytes((data / "best.parquet").read_bytes())
     (data / "plain.txt.gz").write_bytes(gzip.compress((data / "plain.jsonl").read_bytes()))
-    reading = (
-        ", text_field: body" if form == "csv" else ", mapping: {prompt: question, response: best}"
-    )
+    reading = ", text_field: body" if form == "csv" else ", mapping: {prompt: question, response: best}"
     mapping = reading if form in ("csv", "parquet") else ""
-    path = write(
-        folder / "m.yaml", f"datasets: [{{path: data/{name}, data_type: {form}{mapping}}}]"
-    )
+    path = write(folder / "m.yaml", f"datasets: [{{path: data/{name}, data_type: {form}{mapping}}}]")
     result = prepare(path, folder / "out")
     (source,) = read_manifest(result.path).sources
     assert source.kind == kind
@@ -525,9 +511,7 @@ def test_a_file_asked_for_as_something_else_is_another_job(folder):
     path = write(folder / "m.yaml", listed)
     prepare(path, folder / "out")
     write(path, listed.replace(", data_type: jsonl", ""))
-    with pytest.raises(
-        StoreConflictError, match="lines.txt was read as jsonl and would be read as text"
-    ):
+    with pytest.raises(StoreConflictError, match="lines.txt was read as jsonl and would be read as text"):
         prepare(path, folder / "out")
 
 
@@ -580,9 +564,7 @@ def test_a_file_named_twice_with_other_settings_is_refused(folder):
     ):
         prepare(path, folder / "out")
     write(path, twice.replace("}", ", text_field: q}", 1))
-    assert any(
-        note.startswith("Named more than once") for note in prepare(path, folder / "out").notes
-    )
+    assert any(note.startswith("Named more than once") for note in prepare(path, folder / "out").notes)
 
 
 def test_check_reads_what_prepare_would(folder):
@@ -611,9 +593,7 @@ def test_two_tokenizers_are_one_too_many(folder):
     for name in ("bytes", "gpt2"):
         text = f"dataset: {{dataset_path: data/sums.jsonl, processor_config: {{processor_name: {name}}}}}"
         write(folder / f"{name}.yaml", text)
-    with pytest.raises(
-        InputError, match="names the tokenizer bytes and .* gpt2, and a store has one"
-    ):
+    with pytest.raises(InputError, match="names the tokenizer bytes and .* gpt2, and a store has one"):
         batchloom.prepare([folder / "bytes.yaml", folder / "gpt2.yaml"], out=folder / "out")
 
 
@@ -629,17 +609,13 @@ def test_a_tokenizer_that_leaves_the_folder_is_refused(folder, name):
     (folder / "home").mkdir()
     (folder / "home/linked").symlink_to(folder / "tok")
     text = f"dataset: {{dataset_path: x, processor_config: {{processor_name: {name}}}}}"
-    with pytest.raises(
-        InputError, match=r"m.yaml: dataset\.processor_config.processor_name: .* outside"
-    ):
+    with pytest.raises(InputError, match=r"m.yaml: dataset\.processor_config.processor_name: .* outside"):
         placed(write(folder / "home/m.yaml", text))
 
 
 def test_columns_that_are_not_told_name_the_entry(folder):
     path = write(folder / "m.yaml", "datasets: [{path: data/sums.jsonl}]")
-    with pytest.raises(
-        InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits"
-    ) as error:
+    with pytest.raises(InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits") as error:
         prepare(path, folder / "out")
     assert str(error.value).endswith("(mapping: there)")
 

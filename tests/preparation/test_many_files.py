@@ -33,9 +33,7 @@ def test_records_of_one_shape_have_one_schema(row, data):
     shape = compute_record_shape([row])
     assert shape is not None
     other = {
-        name: data.draw(
-            st.sampled_from([v for v in PLAIN if compute_record_shape([{name: v}]) == ((name, t),)])
-        )
+        name: data.draw(st.sampled_from([v for v in PLAIN if compute_record_shape([{name: v}]) == ((name, t),)]))
         for name, t in shape
     }
     assert compute_record_shape([row, other]) == shape

@@ -5,9 +5,7 @@ from oracles import megatron
 
 
 def test_every_prepared_shard_is_a_megatron_prefix(tmp_path):
-    (tmp_path / "in.txt").write_text(
-        "\n".join(f"line {n} of a text" * (n % 5 + 1) for n in range(300))
-    )
+    (tmp_path / "in.txt").write_text("\n".join(f"line {n} of a text" * (n % 5 + 1) for n in range(300)))
     batchloom.prepare(
         tmp_path / "in.txt",
         out=tmp_path / "s",

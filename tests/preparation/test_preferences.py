@@ -91,9 +91,7 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     inputs = [tmp_path / "in.jsonl"]
     make(inputs, tmp_path / "whole", **SETTINGS)
     make(inputs, tmp_path / "one", val_fraction=0.2)
-    assert [one[1:] for one in pairs(tmp_path / "one")] == [
-        one[1:] for one in pairs(tmp_path / "whole")
-    ]
+    assert [one[1:] for one in pairs(tmp_path / "one")] == [one[1:] for one in pairs(tmp_path / "whole")]
     expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
     while run_killed({"open"}, 200, inputs, out, **SETTINGS):
@@ -158,9 +156,7 @@ FORMS = {
 def test_forms(tmp_path, name):
     row, mapping = FORMS[name]
     result = prepare(tmp_path, [row] * 3, mapping=mapping, dedup="none")
-    assert [one[2:5] for one in pairs(result.path)] == [
-        ("User:\nq\n\nAssistant:\n", "good\n", "bad\n")
-    ] * 3
+    assert [one[2:5] for one in pairs(result.path)] == [("User:\nq\n\nAssistant:\n", "good\n", "bad\n")] * 3
 
 
 def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
@@ -169,14 +165,10 @@ def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
     rows.append({"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]})
     rows.append({"chosen": "other", "rejected": "text"})
     result = prepare(tmp_path, rows)
-    assert "Detected chosen/rejected -> preference pairs, the prompt in both in in.jsonl." in (
-        result.notes
-    )
+    assert "Detected chosen/rejected -> preference pairs, the prompt in both in in.jsonl." in (result.notes)
     assert not any("template" in note for note in result.notes)
     found = pairs(result.path)
-    assert [one[2:5] for one in found] == [
-        ("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)
-    ]
+    assert [one[2:5] for one in found] == [("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)]
     bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
     assert "its answers are messages where those of the first records are texts" in bad[0]["reason"]
     assert "--map prompt=" in bad[1]["reason"]
@@ -279,9 +271,7 @@ def test_preferences_stand_alone(tmp_path):
         ("b.txt", [{"text": "x"}], "documents that are no preferences"),
     ):
         jsonl(tmp_path / "in" / name, rows)
-        with pytest.raises(
-            InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"
-        ):
+        with pytest.raises(InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"):
             make(tmp_path / "in", tmp_path / "out")
         (tmp_path / "in" / name).unlink()
         assert not (tmp_path / "out").exists()
@@ -349,17 +339,13 @@ def test_csv_and_parquet(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "a.csv").write_text("prompt,completion,label\nq,a,True\nq,b,0\nq,c,yes\n")
-    assert LabelledAnswers(
-        open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)
-    ).good.tolist() == [
+    assert LabelledAnswers(open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)).good.tolist() == [
         True,
         False,
     ]
     rows = [{"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}] * 3
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert (
-        len(PreferencePairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
-    )
+    assert len(PreferencePairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
 
 
 def open_made(source, out, **settings):

@@ -50,9 +50,7 @@ def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
 
 def _whole(inputs):
     text, records = inputs
-    return text.read_text() + "\0".join(
-        json.loads(line)["text"] for line in records.read_text().splitlines()
-    )
+    return text.read_text() + "\0".join(json.loads(line)["text"] for line in records.read_text().splitlines())
 
 
 def test_memory_stays_bounded(tmp_path):

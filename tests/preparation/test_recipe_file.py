@@ -52,9 +52,7 @@ def folder(tmp_path, monkeypatch):
     jsonl("data/words.jsonl", [{"text": one} for one in WORDS])
     jsonl("data/asked.jsonl", ASKED)
     jsonl("data/lines.txt", [{"text": f"line {n}"} for n in range(10)])
-    (tmp_path / "data/notes.csv").write_text(
-        "id,body\n" + "".join(f"{n},note {n}\n" for n in range(30))
-    )
+    (tmp_path / "data/notes.csv").write_text("id,body\n" + "".join(f"{n},note {n}\n" for n in range(30)))
     (tmp_path / "data/prose.txt").write_text("Some prose.\n\n" * 50)
     return tmp_path
 
@@ -176,18 +174,13 @@ def test_the_manifest_and_the_tokenizer_beside_it_are_enough(folder, tmp_path_fa
     assert tree("three") == tree("one")
 
 
-def test_what_lay_elsewhere_is_taken_from_the_report_or_asked_for(
-    folder, monkeypatch, tmp_path_factory
-):
+def test_what_lay_elsewhere_is_taken_from_the_report_or_asked_for(folder, monkeypatch, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     os.rename("data/words.jsonl", elsewhere / "words.jsonl")
     batchloom.prepare([elsewhere / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
     again = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert (
-        again.notes[0]
-        == f"Inputs from where report.json in one says they lay: {elsewhere}/words.jsonl."
-    )
+    assert again.notes[0] == f"Inputs from where report.json in one says they lay: {elsewhere}/words.jsonl."
     os.remove("one/report.json")
     with pytest.raises(InputMissingError) as error:
         batchloom.prepare(recipe="one", out="three")
@@ -238,9 +231,7 @@ def test_a_damaged_or_foreign_store_is_no_recipe(folder):
     del manifest["checksum"]
     manifest["recipe"]["cleann"] = []
     write("one/dataset_metadata.json", json.dumps(manifest))
-    with pytest.raises(
-        SettingsError, match=r"recipe.cleann: unknown setting; did you mean 'clean'\?"
-    ):
+    with pytest.raises(SettingsError, match=r"recipe.cleann: unknown setting; did you mean 'clean'\?"):
         read_recipe("one")
     manifest["recipe"] = {"how": "link"}
     write("one/dataset_metadata.json", json.dumps(manifest))
@@ -249,9 +240,7 @@ def test_a_damaged_or_foreign_store_is_no_recipe(folder):
 
 
 def test_made_up_data_is_made_up_again(folder):
-    batchloom.prepare(
-        "dummy:documents=50,seed=3", out="one", val_fraction=0.2, tokens_per_shard=9000
-    )
+    batchloom.prepare("dummy:documents=50,seed=3", out="one", val_fraction=0.2, tokens_per_shard=9000)
     batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
     write("r.yaml", format_recipe(read_recipe("one")))
@@ -288,9 +277,7 @@ def test_options_and_inputs_win_over_a_file(folder):
     moved = make_request(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
     assert moved.inputs == ("data/prose.txt", "data/lines.txt")
     assert moved.sources == recipe.sources
-    with pytest.raises(
-        InputError, match=r"wiki.yaml says something of each of its 2 inputs, and 1 are given"
-    ):
+    with pytest.raises(InputError, match=r"wiki.yaml says something of each of its 2 inputs, and 1 are given"):
         make_request(["data/prose.txt"], {}, "wiki.yaml")
     write("plain.yaml", "val_fraction: 0.5\nmapping: {prompt: question, response: answer}\n")
     assert make_request("x.jsonl", {"text_field": "t"}, "plain.yaml").recipe == Recipe(
@@ -301,9 +288,7 @@ def test_options_and_inputs_win_over_a_file(folder):
 def test_python_takes_a_recipe_as_a_value_and_as_a_path(folder):
     recipe = Recipe(inputs=("data/words.jsonl",), tokenizer="bytes", val_fraction=0.2)
     batchloom.prepare(recipe=recipe, out="one")
-    batchloom.prepare(
-        "data/words.jsonl", out="two", tokenizer="bytes", val_fraction=0.2, dedup="exact"
-    )
+    batchloom.prepare("data/words.jsonl", out="two", tokenizer="bytes", val_fraction=0.2, dedup="exact")
     assert tree("one") == tree("two")
     batchloom.prepare(recipe=folder / "one", out="two", dedup={"mode": "exact"}, clean=["none"])
     with pytest.raises(SettingsError, match="there are none"):
@@ -357,9 +342,7 @@ train_on: me
     with pytest.raises(SettingsError) as error:
         make_request(None, {"dtype": "uint8", "tokenizer": ""}, "w.yaml")
     assert sorted(
-        problem.partition(": ")[2].split(":")[0]
-        if problem.startswith("w.yaml: ")
-        else f"over {problem.split(':')[0]}"
+        problem.partition(": ")[2].split(":")[0] if problem.startswith("w.yaml: ") else f"over {problem.split(':')[0]}"
         for problem in error.value.problems
     ) == [
         "clean[0]",
@@ -432,9 +415,7 @@ train_on: me
 )
 def test_files_that_are_no_recipe(folder, name, content, said):
     (folder / name).write_bytes(content)
-    with pytest.raises(
-        (InputError, InputMissingError, RecordError, SettingsError), match=said
-    ) as error:
+    with pytest.raises((InputError, InputMissingError, RecordError, SettingsError), match=said) as error:
         read_recipe(name)
     assert name in str(error.value)
 
@@ -466,9 +447,7 @@ def test_two_recipes_into_one_folder(folder):
         "inputs: [data/words.jsonl]\ntokenizer: bytes\nsplit_on: line\ndedup: exact\nval_fraction: 0.5\n",
     )
     batchloom.prepare(recipe="a.yaml", out="out")
-    with pytest.raises(
-        StoreConflictError, match=r"val_fraction: 0.01 -> 0.5; split_on: 'auto' -> 'line'"
-    ):
+    with pytest.raises(StoreConflictError, match=r"val_fraction: 0.01 -> 0.5; split_on: 'auto' -> 'line'"):
         batchloom.prepare(recipe="b.yaml", out="out")
     assert len(texts("out")) == len(WORDS)
 
@@ -486,9 +465,7 @@ def test_every_setting_has_its_key():
         assert keys == [key for key in RECIPE_KEYS if key not in missing]
 
 
-TEXT = st.text(
-    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=8
-)
+TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=8)
 # Texts that YAML would take for something else.
 ODD = st.sampled_from(
     [
@@ -521,9 +498,7 @@ ODD = st.sampled_from(
 )
 WORD = st.one_of(TEXT, ODD)
 FRACTION = st.floats(0, 0.49)
-NAMED = WORD.filter(
-    lambda word: "\0" not in word and not os.path.isabs(word) and word[0] not in "~."
-)
+NAMED = WORD.filter(lambda word: "\0" not in word and not os.path.isabs(word) and word[0] not in "~.")
 COLUMNS = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"text_field": WORD}),
@@ -547,9 +522,7 @@ RECIPES = st.builds(
     ),
     columns=COLUMNS,
     ignore=st.lists(WORD, max_size=2).map(tuple),
-    split_on=WORD.filter(
-        lambda word: word.lower().rstrip("s") not in ("auto", "file", "line", "paragraph")
-    )
+    split_on=WORD.filter(lambda word: word.lower().rstrip("s") not in ("auto", "file", "line", "paragraph"))
     | st.just("line"),
     normalize=st.booleans(),
     chat=st.fixed_dictionaries(
@@ -561,9 +534,7 @@ RECIPES = st.builds(
             "prove": st.booleans(),
         }
     ),
-    inputs=st.just(
-        ("data/words.jsonl", "-", "s3://b/c*.txt", "org/name:config/train@main", "data/*.csv")
-    ),
+    inputs=st.just(("data/words.jsonl", "-", "s3://b/c*.txt", "org/name:config/train@main", "data/*.csv")),
     tokenizer=st.sampled_from(["gpt2", "train:300", "tiktoken:cl100k_base", "org/name"]) | NAMED,
     end_token=st.none() | WORD,
     tokens_per_shard=st.integers(1, 10**12),
@@ -581,9 +552,7 @@ def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
     sources[3] = replace(sources[3], form=None)
     # Of the last nothing is said, so that what is said of all is not said of each.
     said = (*sources, SourceRecipe())
-    if len({one.name for one in sources if one.name}) == sum(
-        one.name is not None for one in sources
-    ):
+    if len({one.name for one in sources if one.name}) == sum(one.name is not None for one in sources):
         recipe = replace(recipe, sources=said if any(one != SourceRecipe() for one in said) else ())
     text = format_recipe(recipe)
     with open("r.yaml", "w", newline="") as file:
@@ -620,11 +589,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_steps_of_cleaning_there_and_back(steps):
-    assert (
-        parse_clean_steps(clean_steps_to_settings(steps))
-        == parse_clean_steps(steps)
-        == tuple(steps)
-    )
+    assert parse_clean_steps(clean_steps_to_settings(steps)) == parse_clean_steps(steps) == tuple(steps)
 
 
 def test_short_forms_of_steps():

@@ -91,9 +91,7 @@ def test_the_first_samples_in_input_order_stay_and_all_are_counted():
     for record in range(20):
         tally.dropped("length", "too short")
         assert tally.wants_sample("too short") == (record < MAX_SAMPLES)
-        tally.sample(
-            "length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2")
-        )
+        tally.sample("length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2"))
     one = tally.report({})
     again = merged([one, one]).drops["too short"]
     assert (again.count, [sample.record for sample in again.samples]) == (40, [0, 1, 2, 3, 4])
@@ -153,8 +151,8 @@ def test_pairs_of_sources_are_counted_and_their_examples_are_the_first():
     tally.add(np.array([1, 1, 2]), np.array([0, 0, 0]))
     tally.add(np.array([1, 2]), np.array([0, 2]))
     for number in range(9):
-        tally.example(1, 0, DuplicateExample(number, 0, "x" * 999))
-    pairs, rest = tally.pairs()
+        tally.add_example(1, 0, DuplicateExample(number, 0, "x" * 999))
+    pairs, rest = tally.list_pairs()
     assert [(p.dropped_from, p.kept_in, p.count) for p in pairs] == [
         ("b", "a", 3),
         ("c", "a", 1),
@@ -169,7 +167,7 @@ def test_pairs_beyond_the_list_are_told():
     tally = DuplicatePairCounter([f"{n}" for n in range(20)])
     one, other = np.divmod(np.arange(400), 20)
     tally.add(one, other)
-    pairs, rest = tally.pairs()
+    pairs, rest = tally.list_pairs()
     assert (len(pairs), rest) == (MAX_ROWS, OmittedRows(400 - MAX_ROWS, 400 - MAX_ROWS))
 
 
@@ -226,14 +224,10 @@ def full_report(name):
     tally.lengths(np.array([1, 5, 900], np.uint32))
     tally.languages({name: 3})
     tally.source(name, SourceCounts(8, 60, 20))
-    pair = DuplicatePair(
-        dropped_from=name, kept_in=name, count=1, examples=(DuplicateExample(2, 1, name),)
-    )
+    pair = DuplicatePair(dropped_from=name, kept_in=name, count=1, examples=(DuplicateExample(2, 1, name),))
     content = build_content(
         tally.report({"read": StageTime(1.5, 10**7, 8), "encode": StageTime(0.0)}),
-        after=[
-            StepFlow(step="write", documents_in=8, documents_out=8, tokens_in=20, tokens_out=20)
-        ],
+        after=[StepFlow(step="write", documents_in=8, documents_out=8, tokens_in=20, tokens_out=20)],
         duplicates=[pair],
     )
     return PrepareReport(
@@ -312,9 +306,7 @@ def test_the_file_holds_what_a_later_run_reads(tmp_path):
 
 
 def test_bars_are_as_long_as_their_numbers_say():
-    tree = ET.fromstring(
-        draw_horizontal_bars("x", "t", [Bar("a", 50, "50"), Bar("b", 100, "100"), Bar("c", 0, "0")])
-    )
+    tree = ET.fromstring(draw_horizontal_bars("x", "t", [Bar("a", 50, "50"), Bar("b", 100, "100"), Bar("c", 0, "0")]))
     widths = [float(bar.attrib["width"]) for bar in tree.iter("rect")]
     assert widths[1] == 2 * widths[0] > widths[2] == 0
     tree = ET.fromstring(draw_vertical_bars("x", "t", [Bar("a", 1, "1"), Bar("b", 4, "4")]))
@@ -354,7 +346,5 @@ def test_every_pair_of_sources_has_its_examples_however_many_stand_before(tmp_pa
     assert told["b.jsonl", "a.jsonl"].count == 2000
     last = told["c.jsonl", "a.jsonl"]
     assert last.count == 40
-    assert [(one.dropped_record, one.kept_record) for one in last.examples] == [
-        (number, 2999) for number in range(5)
-    ]
+    assert [(one.dropped_record, one.kept_record) for one in last.examples] == [(number, 2999) for number in range(5)]
     assert last.examples[0].words.startswith("a text 2999")

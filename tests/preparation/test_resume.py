@@ -52,10 +52,7 @@ def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
         killed = run_killed(RENAMES, count, inputs, out, **few)
         if killed:
             # What a killed run left is never taken for a store.
-            assert (
-                not (out / "dataset_metadata.json").exists()
-                or tree(out).items() >= expected.items()
-            )
+            assert not (out / "dataset_metadata.json").exists() or tree(out).items() >= expected.items()
             make(inputs, out, **few)
         assert tree(out) == expected
         assert not (out / ".work").exists()
@@ -90,9 +87,7 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
         result = make(inputs, out, listener=events.append, **SETTINGS)
         assert result.resumed_units > 0
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert notes == [
-            f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."
-        ]
+        assert notes == [f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."]
         assert events[-1].bytes_done == events[-1].bytes_total
         assert tree(out) == tree(tmp_path / "whole")
 
@@ -164,9 +159,7 @@ def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
     # What a package of another version would have found.
     kept.write_bytes(told.replace(b"document number 3", b"document number X"))
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name)
-    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name))
     make(path, tmp_path / "out", **run)
     examples = read_report(tmp_path / "out").content.duplicates[0].examples
     assert [one.words[:17] for one in examples] == [f"document number {n}" for n in range(5)]
@@ -188,9 +181,7 @@ def test_the_same_again_says_so_at_once(tmp_path, inputs):
     assert make(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
 
 
-def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(
-    tmp_path, inputs, monkeypatch
-):
+def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(tmp_path, inputs, monkeypatch):
     make(inputs, tmp_path / "out", **SETTINGS)
     monkeypatch.chdir(tmp_path)
     assert make(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
@@ -219,9 +210,7 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
         make(inputs[::-1], out, **SETTINGS)
     text = inputs[1].read_text()
     inputs[1].write_text(text.replace("A", "B"))
-    with pytest.raises(
-        StoreConflictError, match="inputs: b.txt (has other content|was written anew)"
-    ):
+    with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was written anew)"):
         make(inputs, out, **SETTINGS)
     inputs[1].write_text(text + "more")
     with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
@@ -259,9 +248,7 @@ def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
         make(inputs, tmp_path / "out", listener=stop, **settings)
     events = []
     make(inputs, tmp_path / "out", listener=events.append, **settings)
-    assert not [
-        event for event in events if isinstance(event, Progress) and event.phase == "sample"
-    ]
+    assert not [event for event in events if isinstance(event, Progress) and event.phase == "sample"]
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 

@@ -41,8 +41,6 @@ def test_packed_and_whole_files_offer_their_beginning(tmp_path):
 
 
 def test_records_larger_than_a_probe_are_still_seen(tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        "\n".join(json.dumps({"text": "z" * 50_000}) for _ in range(5))
-    )
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "z" * 50_000}) for _ in range(5)))
     texts = sample(tmp_path, 10_000, 100)
     assert sum(map(len, texts)) == 10_000

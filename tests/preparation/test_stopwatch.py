@@ -16,7 +16,7 @@ def test_time_counts_also_where_the_work_fails():
         time.sleep(0.02)
     with pytest.raises(ValueError), watch.time("encode", 10, 1):
         raise ValueError
-    spent = watch.spent()["encode"]
+    spent = watch.get_stage_times()["encode"]
     assert 0.02 <= spent.seconds < 2
     assert (spent.bytes, spent.documents) == (110, 3)
 
@@ -30,34 +30,29 @@ def test_what_is_done_with_an_item_is_not_counted():
             yield number
 
     found = []
-    for number in watch.each("read", slow()):
+    for number in watch.time_each("read", slow()):
         time.sleep(0.05)
         found.append(number)
     assert found == [0, 1, 2]
-    assert 0.03 <= watch.spent()["read"].seconds < 0.12
+    assert 0.03 <= watch.get_stage_times()["read"].seconds < 0.12
 
 
 def test_threads_lose_nothing():
     watch = Stopwatch()
-    threads = [
-        threading.Thread(target=lambda: [watch.add("hash", 0.5, 1, 1) for _ in range(1000)])
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: [watch.add("hash", 0.5, 1, 1) for _ in range(1000)]) for _ in range(4)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert watch.spent() == {"hash": StageTime(2000.0, 4000, 4000)}
+    assert watch.get_stage_times() == {"hash": StageTime(2000.0, 4000, 4000)}
 
 
 def test_stages_come_in_the_order_of_a_job():
     watch = Stopwatch()
     for stage in reversed(STAGES):
         watch.add(stage, 1)
-    assert tuple(watch.spent()) == STAGES
-    more = add_stage_times(
-        watch.spent(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)}
-    )
+    assert tuple(watch.get_stage_times()) == STAGES
+    more = add_stage_times(watch.get_stage_times(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)})
     assert list(more) == [*STAGES, "of a later version"]
     assert more["list"].seconds == 3
 

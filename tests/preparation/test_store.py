@@ -36,9 +36,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
     plain=st.booleans(),
 )
 @example(lines=["0"], more=[], unit=60, shard=1, fractions=(0.05, 0.9), plain=False)
-def test_every_text_arrives_once_and_in_order(
-    tmp_path_factory, lines, more, unit, shard, fractions, plain
-):
+def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, unit, shard, fractions, plain):
     folder = tmp_path_factory.mktemp("any")
     jsonl(folder / "a.jsonl", [{"id": 1, "text": line} for line in [*lines, "last"]])
     (folder / "b.jsonl.gz").write_bytes(
@@ -70,9 +68,7 @@ def test_every_text_arrives_once_and_in_order(
 
 def check_shards(out, most):
     for name, subset in read_manifest(out).subsets.items():
-        assert [shard.name for shard in subset.shards] == [
-            f"shard_{i:05d}" for i in range(len(subset.shards))
-        ]
+        assert [shard.name for shard in subset.shards] == [f"shard_{i:05d}" for i in range(len(subset.shards))]
         for shard in subset.shards:
             lengths = map_index(out / name / f"{shard.name}.idx").lengths
             assert shard.tokens <= most or len(lengths) == 1
@@ -108,11 +104,7 @@ def test_lines_are_right_across_the_cuts_of_units(tmp_path):
     make(tmp_path / "a.jsonl", out, unit_bytes=97)
     for origin, text, _ in documents(out):
         assert json.loads(lines[origin.line - 1])["text"] == text
-        assert (
-            (tmp_path / "a.jsonl")
-            .read_bytes()[origin.offset :]
-            .startswith(lines[origin.line - 1].encode())
-        )
+        assert (tmp_path / "a.jsonl").read_bytes()[origin.offset :].startswith(lines[origin.line - 1].encode())
     assert len(read_manifest(out).sources[0].parts) > 30
     (bad,) = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
     assert (bad["source"], bad["line"], bad["column"], bad["snippet"]) == (
@@ -162,9 +154,7 @@ def test_chunks_and_batches_decide_nothing(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"text": f"text {i} " * (i % 7)} for i in range(200)])
     (tmp_path / "b.txt").write_text("word \n" * 2000)
     for number, chunk in enumerate((7, 100, 100_000)):
-        limits = type(SMALL)(
-            whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk
-        )
+        limits = type(SMALL)(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk)
         make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / f"s{number}", limits=limits)
     assert tree(tmp_path / "s0") == tree(tmp_path / "s1") == tree(tmp_path / "s2")
 
@@ -210,9 +200,7 @@ def test_one_document_is_for_training(tmp_path):
 
 def test_what_was_asked_for_and_did_not_come_is_told(tmp_path):
     (tmp_path / "one.txt").write_text("ab ab abc\n" * 3)
-    result = batchloom.prepare(
-        tmp_path / "one.txt", out=tmp_path / "out", tokenizer="train:1000", test_fraction=0.1
-    )
+    result = batchloom.prepare(tmp_path / "one.txt", out=tmp_path / "out", tokenizer="train:1000", test_fraction=0.1)
     ids = batchloom.open_store(tmp_path / "out").vocab_size
     notes = "\n".join(result.notes)
     assert f"train:1000 gave {ids} ids: " in notes
@@ -282,9 +270,7 @@ def test_an_explicit_uint16_with_a_larger_vocabulary_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "a.txt").write_text("w5 w69999")
     settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "end_token": "<end>"}
-    with pytest.raises(
-        InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001; leave --dtype out"
-    ):
+    with pytest.raises(InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001; leave --dtype out"):
         make(tmp_path / "a.txt", tmp_path / "store", dtype="uint16", **settings)
     assert not (tmp_path / "store").exists()
     make(tmp_path / "a.txt", tmp_path / "store", **settings)

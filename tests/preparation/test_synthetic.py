@@ -111,9 +111,7 @@ def test_a_file_of_that_name_is_read(tmp_path, monkeypatch):
 
 
 def test_nothing_stands_in_for_a_missing_input(tmp_path, capsys):
-    assert (
-        run_command_line(["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "s")]) == 1
-    )
+    assert run_command_line(["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "s")]) == 1
     assert "There is no file or folder" in capsys.readouterr().err
     assert run_command_line(["prepare", "x.txt", "--out", "s", "--if-missing", "synthetic"]) == 2
     assert run_command_line(["prepare", "dumy", "--out", str(tmp_path / "s")]) == 1

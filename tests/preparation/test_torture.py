@@ -213,13 +213,9 @@ def test_killed_in_a_pool_the_store_is_the_same(run, inputs, undisturbed, tmp_pa
     name = list(JOBS)[run % len(JOBS)]
     execution = {"workers": 3}
     wanted, length = undisturbed(name, execution)
-    told = job(
-        chosen(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name]
-    )
+    told = job(chosen(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name])
     killed, said = tortured(drawn, told, length)
-    print(
-        f"{run} {name}: {killed}, {said['resumed']} units found; {hash_of(tree(tmp_path / 'out'))}"
-    )
+    print(f"{run} {name}: {killed}, {said['resumed']} units found; {hash_of(tree(tmp_path / 'out'))}")
     assert tree(tmp_path / "out") == wanted
     assert not (tmp_path / "out" / ".work").exists()
 
@@ -234,9 +230,7 @@ def cluster():
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", list(JOBS) if RUNS > 3 else ["near"])
-def test_a_node_that_dies_in_the_middle_changes_nothing(
-    name, cluster, inputs, undisturbed, tmp_path
-):
+def test_a_node_that_dies_in_the_middle_changes_nothing(name, cluster, inputs, undisturbed, tmp_path):
     execution = {"workers": 3, "engine": "ray", "address": cluster.address}
     wanted, (_, files) = undisturbed(name, execution)
     out = tmp_path / "out"
@@ -260,11 +254,7 @@ def test_killed_on_ray_the_store_is_the_same(run, cluster, inputs, undisturbed, 
     name = list(JOBS)[run % len(JOBS)]
     execution = {"workers": 3, "engine": "ray", "address": cluster.address}
     wanted, length = undisturbed(name, execution)
-    told = job(
-        chosen(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name]
-    )
+    told = job(chosen(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name])
     killed, said = tortured(drawn, told, length, ray=True)
-    print(
-        f"{run} {name}: {killed}, {said['resumed']} units found; {hash_of(tree(tmp_path / 'out'))}"
-    )
+    print(f"{run} {name}: {killed}, {said['resumed']} units found; {hash_of(tree(tmp_path / 'out'))}")
     assert tree(tmp_path / "out") == wanted

@@ -27,9 +27,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=8,
 )
-FEW = settings(
-    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def exactly(value):

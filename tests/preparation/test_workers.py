@@ -45,10 +45,10 @@ def test_parts_that_are_read_in_order_give_the_same_bytes_in_a_pool(tmp_path, or
 def test_where_parts_meet_is_looked_up_once_for_all_workers(tmp_path, ordered, monkeypatch):
     """Every place is asked for by one pass, and no unit asks again."""
     asked = []
-    at = SequentialCuts.at
+    at = SequentialCuts.get_cut
     monkeypatch.setattr(
         SequentialCuts,
-        "at",
+        "get_cut",
         lambda self, place: asked.append((self.source.path, place)) or at(self, place),
     )
     make(ordered, tmp_path / "out", unit_bytes=4000, limits=SMALL)
@@ -59,9 +59,7 @@ def test_where_parts_meet_is_looked_up_once_for_all_workers(tmp_path, ordered, m
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
     jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
     real = making.collect_versions
-    monkeypatch.setattr(
-        making, "collect_versions", lambda steps: real(steps) | {"tokenizers": "0.0.1"}
-    )
+    monkeypatch.setattr(making, "collect_versions", lambda steps: real(steps) | {"tokenizers": "0.0.1"})
     with pytest.raises(WorkerError) as error:
         in_pool([tmp_path / "a.jsonl"], tmp_path / "out")
     assert str(error.value).startswith("A worker has tokenizers ")
@@ -73,9 +71,7 @@ def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monk
 
 def test_a_worker_without_a_package_says_so():
     some = hand.WorkerSetup(*[None] * 8, versions={"no-such-package": "1.2"})
-    with pytest.raises(
-        WorkerError, match="no-such-package is missing where the coordinator has 1.2"
-    ):
+    with pytest.raises(WorkerError, match="no-such-package is missing where the coordinator has 1.2"):
         replace(some)()
 
 

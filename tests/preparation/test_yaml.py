@@ -76,9 +76,7 @@ def test_what_is_no_yaml_says_where(text, line, column, said):
     assert time.perf_counter() - began < 2
 
 
-@pytest.mark.parametrize(
-    "inner", ["[*a{0}, *a{0}, *a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}, z: *a{0}}}"]
-)
+@pytest.mark.parametrize("inner", ["[*a{0}, *a{0}, *a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}, z: *a{0}}}"])
 def test_a_billion_laughs_end_soon(inner):
     lines = ["- &a0 [lol, lol, lol, lol]"]
     lines += [f"- &a{n + 1} {inner.format(n)}" for n in range(60)]
@@ -102,9 +100,7 @@ def test_nothing_in_it(text):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "data.yaml").write_text("a: 1")
-    with pytest.raises(
-        InputMissingError, match=r"There is no file or folder .*; did you mean 'data.yaml'"
-    ):
+    with pytest.raises(InputMissingError, match=r"There is no file or folder .*; did you mean 'data.yaml'"):
         read_yaml(tmp_path / "dat.yaml")
     with pytest.raises(InputError, match="it is a folder"):
         read_yaml(tmp_path)

@@ -124,9 +124,7 @@ def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
     for rank in range(2):
         for batch in Loader(plan, rank=rank, world_size=2, output="numpy"):
             for row in range(4):
-                repeated[batch.step, 2 * row + rank] = tuple(
-                    batch[key][row].tolist() for key in sorted(batch)
-                )
+                repeated[batch.step, 2 * row + rank] = tuple(batch[key][row].tolist() for key in sorted(batch))
     assert repeated == streamed
     loader = Loader(plan, rank=0, world_size=2, output="numpy")
     assert tuple(loader[40]["input_ids"][1].tolist()) == tuple(streamed[40, 2][0])
@@ -138,10 +136,7 @@ def test_an_epoch_that_was_read_whole_needs_no_reading(tmp_path):
     rows_of(stream)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
-    assert any(
-        f"Going on: {len(stream._units)} of {len(stream._units)} units were read" in n
-        for n in notes
-    )
+    assert any(f"Going on: {len(stream._units)} of {len(stream._units)} units were read" in n for n in notes)
 
 
 def test_what_was_not_read_is_read_by_prepare(tmp_path):
@@ -184,10 +179,7 @@ def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, cap
     states.append(go_on(states[0], 9, keep=out))
     assert "nothing is kept there" not in caplog.text
     states.append(go_on(states[1], 12))
-    assert (
-        caplog.text.count(f"nothing is kept there from here on: give keep={out} (--keep) to go on")
-        == 1
-    )
+    assert caplog.text.count(f"nothing is kept there from here on: give keep={out} (--keep) to go on") == 1
     go_on(states[2], 15)
     assert caplog.text.count("nothing is kept there") == 2
     stream = small_stream(inputs, keep=out, **asked)
@@ -244,17 +236,13 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
 
 
 def test_the_stretches_of_another_store_are_refused(tmp_path):
-    recipe = Recipe(
-        inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none")
-    )
+    recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none"))
     kept = []
     for name, texts_ in (("one", "a"), ("two", "b")):
         folder = tmp_path / name
         folder.mkdir()
         write_lines(folder / "in.jsonl", [{"text": texts_ * (n % 50 + 1)} for n in range(400)])
-        stream = small_stream(
-            folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3
-        )
+        stream = small_stream(folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3)
         rows_of(stream)
         stream.finish(workers=1)
         kept.append(open_store(tmp_path / f"{name}-kept"))
@@ -280,9 +268,7 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
         small_stream(inputs, lanes=2, keep=inputs.with_name("other"))
     other = small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
     rows_of(other)
-    recipe = Recipe(
-        inputs=("x",), tokenizer="bytes", val_fraction=0.5, dedup=DedupRecipe(mode="none")
-    )
+    recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.5, dedup=DedupRecipe(mode="none"))
     with pytest.raises(StoreConflictError, match="val_fraction"):
         rows_of(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
     prepared(other, tmp_path / "plain")

@@ -14,10 +14,7 @@ CUT = "conversations too: overlong='drop'"
 
 
 def asked(count: int, words: int = 3) -> list[dict]:
-    return [
-        {"question": f"Is {n} odd?", "answer": "Yes it is. " * (n % words + 1)}
-        for n in range(count)
-    ]
+    return [{"question": f"Is {n} odd?", "answer": "Yes it is. " * (n % words + 1)} for n in range(count)]
 
 
 @pytest.fixture
@@ -64,9 +61,7 @@ def test_the_default_is_that_of_the_store_in_every_order(tmp_path, inputs, names
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_conversations_that_nobody_looked_for_are_told_when_they_come(
-    tmp_path, inputs, workers, caplog
-):
+def test_conversations_that_nobody_looked_for_are_told_when_they_come(tmp_path, inputs, workers, caplog):
     (tmp_path / "in").mkdir()
     for number in range(70):
         write_texts(tmp_path / f"in/{number:03}.jsonl", 3, seed=number)

@@ -51,9 +51,7 @@ def lines(tmp_path):
     data=st.data(),
 )
 @SLOW
-def test_a_stream_is_the_same_for_every_number_of_ranks(
-    tmp_path_factory, files, lanes, shuffle, packing, data
-):
+def test_a_stream_is_the_same_for_every_number_of_ranks(tmp_path_factory, files, lanes, shuffle, packing, data):
     folder = tmp_path_factory.mktemp("inputs")
     for number, count in enumerate(files):
         write_texts(folder / f"{number}.jsonl", count, seed=number)
@@ -61,9 +59,7 @@ def test_a_stream_is_the_same_for_every_number_of_ranks(
     whole = rows_of(stream)
     assert len(whole) == STEPS * 8
     world = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if lanes % n == 0]))
-    assert (
-        rows_of(small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing), world) == whole
-    )
+    assert rows_of(small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing), world) == whole
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -88,9 +84,7 @@ def test_every_document_is_read_once_in_an_epoch(tmp_path):
 
 def test_documents_of_val_are_left_out(tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
-    recipe = Recipe(
-        inputs=("x",), tokenizer="bytes", val_fraction=0.3, dedup=DedupRecipe(mode="none")
-    )
+    recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.3, dedup=DedupRecipe(mode="none"))
     stream = small_stream(lines, recipe=recipe, seq_len=256, packing="none", steps=25, lanes=1)
     streamed = {tuple(row[0]) for row in rows_of(stream).values()}
     batchloom.prepare(lines, out=tmp_path / "s", tokenizer="bytes", dedup="none", val_fraction=0.3)
@@ -121,14 +115,10 @@ def test_a_run_goes_on_with_other_ranks_as_if_nothing_had_happened(lines, step, 
 
 KINDS = {
     "lines.txt.gz": lambda rows: gzip.compress("\n".join(rows).encode()),
-    "table.csv": lambda rows: (
-        "text,n\n" + "".join(f'"{t}\n!",{n}\n' for n, t in enumerate(rows))
-    ).encode(),
+    "table.csv": lambda rows: ("text,n\n" + "".join(f'"{t}\n!",{n}\n' for n, t in enumerate(rows))).encode(),
     "list.json": lambda rows: json.dumps([{"text": t} for t in rows]).encode(),
     "long.txt": lambda rows: "\n\n".join(rows).encode(),
-    "packed.jsonl.gz": lambda rows: gzip.compress(
-        "".join(json.dumps({"text": t}) + "\n" for t in rows).encode()
-    ),
+    "packed.jsonl.gz": lambda rows: gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in rows).encode()),
 }
 
 
@@ -362,20 +352,18 @@ def test_stretches_hold_every_byte_once(tmp_path):
         write_texts(tmp_path / f"{number}.jsonl", 90, seed=number)
     (tmp_path / "long.txt").write_text("\n\n".join(texts(200)))
     stream = small_stream(tmp_path)
-    stretches = stream._stretches
+    stretches = stream._range_groups
     held = {}
     for stretch in stretches:
-        for piece in stretch.pieces:
-            held.setdefault((stretch.unit, piece.place), []).append((piece.start, piece.stop))
+        for piece in stretch.ranges:
+            held.setdefault((stretch.unit, piece.part_index), []).append((piece.start, piece.stop))
     for unit in stream._units:
         for place, part in enumerate(unit.parts):
             pieces = held[unit.number, place]
             assert pieces[0][0] == part.start
             assert pieces[-1][1] == part.stop
             assert all(a[1] == b[0] for a, b in pairwise(pieces))
-    every = np.concatenate(
-        [order_lane_ranges(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)]
-    )
+    every = np.concatenate([order_lane_ranges(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)])
     assert sorted(every) == list(range(len(stretches)))
 
 
@@ -386,9 +374,7 @@ def test_a_terabyte_is_not_read_before_the_first_batch(tmp_path):
         with (tmp_path / f"{number:04d}.jsonl").open("wb") as file:
             file.write(lines)
             file.truncate(256 << 20)
-    stream = batchloom.stream(
-        tmp_path, tokenizer="bytes", seq_len=64, global_batch_size=8, steps=1, workers=0
-    )
+    stream = batchloom.stream(tmp_path, tokenizer="bytes", seq_len=64, global_batch_size=8, steps=1, workers=0)
     assert stream.lanes == 8
     assert "1,099,511,627,776 bytes" in repr(stream)
     began = time.monotonic()
@@ -433,9 +419,7 @@ def test_what_a_killed_process_left_is_deleted_by_the_next_stream(tmp_path, monk
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "TMPDIR": str(home)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     left = Path(process.stdout.readline().strip())
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     first = small_stream(lines)

@@ -90,13 +90,9 @@ class HubHandler(Handler):
         }
 
     def tree(self, prefix, files, *, deep):
-        above = {
-            path.rsplit("/", count)[0] for path in files for count in range(1, path.count("/") + 1)
-        }
+        above = {path.rsplit("/", count)[0] for path in files for count in range(1, path.count("/") + 1)}
         folders = sorted(path for path in above if path.startswith(prefix) and path + "/" != prefix)
-        found = [
-            {"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders
-        ]
+        found = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders]
         found += self.entries(files)
         return [one for one in found if deep or "/" not in one["path"][len(prefix) :]]
 

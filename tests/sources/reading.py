@@ -30,11 +30,8 @@ class Read:
                         self.values += found.values
                         self.records += [before + record for record in found.records]
                         self.offsets += found.offsets
-                        self.bad += [
-                            str(make_bad_record_error(source, rules, before, one))
-                            for one in found.bad
-                        ]
-                        seen += found.seen
+                        self.bad += [str(make_bad_record_error(source, rules, before, one)) for one in found.bad]
+                        seen += found.records_read
                     self.hashes.append(reader.finish())
                 before += seen
             self.seen += before

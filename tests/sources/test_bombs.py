@@ -63,13 +63,7 @@ def test_a_bomb_packed_otherwise_is_refused_within_two_seconds(tmp_path, kind):
 def test_a_bomb_in_an_archive_is_refused_within_two_seconds(tmp_path, inner, outer):
     path = tmp_path / f"a.{outer}"
     data = bytes(64 << 20)
-    data = (
-        BOMBS[b"a"]
-        if inner == "zst"
-        else packed(inner, data)
-        if inner != "lz4"
-        else lz4.frame.compress(data)
-    )
+    data = BOMBS[b"a"] if inner == "zst" else packed(inner, data) if inner != "lz4" else lz4.frame.compress(data)
     if outer == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(f"a.jsonl.{inner}", data)
@@ -88,10 +82,7 @@ def test_data_that_packs_well_is_read(tmp_path, ending):
     """Records that are nearly alike, 24 MB of them in a few hundredths to thousandths of that."""
     text = " ".join(str(n * n) for n in range(2000))
     digits = random.Random(1)
-    rows = [
-        {"id": n, "text": f"{digits.random()} {text[: 7000 + n]} {digits.random()} {text}"}
-        for n in range(1200)
-    ]
+    rows = [{"id": n, "text": f"{digits.random()} {text[: 7000 + n]} {digits.random()} {text}"} for n in range(1200)]
     lines = [json.dumps(row).encode() + b"\n" for row in rows]
     data = json.dumps(rows).encode() if ending == "json" else b"".join(lines)
     path = tmp_path / f"a.{ending}.zst"

@@ -128,9 +128,7 @@ def test_a_bomb_within_a_bomb_is_named(tmp_path, monkeypatch, outer, inner):
             info.size = len(members)
             archive.addfile(info, io.BytesIO(members))
         path.write_bytes(PACKERS[outer.partition(".")[2]](out.getvalue()))
-    with pytest.raises(
-        InputError, match=rf"a.{outer}/a.txt.{inner} unpacks to more than 100 times"
-    ):
+    with pytest.raises(InputError, match=rf"a.{outer}/a.txt.{inner} unpacks to more than 100 times"):
         Read(path)
 
 

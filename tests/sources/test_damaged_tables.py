@@ -15,10 +15,7 @@ import pytest
 from batchloom import BatchloomError, InputError
 from sources.reading import Read
 
-ROWS = [
-    {"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}}
-    for n in range(60)
-]
+ROWS = [{"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for n in range(60)]
 TABLE = pa.Table.from_pylist(ROWS)
 PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
 VIEWS = pa.table(
@@ -57,10 +54,7 @@ def sound_files():
     tables = (TABLE, PACKED, VIEWS)
     makers = (pa.ipc.new_file, pa.ipc.new_stream)
     files = [
-        ipc(table, make, compression)
-        for table in tables
-        for make in makers
-        for compression in (None, "lz4", "zstd")
+        ipc(table, make, compression) for table in tables for make in makers for compression in (None, "lz4", "zstd")
     ]
     forms = (
         {},
@@ -171,9 +165,7 @@ class KmsClient(pe.KmsClient):
 
 def test_a_file_with_an_encrypted_column_is_named(tmp_path):
     factory = pe.CryptoFactory(lambda _: KmsClient())
-    keys = pe.EncryptionConfiguration(
-        "footer", column_keys={"key": ["text"]}, plaintext_footer=True
-    )
+    keys = pe.EncryptionConfiguration("footer", column_keys={"key": ["text"]}, plaintext_footer=True)
     encryption = factory.file_encryption_properties(pe.KmsConnectionConfig(), keys)
     path = tmp_path / "a.parquet"
     table = TABLE.select(["text", "n"])
@@ -247,9 +239,7 @@ def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, words):
 
     def run():
         command = [sys.executable, "-m", "batchloom", *words.format("data").split()]
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "data" / "b.parquet")
     result = run()

@@ -37,9 +37,7 @@ class Relay(Handler):
         web = self.web
         web.asked.append((self.command, self.path, self.headers.get("Range")))
         status = (
-            503
-            if web.failures
-            else next((status for name, status in web.answers.items() if name in self.path), None)
+            503 if web.failures else next((status for name, status in web.answers.items() if name in self.path), None)
         )
         web.failures = max(0, web.failures - 1)
         if status:
@@ -119,9 +117,7 @@ def test_a_folder_of_gs_gives_the_store_of_its_copy(gs, storage, tmp_path):
     }
     assert make("gs://bucket/d", tmp_path / "far", **options).already_done
     assert check("gs://bucket/d/a.jsonl").facts["records"].startswith("20,000 ")
-    assert [one.name for one in list_sources(["gs://bucket/d/**/*.csv"]).sources] == [
-        "gs://bucket/d/c/d.csv"
-    ]
+    assert [one.name for one in list_sources(["gs://bucket/d/**/*.csv"]).sources] == ["gs://bucket/d/c/d.csv"]
 
 
 def test_what_is_not_there_in_gs(gs, storage):
@@ -203,14 +199,14 @@ def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
     assert prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options).already_done
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
     with RemoteFolder(url) as folder:
-        files = folder.files()
+        files = folder.list_files()
         for name in sorted(files):
             if not name.startswith("report."):
                 assert folder.read(name) == (tmp_path / "near" / name).read_bytes()
         assert len(files) == len([one for one in (tmp_path / "near").rglob("*") if one.is_file()])
         # Above 5 MiB its library sends in pieces.
         sent = folder.upload(tmp_path / "big", "big")
-        assert folder.files()["big"] == sent
+        assert folder.list_files()["big"] == sent
         assert folder.holds(tmp_path / "big", "big", sent)
         assert folder.create("owner", b"one") == folder.create("owner", b"other") == b"one"
     gcsfs.GCSFileSystem.clear_instance_cache()

@@ -81,9 +81,7 @@ configs:
 
 
 def lines(what, count):
-    return b"".join(
-        json.dumps({"text": f"{what} {i} " + "x" * 200}).encode() + b"\n" for i in range(count)
-    )
+    return b"".join(json.dumps({"text": f"{what} {i} " + "x" * 200}).encode() + b"\n" for i in range(count))
 
 
 def parquet(what, count):
@@ -255,9 +253,7 @@ def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
         "org/name/a.txt",
         "pile",
     ]
-    with pytest.raises(
-        ImportError, match=r"no file or folder other/name.*pip install datasets transformers"
-    ):
+    with pytest.raises(ImportError, match=r"no file or folder other/name.*pip install datasets transformers"):
         list_sources(["other/name"])
     # Below a folder that is here a mistyped path is meant, and no data set of the Hub.
     for place in ("org/nmae", "org/name/b"):
@@ -294,9 +290,7 @@ def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, home, tm
     hub.asked.clear()
     assert elsewhere("near", "org/plain", streaming=False)[0][0] is True
     assert list((home / "hub").rglob("train.jsonl"))
-    gets = [
-        path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")
-    ]
+    gets = [path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")]
     assert len(gets) == 1
     manifests = [tmp_path / folder / "0" / "dataset_metadata.json" for folder in ("far", "near")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
@@ -327,10 +321,7 @@ def test_connections_that_break_and_servers_that_fail(hub, elsewhere, tmp_path):
         assert elsewhere("cut", "org/plain", streaming=True)[0][0] is True
         ((result, notes, _),) = elsewhere("copied", "org/plain", streaming=False)
         assert result is True
-        assert (
-            "org/plain/train.jsonl could not be downloaded; what is left is read where it lies."
-            in notes
-        )
+        assert "org/plain/train.jsonl could not be downloaded; what is left is read where it lies." in notes
         hub.cut, hub.failures, hub.delay = None, 2, 0.01
         assert elsewhere("failing", "org/plain", streaming=True)[0][0] is True
     finally:
@@ -409,9 +400,7 @@ SENTENCES = {
 
 def test_what_cannot_be_had_is_one_sentence(elsewhere):
     answers = elsewhere("o", *SENTENCES)
-    for ((kinds, text, without_cause), _, seconds), (kind, sentence) in zip(
-        answers, SENTENCES.values(), strict=True
-    ):
+    for ((kinds, text, without_cause), _, seconds), (kind, sentence) in zip(answers, SENTENCES.values(), strict=True):
         assert {kind, "BatchloomError"} <= set(kinds)
         assert sentence in text
         assert without_cause

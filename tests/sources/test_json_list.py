@@ -12,15 +12,10 @@ from batchloom.sources.files import scan_brackets
 from sources.reading import Read
 from tiers import examples
 
-ROWS = [
-    {"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]}
-    for i in range(300)
-]
+ROWS = [{"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]} for i in range(300)]
 
 
-NAN = (
-    "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
-)
+NAN = "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
 
 
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
@@ -61,8 +56,7 @@ def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
         "a.json, line 2, column 12: a number, not a JSON object",
         "a.json, line 3, column 3: a string, not a JSON object",
         "a.json, line 3, column 10: an array, not a JSON object",
-        "Invalid JSON on line 4 in a.json, column 8: unexpected character, expected a JSON value"
-        + NAN,
+        "Invalid JSON on line 4 in a.json, column 8: unexpected character, expected a JSON value" + NAN,
         "Invalid JSON on line 5 in a.json, column 3: no low surrogate in string",
         "a.json, line 5, column 13: null, not a JSON object",
         "Invalid JSON on line 6 in a.json, column 1027: depth limit exceeded; nested so deeply it is not read: make it flatter, or JSON text in a string",
@@ -91,18 +85,14 @@ def test_where_records_cannot_be_told_apart_reading_stops(tmp_path, text, senten
     assert str(error.value).startswith(f"Invalid JSON on {sentence}")
 
 
-@pytest.mark.parametrize(
-    "text", ["5", '"x"', " \n ", '{\n"a": 1}', '{\n"data": {"a":1}}', '{"data":[],\n"rows":[{}]}']
-)
+@pytest.mark.parametrize("text", ["5", '"x"', " \n ", '{\n"a": 1}', '{\n"data": {"a":1}}', '{"data":[],\n"rows":[{}]}'])
 def test_what_is_no_list_of_objects_is_refused_in_the_words_people_know(tmp_path, text):
     with pytest.raises(ValueError, match="^JSON file must contain a list of objects: a.json "):
         Read(write(tmp_path, text))
 
 
 def test_utf16_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(
-        InputError, match="a.json cannot be read: this is UTF-16, not UTF-8 .* iconv -f UTF-16 "
-    ):
+    with pytest.raises(InputError, match="a.json cannot be read: this is UTF-16, not UTF-8 .* iconv -f UTF-16 "):
         Read(write(tmp_path, '[{"a":1}]'.encode("utf-16")))
 
 
@@ -123,10 +113,7 @@ def test_an_element_above_the_limit_is_kept_aside(tmp_path):
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text('a"\\[]{},:\n é', max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text('a"\\{', max_size=2), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\{', max_size=2), inner, max_size=3),
     max_leaves=8,
 )
 
@@ -149,9 +136,9 @@ def test_a_scan_in_pieces_finds_what_a_scan_of_the_whole_finds(rows, cut, indent
             in_string=state.in_string,
             escaped=state.escaped,
         )
-        places += (state.places[1:] + start).tolist()
+        places += (state.offsets[1:] + start).tolist()
         depths += state.depths[1:].tolist()
-    assert (places, depths) == (whole.places[1:].tolist(), whole.depths[1:].tolist())
+    assert (places, depths) == (whole.offsets[1:].tolist(), whole.depths[1:].tolist())
     assert whole.depth == 0
     closed = ((whole.depths == 1) & (whole.steps < 0)).sum()
     assert closed == len(rows)

@@ -22,9 +22,7 @@ def read(path, rules=None):
 
 def write(tmp_path, *lines):
     path = tmp_path / "a.jsonl"
-    path.write_bytes(
-        b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
-    )
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
     return path
 
 
@@ -91,9 +89,7 @@ def test_values_across_lines_are_never_taken_for_records(tmp_path):
 
 
 def test_very_deep_nesting_is_a_bad_record(tmp_path):
-    texts, _, bad = read(
-        write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}')
-    )
+    texts, _, bad = read(write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}'))
     assert texts == ["b"]
     assert "not valid JSON" in bad[0].reason
 

@@ -127,9 +127,7 @@ def test_a_name_with_brackets_is_a_file_where_there_is_one(corpus):
 
 def test_a_file_named_twice_is_read_once_and_told(corpus):
     os.symlink(corpus / "b.txt", corpus / "link.txt")
-    listing = list_sources(
-        ["corpus/b.txt", "corpus/a", f"{corpus}/a/../b.txt", "corpus/link.txt", "corpus/a"]
-    )
+    listing = list_sources(["corpus/b.txt", "corpus/a", f"{corpus}/a/../b.txt", "corpus/link.txt", "corpus/a"])
     assert [source.name for source in listing.sources] == [
         "corpus/b.txt",
         "corpus/a/code.py",
@@ -143,7 +141,7 @@ def test_links_in_circles_end(corpus):
     os.symlink(corpus, corpus / "a" / "up")
     os.symlink("nowhere", corpus / "a" / "broken.txt")
     os.symlink("itself", corpus / "a" / "itself")
-    listing = list_sources(["corpus/a"], asked=[DeclaredInput(follow_links=True)])
+    listing = list_sources(["corpus/a"], declared_inputs=[DeclaredInput(follow_links=True)])
     assert "corpus/a/up/b.txt" in [source.name for source in listing.sources]
     assert "3 broken links" in listing.notes[0] or "2 broken links" in listing.notes[0]
     assert "1 folder linked twice" in listing.notes[0]
@@ -219,9 +217,7 @@ def test_what_a_packed_file_is_is_told_by_what_it_holds(corpus):
     (corpus / "dump.gz").write_bytes(gzip.compress(b"plain text"))
     (corpus / "long.gz").write_bytes(gzip.compress(b'{"text":"' + b"x" * 20_000 + b'"}\n'))
     (corpus / "packed").write_bytes(gzip.compress(b'{"text":"told by its first bytes"}\n'))
-    found = list_sources(
-        [f"corpus/{name}" for name in ("x.jsonl.gz", "dump.gz", "long.gz", "packed")]
-    ).sources
+    found = list_sources([f"corpus/{name}" for name in ("x.jsonl.gz", "dump.gz", "long.gz", "packed")]).sources
     assert [(source.kind, source.compression) for source in found] == [
         ("jsonl", "gzip"),
         ("text", "gzip"),

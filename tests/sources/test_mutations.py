@@ -20,10 +20,7 @@ from sources.test_tables import write as write_table
 from tiers import examples
 
 COUNT = int(os.environ.get("BATCHLOOM_MUTATIONS", examples(300)))
-ROWS = [
-    {"text": f'row {i} "q" \\ é, {{}}' * (1 + i % 3), "n": i, "l": [1, {"x": None}]}
-    for i in range(60)
-]
+ROWS = [{"text": f'row {i} "q" \\ é, {{}}' * (1 + i % 3), "n": i, "l": [1, {"x": None}]} for i in range(60)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 

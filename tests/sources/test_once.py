@@ -69,31 +69,25 @@ def test_no_room_for_what_could_be_kept_is_no_fault(web, monkeypatch, folder):
     assert len(Read(f"{web.url}/007.jsonl").values) == 1
 
 
-@given(
-    asked=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=60
-    )
-)
+@given(asked=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=60))
 def test_what_is_kept_is_what_was_read(asked):
     held = kept.PageCache(5 * kept.PAGE_BYTES)
     for name, first, count in asked:
         version = (f"memory://{name}", 1 << 20, name)
-        data = b"".join(
-            bytes([16 * name + number]) * kept.PAGE_BYTES for number in range(first, first + count)
-        )
+        data = b"".join(bytes([16 * name + number]) * kept.PAGE_BYTES for number in range(first, first + count))
         held.keep(version, first, data)
         for number in range(16):
-            page = held.page(version, number)
+            page = held.read_page(version, number)
             assert page in (None, bytes([16 * name + number]) * kept.PAGE_BYTES)
-    assert held.page(version, first + count - 1) is not None
+    assert held.read_page(version, first + count - 1) is not None
     held.forget()
-    assert held.page(version, first + count - 1) is None
+    assert held.read_page(version, first + count - 1) is None
 
 
 def test_what_came_while_somebody_looked_is_not_fetched_again():
     held, version = kept.PageCache(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
-    assert held.page(version, 0) is None
-    assert held.page(version, 1) is None
+    assert held.read_page(version, 0) is None
+    assert held.read_page(version, 1) is None
     held.keep(version, 0, bytes(kept.PAGE_BYTES))
     assert held.claim(version, [0, 1]) == [1]
     held.keep(version, 1, bytes(kept.PAGE_BYTES))
@@ -106,16 +100,14 @@ def test_a_page_that_cannot_be_read_back_is_fetched(monkeypatch):
     held, version = kept.PageCache(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
     held.keep(version, 0, bytes(kept.PAGE_BYTES))
     monkeypatch.setattr(kept.os, "pread", lambda *_: b"")
-    assert held.page(version, 0) is None
+    assert held.read_page(version, 0) is None
     assert held.claim(version, [0]) == [0]
     held.release(version, [0])
     held.forget()
 
 
 def many(web, count=60):
-    web.files = {
-        f"/{number:03d}.jsonl": b'{"text": "document %d"}\n' % number for number in range(count)
-    }
+    web.files = {f"/{number:03d}.jsonl": b'{"text": "document %d"}\n' % number for number in range(count)}
     return [f"{web.url}{path}?sig={SECRET}" for path in web.files]
 
 

@@ -28,7 +28,7 @@ def places(path, limits=None):
     (source,) = list_sources([str(path)]).sources
     rules = ReadRules(None, limits=limits or ReadLimits())
     bounds = RecordBounds(rules)
-    return [bounds.at(source, nominal) for nominal in range(source.size + 1)]
+    return [bounds.find_bound(source, nominal) for nominal in range(source.size + 1)]
 
 
 CELLS = st.sampled_from(
@@ -68,10 +68,10 @@ def test_a_cut_does_not_depend_on_what_was_looked_up_before(tmp_path_factory, ro
     asked = data.draw(st.lists(st.integers(0, source.size), max_size=12))
     used = RecordBounds(rules)
     try:
-        fresh = [RecordBounds(rules).at(source, place) for place in asked]
+        fresh = [RecordBounds(rules).find_bound(source, place) for place in asked]
     except InputError:
         return
-    assert [used.at(source, place) for place in asked] == fresh
+    assert [used.find_bound(source, place) for place in asked] == fresh
 
 
 def test_a_csv_is_cut_at_every_row_without_asking_the_reader(tmp_path, monkeypatch):
@@ -105,9 +105,7 @@ ODD = st.sampled_from(
 @settings(max_examples=examples(250))
 @given(
     elements=st.lists(OBJECTS, min_size=1, max_size=6).flatmap(
-        lambda good: st.lists(st.one_of(OBJECTS, OBJECTS, ODD), max_size=6).map(
-            lambda more: good + more
-        )
+        lambda good: st.lists(st.one_of(OBJECTS, OBJECTS, ODD), max_size=6).map(lambda more: good + more)
     ),
     between=st.sampled_from([",", ",\n", " ,\n\t "]),
     around=st.sampled_from(
@@ -123,9 +121,7 @@ ODD = st.sampled_from(
     ),
     unit=st.integers(1, 60),
 )
-def test_elements_are_the_same_however_a_list_is_cut(
-    tmp_path_factory, elements, between, around, unit
-):
+def test_elements_are_the_same_however_a_list_is_cut(tmp_path_factory, elements, between, around, unit):
     path = tmp_path_factory.mktemp("json") / "a.json"
     path.write_bytes((around % between.join(elements)).encode())
     for limits in (None, SMALL):

@@ -32,8 +32,7 @@ from sources.test_tables import FORMS, write
 
 SECRET = "SECRET"
 LINES = b"".join(
-    json.dumps({"text": f"document {number} " + "x" * (number % 900)}).encode() + b"\n"
-    for number in range(3000)
+    json.dumps({"text": f"document {number} " + "x" * (number % 900)}).encode() + b"\n" for number in range(3000)
 )
 PACKED = gzip.compress(LINES, mtime=0)
 
@@ -85,9 +84,7 @@ def test_a_file_of_the_web_gives_the_store_of_its_copy(web, tmp_path):
         "dataset_metadata.json",
         "report.json",
     }
-    assert not any(
-        SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file()
-    )
+    assert not any(SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file())
     # What was read of the large one was read in stretches: more than its parts, less than it twice.
     ranges = [asked for _, path, asked in web.asked if path.startswith("/d/a") and asked]
     assert len(ranges) > 10
@@ -116,8 +113,7 @@ def test_every_kind_is_read_where_it_lies(web, impatient, tmp_path, name):
     url = f"{web.url}/{name}?sig={SECRET}"
     web.cut = 200_000
     far, near = (
-        Read(place, field="text", unit=200_000, limits=ReadLimits(chunk_bytes=64 << 10))
-        for place in (url, path)
+        Read(place, field="text", unit=200_000, limits=ReadLimits(chunk_bytes=64 << 10)) for place in (url, path)
     )
     assert len(near.values) >= 3000
     for what in ("values", "records", "offsets", "hashes", "bad"):
@@ -193,9 +189,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(web, impatient, tmp
 
 def test_a_connection_that_always_breaks_is_an_error_and_no_short_text(web, impatient):
     web.files["/a.txt"], web.cut = LINES, 10
-    with pytest.raises(
-        DownloadError, match=r"from byte 0 of \d.* nothing came in 6 tries .*the connection broke"
-    ):
+    with pytest.raises(DownloadError, match=r"from byte 0 of \d.* nothing came in 6 tries .*the connection broke"):
         open_remote_file(f"{web.url}/a.txt?sig={SECRET}", len(LINES)).read()
 
 
@@ -344,16 +338,12 @@ def test_folders_and_globs_of_s3(s3, tmp_path):
         "s3://bucket/x/b.jsonl",
     ]
     assert listing.notes == ("Left out of s3://bucket/x: 2 files of stores, 1 hidden.",)
-    assert [one.name for one in list_sources(["s3://bucket/x/*.jsonl"]).sources] == [
-        "s3://bucket/x/b.jsonl"
-    ]
+    assert [one.name for one in list_sources(["s3://bucket/x/*.jsonl"]).sources] == ["s3://bucket/x/b.jsonl"]
     assert len(list_sources(["s3://bucket/x/**/*.jsonl*"]).sources) == 2
     make("s3://bucket/x", tmp_path / "o", unit_bytes=300_000)
     assert len(texts(tmp_path / "o")) == 3001
     assert make("s3://bucket/x", tmp_path / "o", unit_bytes=300_000).already_done
-    assert not any(
-        SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file()
-    )
+    assert not any(SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_what_is_not_there_in_s3(s3):
@@ -373,9 +363,7 @@ def test_other_file_systems_of_fsspec(tmp_path):
     assert len(texts(tmp_path / "o")) == 3000
     memory.rm("/bucket", recursive=True)
     (tmp_path / "a.txt").write_text("local")
-    assert [one.path for one in list_sources([f"file://{tmp_path}/a.txt"]).sources] == [
-        f"{tmp_path}/a.txt"
-    ]
+    assert [one.path for one in list_sources([f"file://{tmp_path}/a.txt"]).sources] == [f"{tmp_path}/a.txt"]
 
 
 @pytest.fixture
@@ -458,9 +446,7 @@ def test_a_stopped_job_over_standard_input_goes_on_with_the_same_bytes(tmp_path,
     left = tmp_path / "o" / ".work" / "spool" / "of-a-killed-run"
     left.mkdir(parents=True)
     give(LINES[:-3] + b"yy\n")
-    with pytest.raises(
-        BatchloomError, match=r"unfinished work of another job .inputs: stdin was written anew"
-    ):
+    with pytest.raises(BatchloomError, match=r"unfinished work of another job .inputs: stdin was written anew"):
         make("-", tmp_path / "o", unit_bytes=300_000)
     give(LINES)
     assert make("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1

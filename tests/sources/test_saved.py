@@ -48,17 +48,13 @@ def test_of_several_splits_train_is_read_unless_one_is_named(tmp_path):
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     found = Read(folder)
     assert found.values == ROWS[:10]
-    assert found.notes == (
-        f"Of the saved dataset {folder} the split train is read; for others name {folder}/test.",
-    )
+    assert found.notes == (f"Of the saved dataset {folder} the split train is read; for others name {folder}/test.",)
     assert Read(folder / "test").values == ROWS[10:]
     # Also where it lies in a folder among other inputs.
     (tmp_path / "a.jsonl").write_text('{"text": "first"}')
     assert Read(tmp_path).values == [{"text": "first"}, *ROWS[:10]]
     (folder / "dataset_dict.json").write_text('{"splits": ["a", "b"]}')
-    with pytest.raises(
-        InputError, match=f"holds the splits a, b; name one, for example {folder}/a"
-    ):
+    with pytest.raises(InputError, match=f"holds the splits a, b; name one, for example {folder}/a"):
         Read(folder)
 
 

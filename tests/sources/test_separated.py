@@ -25,9 +25,7 @@ def chunk(request, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize(
-    ("name", "delimiter"), [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")]
-)
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")])
 @pytest.mark.usefixtures("chunk")
 def test_rows_are_what_csv_makes_of_them(tmp_path, name, delimiter, end):
     text = io.StringIO()
@@ -46,9 +44,7 @@ def test_rows_are_what_csv_makes_of_them(tmp_path, name, delimiter, end):
 
 @pytest.mark.usefixtures("chunk")
 def test_bad_rows_go_aside_with_their_first_line(tmp_path):
-    text = (
-        b'text,n\n"two\nlines",1\n\nonly one\n"three\n\n",2,3\ncaf\xe9,4\nnul\x00,5\nok,6\nx\ry,7'
-    )
+    text = b'text,n\n"two\nlines",1\n\nonly one\n"three\n\n",2,3\ncaf\xe9,4\nnul\x00,5\nok,6\nx\ry,7'
     found = Read(write(tmp_path, text))
     assert [row["n"] for row in found.values] == ["1", "6"]
     assert (found.records, found.seen) == ([0, 6], 8)
@@ -94,9 +90,7 @@ def test_files_whose_rows_cannot_be_trusted_are_refused(tmp_path, text, sentence
 
 
 def test_a_missing_column_is_named_at_once(tmp_path):
-    with pytest.raises(
-        RecordError, match="no field 'text': the record has 'txt', 'n'; did you mean"
-    ):
+    with pytest.raises(RecordError, match="no field 'text': the record has 'txt', 'n'; did you mean"):
         Read(write(tmp_path, "txt,n\na,1\n"), field="text")
 
 

@@ -17,9 +17,7 @@ from batchloom.sources import (
 )
 from tiers import examples
 
-SMALL = ReadLimits(
-    record_bytes=400, whole_text_bytes=100, document_bytes=40, reach_bytes=60, chunk_bytes=64
-)
+SMALL = ReadLimits(record_bytes=400, whole_text_bytes=100, document_bytes=40, reach_bytes=60, chunk_bytes=64)
 
 
 def read(path, rules, unit_bytes=None):
@@ -33,7 +31,7 @@ def read(path, rules, unit_bytes=None):
                 assert len(found.values) == len(found.records) == len(found.offsets)
                 texts += zip(found.values, found.offsets, strict=True)
                 bad += found.bad
-                seen += found.seen
+                seen += found.records_read
             reader.finish()
             assert reader.start == at or source.compression
             at = reader.stop
@@ -96,9 +94,7 @@ def test_a_long_text_is_cut_at_blank_lines_else_lines_else_spaces_else_character
 
 def test_a_long_text_keeps_every_byte_in_documents_of_about_the_asked_size(tmp_path):
     path = tmp_path / "a.txt"
-    text = "".join(
-        f"Paragraph {i} " + "word " * (i % 37) + "\n" * (1 + i % 3) for i in range(40_000)
-    )
+    text = "".join(f"Paragraph {i} " + "word " * (i % 37) + "\n" * (1 + i % 3) for i in range(40_000))
     path.write_text(text)
     found = texts_of(path, ReadRules())
     assert "".join(found) == text
@@ -181,9 +177,7 @@ PIECES = st.lists(
     split_on=st.sampled_from(["line", "paragraph", "==", "=\n="]),
     unit=st.integers(1, 60),
 )
-def test_parts_of_any_size_give_the_documents_of_the_whole(
-    tmp_path_factory, pieces, split_on, unit
-):
+def test_parts_of_any_size_give_the_documents_of_the_whole(tmp_path_factory, pieces, split_on, unit):
     path = tmp_path_factory.mktemp("parts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces)).encode())
     # Reach and limits above the file, as they are above any sane record in real use.
@@ -193,9 +187,7 @@ def test_parts_of_any_size_give_the_documents_of_the_whole(
 
 @settings(max_examples=examples(100))
 @given(pieces=PIECES, unit=st.integers(20, 300), chunk=st.integers(1, 200))
-def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
-    tmp_path_factory, pieces, unit, chunk
-):
+def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(tmp_path_factory, pieces, unit, chunk):
     path = tmp_path_factory.mktemp("cuts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces) * 4).encode())
     limits = ReadLimits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=chunk)
@@ -256,9 +248,9 @@ def test_bounds_do_not_depend_on_what_was_looked_up_before(tmp_path):
     rules = ReadRules(split_on="line", limits=ReadLimits(reach_bytes=5))
     used = RecordBounds(rules)
     places = range(0, source.size + 1, 3)
-    fresh = [RecordBounds(rules).at(source, place) for place in places]
-    assert [used.at(source, place) for place in places] == fresh
-    assert [used.at(source, place) for place in reversed(places)] == fresh[::-1]
+    fresh = [RecordBounds(rules).find_bound(source, place) for place in places]
+    assert [used.find_bound(source, place) for place in places] == fresh
+    assert [used.find_bound(source, place) for place in reversed(places)] == fresh[::-1]
 
 
 def test_a_part_of_one_record_without_end(tmp_path):

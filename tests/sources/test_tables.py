@@ -15,10 +15,7 @@ from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
 from sources.reading import Read
 
-ROWS = [
-    {"text": f"row {i} é", "n": i, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}}
-    for i in range(2000)
-]
+ROWS = [{"text": f"row {i} é", "n": i, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for i in range(2000)]
 TABLE = pa.Table.from_pylist(ROWS)
 PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
 
@@ -59,9 +56,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
     path = tmp_path / ("b." + name.split(".", 1)[1])
     for cut in (9, 300, len(data) // 2, len(data) - 20):
         path.write_bytes(data[:cut])
-        with pytest.raises(
-            InputError, match=rf"{path.name} is no sound \w+ file \(.+\); fetch or write"
-        ):
+        with pytest.raises(InputError, match=rf"{path.name} is no sound \w+ file \(.+\); fetch or write"):
             Read(path)
     path.write_bytes(b"this is something else altogether, without any magic")
     with pytest.raises(InputError, match="is no sound"):
@@ -130,9 +125,7 @@ def test_columns_are_checked_before_rows_are_read(tmp_path, name):
     path = write(tmp_path / name)
     with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
         Read(path, field="txt")
-    with pytest.raises(
-        RecordError, match="column 'n' holds int64, not text; --text-field 'text' does"
-    ):
+    with pytest.raises(RecordError, match="column 'n' holds int64, not text; --text-field 'text' does"):
         Read(path, field="n")
     twice = pa.table([[1], [2]], names=["a", "a"])
     with pytest.raises(InputError, match="several columns named 'a'"):
@@ -148,9 +141,7 @@ def test_an_encrypted_file_is_named(tmp_path):
     path = write(tmp_path / "a.parquet")
     data = path.read_bytes()
     path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
-    with pytest.raises(
-        InputError, match="a.parquet is encrypted, which is not read: write it anew"
-    ):
+    with pytest.raises(InputError, match="a.parquet is encrypted, which is not read: write it anew"):
         Read(path)
 
 

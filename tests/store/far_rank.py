@@ -26,9 +26,7 @@ SETTINGS = {
 
 def digests(loader):
     """The XXH3-64 of the rows of each step."""
-    return [
-        [xxhash.xxh3_64_hexdigest(row.tobytes()) for row in batch["input_ids"]] for batch in loader
-    ]
+    return [[xxhash.xxh3_64_hexdigest(row.tobytes()) for row in batch["input_ids"]] for batch in loader]
 
 
 def main():

@@ -70,17 +70,12 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
 
 
 def test_one_merged_prefix(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(
-        importlib.import_module("batchloom.store.read.document_walk"), "_MAX_TOKENS", 333
-    )
+    monkeypatch.setattr(importlib.import_module("batchloom.store.read.document_walk"), "_MAX_TOKENS", 333)
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read(tmp_path / "m/all.text") == DOCUMENTS
     assert masks(tmp_path / "m/all.text") == masks(store.path)
-    assert (
-        batchloom.open_store(tmp_path / "m/all.text").contents.trained_tokens
-        == store.contents.trained_tokens
-    )
+    assert batchloom.open_store(tmp_path / "m/all.text").contents.trained_tokens == store.contents.trained_tokens
     assert batchloom.check(tmp_path / "m/all.text").sound
 
 
@@ -140,10 +135,7 @@ def test_an_arrow_stream_a_shard(tmp_path, store):
 
     export_store(store.path, to="hf", out=tmp_path / "h")
     state = json.loads((tmp_path / "h/state.json").read_text())
-    tables = [
-        pa.ipc.open_stream(tmp_path / "h" / one["filename"]).read_all()
-        for one in state["_data_files"]
-    ]
+    tables = [pa.ipc.open_stream(tmp_path / "h" / one["filename"]).read_all() for one in state["_data_files"]]
     check_columns(rows(pa.concat_tables(tables)), store)
 
 
@@ -159,9 +151,7 @@ def test_mds_bytes(tmp_path):
     one = np.array([10, 4, 5], "<u4").tobytes()
     one += b"\x04\x02" + np.array([7, 256], "<i4").tobytes() + b"\x04\x02\x00\x01given" + bytes(8)
     start = 16 + len(config)
-    assert (
-        data[:start] == np.array([2, start, start + len(one), len(data)], "<u4").tobytes() + config
-    )
+    assert data[:start] == np.array([2, start, start + len(one), len(data)], "<u4").tobytes() + config
     assert data[start : start + len(one)] == one
     assert data[start + len(one) + 12 :].startswith(b"\x05\x2c\x01" + np.int32(5).tobytes())
 
@@ -199,9 +189,7 @@ print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards
 """
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not here"
-)
+@pytest.mark.skipif(not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not here")
 def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
     monkeypatch.setattr("batchloom.store.export.export_mds._SHARD_BYTES", 20_000)
     export_store(store.path, to="mds", out=tmp_path / "m")
@@ -289,9 +277,6 @@ def test_damage_is_told_and_nothing_is_written(tmp_path, store, to, capsys):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    assert (
-        run_command_line(["export", str(store.path), "--to", to, "--out", str(tmp_path / "out")])
-        == 1
-    )
+    assert run_command_line(["export", str(store.path), "--to", to, "--out", str(tmp_path / "out")]) == 1
     assert str(path) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -63,9 +63,7 @@ def test_gaps_are_filled_up_to_a_share_and_never_between_files(stretches, share)
     files = found[:, 0] // 20
     wide = bridge_gaps(found, files, share, np.zeros(len(found), int))
     assert blocks(wide) >= blocks(found)
-    assert count_interval_blocks(wide) - count_interval_blocks(
-        found
-    ) <= share * count_interval_blocks(found)
+    assert count_interval_blocks(wide) - count_interval_blocks(found) <= share * count_interval_blocks(found)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

@@ -78,9 +78,7 @@ def test_no_batch_holds_a_flipped_bit(sound, settings, kind):
 def test_shards_that_do_not_stay_mapped_are_checked_all_the_same(sound):
     """Spans of many more shards than are kept mapped, in one read."""
     store = open_store(sound)
-    numbers = np.array(
-        [bound for bound in store.shards.bounds[:-1] if store.lengths.take(np.array([bound]))[0]]
-    )
+    numbers = np.array([bound for bound in store.shards.bounds[:-1] if store.lengths.take(np.array([bound]))[0]])
     sizes = store.lengths.take(numbers).astype(np.int64)
     zeros = np.zeros_like(numbers)
     path = min(sound.glob("train/*.bin"))

@@ -64,17 +64,13 @@ def chat(folder):
         for n in range(1, 60)
     ]
     (folder / "in.jsonl").write_text("\n".join(json.dumps({"messages": row}) for row in rows))
-    batchloom.prepare(
-        folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0
-    )
+    batchloom.prepare(folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0)
 
 
 def pairs(folder):
     rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "no"} for n in range(40)]
     (folder / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    batchloom.prepare(
-        folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0
-    )
+    batchloom.prepare(folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0)
 
 
 def images(folder):
@@ -145,9 +141,7 @@ USES = {
     "first-read": lambda place: epoch(place, verify="first-read"),
     "older": lambda place: epoch(place, generation=1),
     "explain and when": ask,
-    "export": lambda place: [
-        export_store(place, to=to, out=f"{place}-{to}") for to in ("flat", "parquet")
-    ],
+    "export": lambda place: [export_store(place, to=to, out=f"{place}-{to}") for to in ("flat", "parquet")],
     "log": read_log,
     "documents": lambda place: list(iter_shard_documents(place)),
     "remove": lambda place: remove_documents(place, sources=["in.jsonl"], dry_run=True),
@@ -183,9 +177,7 @@ def use_all(folder, what, names=USES):
             except BatchloomError:
                 refused += 1
             except Exception as error:
-                raise AssertionError(
-                    f"{name} of {what}: {type(error).__name__}: {error}"
-                ) from error
+                raise AssertionError(f"{name} of {what}: {type(error).__name__}: {error}") from error
         for path in folder.parent.glob(f"{folder.name}-*"):
             shutil.rmtree(path)
     return refused
@@ -272,9 +264,7 @@ def test_numbers_of_other_files(sound, tmp_path, part):
     refused = 0
     for seed in part:
         chance, folder = random.Random(seed), damaged(sound, tmp_path, seed)
-        files = [
-            p for p in sorted(folder.rglob("*")) if p.is_file() and "dataset_met" not in p.name
-        ]
+        files = [p for p in sorted(folder.rglob("*")) if p.is_file() and "dataset_met" not in p.name]
         by_kind = sorted({p.suffix for p in files})
         kind = chance.choice(by_kind)
         path = chance.choice([p for p in files if p.suffix == kind])

@@ -205,9 +205,7 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
         newer.load_state_dict(state)
     compact_store(tmp_path)
     newest = batchloom.Loader(open_store(tmp_path), **settings)
-    with pytest.raises(
-        GenerationError, match="Generation 1 .* was compacted away when generation 4"
-    ):
+    with pytest.raises(GenerationError, match="Generation 1 .* was compacted away when generation 4"):
         newest.load_state_dict(state)
 
 
@@ -256,9 +254,7 @@ def test_missing_files_are_no_generation(grown, tmp_path):
                 documents=1,
                 tokens=2,
                 layers=(),
-                shards=(
-                    replace(train.shards[0], name="shard_00009", documents=1, tokens=2, bytes=4),
-                ),
+                shards=(replace(train.shards[0], name="shard_00009", documents=1, tokens=2, bytes=4),),
             )
         },
         sources=base.sources[:1],
@@ -296,9 +292,7 @@ def test_a_store_is_changed_by_one_at_a_time(grown):
     [
         (lambda s: (s / "generations/00001.json").unlink(), "00001.json is missing"),
         (
-            lambda s: (s / "generations/00001.json").write_bytes(
-                (s / "generations/00002.json").read_bytes()
-            ),
+            lambda s: (s / "generations/00001.json").write_bytes((s / "generations/00002.json").read_bytes()),
             "is not the manifest that generation had",
         ),
         (lambda s: (s / "train/removed.00003.u64").unlink(), "removed.00003.u64 cannot be read"),
@@ -498,9 +492,7 @@ def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path)
             assert contents(tmp_path / "s") == before
         assert check(tmp_path / "s").sound
     compact_store(tmp_path / "s")
-    assert contents(tmp_path / "s") == {
-        "train": [ids for ids in before["train"] if ids != [256, 256]]
-    }
+    assert contents(tmp_path / "s") == {"train": [ids for ids in before["train"] if ids != [256, 256]]}
     assert sorted(p.name for p in (tmp_path / "s/train").iterdir() if p.suffix == ".bin") == [
         f"shard_{n:05d}.bin" for n in range(100, 200)
     ]
@@ -514,12 +506,8 @@ def test_the_old_manifest_is_kept_as_it_was_read(grown):
 
 def test_an_empty_append_makes_a_generation_of_the_same_documents(grown, tmp_path):
     base = read_manifest(grown)
-    source = replace(
-        base.sources[0], name="more", documents=0, tokens=0, parts=(PartEntry(0, 9, 3),)
-    )
-    counts = replace(
-        base.counts, records=3, documents=0, tokens=0, dropped={"exact": 2}, quarantined=1
-    )
+    source = replace(base.sources[0], name="more", documents=0, tokens=0, parts=(PartEntry(0, 9, 3),))
+    counts = replace(base.counts, records=3, documents=0, tokens=0, dropped={"exact": 2}, quarantined=1)
     (tmp_path / "quarantine.00003.jsonl").write_text("{}\n")
     (tmp_path / "report.00003.json").write_text('{"started": "today"}')
     added = replace(base, subsets={}, sources=(source,), counts=counts)

@@ -59,9 +59,7 @@ def test_docs_bytes(tmp_path):
         np.array([7, 8], np.uint64),
         np.array([9, 10], np.uint32),
     )
-    expected = (
-        b"BLMDOCS\x00" + struct.pack("<QQQ", 1, 2, 0) + struct.pack("<8Q", 1, 2, 3, 4, 5, 6, 7, 8)
-    )
+    expected = b"BLMDOCS\x00" + struct.pack("<QQQ", 1, 2, 0) + struct.pack("<8Q", 1, 2, 3, 4, 5, 6, 7, 8)
     expected += struct.pack("<2I", 9, 10)
     assert origins.to_bytes() == expected
     (tmp_path / "x.docs").write_bytes(expected)
@@ -107,7 +105,7 @@ def test_sums_bytes(tmp_path):
     assert sums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
     (tmp_path / "x.sums").write_bytes(head + entries)
     mapped = map_checksum_file(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
-    assert mapped.expected(500, 601).tolist() == digests[500:]
+    assert mapped.read_checksums(500, 601).tolist() == digests[500:]
 
 
 def test_sums_bytes_of_lengths(tmp_path):
@@ -126,11 +124,7 @@ def test_sums_bytes_of_lengths(tmp_path):
     assert data == expected + bytes(4096 - len(expected)) + entries
     (tmp_path / "x.sums").write_bytes(data)
     assert (
-        tuple(
-            map_checksum_file(
-                tmp_path / "x.sums", head, 10_000, COUNTED_ENTRY_BYTES
-            ).before.tolist()
-        )
+        tuple(map_checksum_file(tmp_path / "x.sums", head, 10_000, COUNTED_ENTRY_BYTES).preceding_tokens.tolist())
         == before
     )
 
@@ -150,7 +144,7 @@ def test_sums_of_any_size_are_those_of_the_pieces(tmp_path, size):
         changed[place] ^= 1
         (tmp_path / "x.sums").write_bytes(changed)
         with pytest.raises(StoreError, match="x.sums"):
-            map_checksum_file(tmp_path / "x.sums", head, size).expected(0, max(1, -(-size // 4096)))
+            map_checksum_file(tmp_path / "x.sums", head, size).read_checksums(0, max(1, -(-size // 4096)))
 
 
 def test_pairs_bytes(tmp_path):
@@ -193,19 +187,13 @@ def test_a_mask_is_written_only_where_a_token_is_not_trained(tmp_path):
 def test_a_mask_is_part_of_what_a_store_is(tmp_path):
     documents = [[1, 2], [3]]
     flags = ([[0, 1], [1]], [[1, 0], [1]], None)
-    stores = [
-        write_store(tmp_path / str(i), documents, trained=some) for i, some in enumerate(flags)
-    ]
+    stores = [write_store(tmp_path / str(i), documents, trained=some) for i, some in enumerate(flags)]
     assert len({store.fingerprint for store in stores}) == 3
 
 
 def test_a_whole_store(tmp_path):
     write_store(tmp_path, DOCUMENTS, documents_per_shard=3)
-    files = {
-        str(p.relative_to(tmp_path)): p.read_bytes()
-        for p in sorted(tmp_path.rglob("*"))
-        if p.is_file()
-    }
+    files = {str(p.relative_to(tmp_path)): p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
     assert sorted(files) == [
         "dataset_metadata.json",
         "tokenizer_state.json",

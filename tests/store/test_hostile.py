@@ -229,19 +229,14 @@ def test_check_counts_the_lines_of_the_quarantine(folder):
 
 def test_check_finds_ids_outside_the_vocabulary(folder):
     patch(folder / BIN, 8, struct.pack("<H", 300))
-    assert any(
-        "token id 300; the vocabulary has ids 0 to 256" in fault
-        for fault in verify_store(folder).faults
-    )
+    assert any("token id 300; the vocabulary has ids 0 to 256" in fault for fault in verify_store(folder).faults)
 
 
 def test_check_finds_another_tokenizer(folder):
     state = json.loads((folder / "tokenizer_state.json").read_text())
     from batchloom.tokens import train_tokenizer
 
-    (folder / "tokenizer_state.json").write_text(
-        json.dumps(train_tokenizer(["aa ab"] * 9, 260).state())
-    )
+    (folder / "tokenizer_state.json").write_text(json.dumps(train_tokenizer(["aa ab"] * 9, 260).state()))
     assert any("another tokenizer" in fault for fault in verify_store(folder).faults)
     (folder / "tokenizer_state.json").write_text(json.dumps(state)[:-5])
     assert any("cannot be read" in fault for fault in verify_store(folder).faults)
@@ -249,9 +244,7 @@ def test_check_finds_another_tokenizer(folder):
 
 def test_check_finds_noise(tmp_path):
     rng = np.random.default_rng(0)
-    text = [
-        [*(b"it was the best of times, it was the worst of times; " * 30), 256] for _ in range(20)
-    ]
+    text = [[*(b"it was the best of times, it was the worst of times; " * 30), 256] for _ in range(20)]
     write_store(tmp_path / "text", text)
     assert verify_store(tmp_path / "text").sound
     write_store(tmp_path / "noise", [rng.integers(0, 257, 2000).tolist() for _ in range(20)])
@@ -302,9 +295,7 @@ def prefix_of(path, lengths, pointers, bounds=None):
         ([3, 2, 4], [0, 6, 8], [0, 2, 3], "points sequence 2 to byte 8"),
     ],
 )  # fmt: skip
-def test_a_prefix_whose_documents_hold_tokens_of_others(
-    tmp_path, lengths, pointers, bounds, sentence
-):
+def test_a_prefix_whose_documents_hold_tokens_of_others(tmp_path, lengths, pointers, bounds, sentence):
     path = prefix_of(tmp_path / "p", lengths, pointers, bounds)
     with pytest.raises(StoreError, match=sentence):
         batchloom.open_store(path)
@@ -320,9 +311,7 @@ def test_a_prefix_may_hold_its_documents_in_any_order(tmp_path):
 
 def test_a_span_beyond_its_document_is_refused(folder):
     store, one = batchloom.open_store(folder), np.ones(1, np.int64)
-    with pytest.raises(
-        StoreError, match=r"Document 1 of .* has 21 tokens, and a span of it ends at 22"
-    ):
+    with pytest.raises(StoreError, match=r"Document 1 of .* has 21 tokens, and a span of it ends at 22"):
         store.read(one, one, 21 * one)
 
 
@@ -360,9 +349,7 @@ def test_bytes_that_are_no_text_in_a_manifest(folder):
 def test_a_prefix_without_documents_is_a_fault(tmp_path):
     (tmp_path / "empty.idx").write_bytes(HEADER.pack(b"MMIDIDX\0\0", 1, 8, 0, 1) + bytes(8))
     (tmp_path / "empty.bin").write_bytes(b"")
-    assert verify_prefix(tmp_path / "empty").faults == [
-        f"{tmp_path / 'empty'}: holds no documents."
-    ]
+    assert verify_prefix(tmp_path / "empty").faults == [f"{tmp_path / 'empty'}: holds no documents."]
     with pytest.raises(batchloom.InputError, match="nothing to inspect"):
         batchloom.inspect(tmp_path / "empty")
 

@@ -144,9 +144,7 @@ def test_every_command_refuses_a_changed_manifest(folder, capsys, command):
     before = path.read_bytes()
     assert run_command_line(command.replace("{}", str(folder)).split()) != 0
     said = "".join(capsys.readouterr())
-    assert "dataset_metadata.json was changed or damaged: its checksum is" in said.replace(
-        "\n", " "
-    )
+    assert "dataset_metadata.json was changed or damaged: its checksum is" in said.replace("\n", " ")
     assert "restore it from a copy, or prepare the data again" in said.replace("\n", " ")
     assert path.read_bytes() == before
 
@@ -282,9 +280,7 @@ def test_a_manifest_damaged_between_the_bucket_and_here_is_fetched_again(s3, fol
         assert not any(fault.times for fault in relay.faults)
 
 
-def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(
-    web, folder, tmp_path, monkeypatch
-):
+def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(web, folder, tmp_path, monkeypatch):
     """Beyond 8 MiB its size is asked for before the rest is fetched."""
     manifest = read_manifest(folder)
     edit_manifest(folder, lambda m: m["recipe"].update(long="x" * (9 << 20)))
@@ -295,9 +291,7 @@ def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(
         assert store.manifest.subsets == manifest.subsets
         monkeypatch.setattr("batchloom.store.read.remote_store.SMALL_FILE_LIMIT", 8 << 20)
         web.asked.clear()
-        with pytest.raises(
-            StoreError, match="bytes, and at most 8,388,608 are read; check the address"
-        ):
+        with pytest.raises(StoreError, match="bytes, and at most 8,388,608 are read; check the address"):
             open_store(f"{web.url}/store", cache=tmp_path / "cache")
     assert [one[2] for one in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
 

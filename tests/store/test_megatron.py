@@ -29,9 +29,7 @@ def test_numpy_memmap_reads_the_bin(folder):
     import json
 
     dtype = json.loads((folder / "dataset_metadata.json").read_text())["dtype"]
-    flat = np.concatenate(
-        [np.memmap(p, dtype, "r") for p in sorted((folder / "train").glob("*.bin"))]
-    )
+    flat = np.concatenate([np.memmap(p, dtype, "r") for p in sorted((folder / "train").glob("*.bin"))])
     assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
 
 
@@ -39,9 +37,7 @@ def test_numpy_memmap_reads_the_bin(folder):
 def process_group(tmp_path):
     import torch.distributed as dist
 
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

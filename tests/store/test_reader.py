@@ -19,9 +19,7 @@ HELLO = [*b"Hello", 256]
 
 
 def test_documents_tokens_text_and_origin(tmp_path):
-    store = write_store(
-        tmp_path / "s", {"train": [HELLO, [256], [*b"you", 256]], "val": [[*b"v", 256]]}
-    )
+    store = write_store(tmp_path / "s", {"train": [HELLO, [256], [*b"you", 256]], "val": [[*b"v", 256]]})
     assert (len(store), store.tokens, store.subsets) == (3, 11, ("train", "val"))
     assert store[0].ids.tolist() == HELLO
     assert store[-1].text == "you<|endoftext|>"
@@ -30,9 +28,7 @@ def test_documents_tokens_text_and_origin(tmp_path):
     assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
     with pytest.raises(IndexError):
         store[3]
-    with pytest.raises(
-        TypeError, match=r"one by one, by a whole number, not by slice\(0, 2, None\)"
-    ):
+    with pytest.raises(TypeError, match=r"one by one, by a whole number, not by slice\(0, 2, None\)"):
         store[0:2]
     assert "3 documents, 11 tokens" in repr(store)
 
@@ -49,9 +45,7 @@ def test_nothing_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="the folder is empty. Make one with: batchloom"):
         batchloom.open_store(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "no")
-    with pytest.raises(
-        StoreMissingError, match=r"--out .*link makes one.*a link that leads nowhere\.$"
-    ):
+    with pytest.raises(StoreMissingError, match=r"--out .*link makes one.*a link that leads nowhere\.$"):
         batchloom.open_store(tmp_path / "link")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
@@ -158,16 +152,12 @@ INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16]
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
 def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
-    prefix = megatron_prefix(
-        tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype
-    )
+    prefix = megatron_prefix(tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype)
     store = batchloom.open_store(f"{prefix}{suffix}")
     assert [store[n].ids.tolist() for n in range(4)] == [[1, 2, 3], [4, 5, 6], [], [7]]
     assert (store.manifest, store.vocab_size, store.subsets, store.end_id) == (None, None, (), 0)
     assert (store.dtype, store.tokens) == (np.dtype(dtype), 7)
-    loader = batchloom.Loader(
-        store, seq_len=4, global_batch_size=1, output="numpy", shuffle=False, packing="none"
-    )
+    loader = batchloom.Loader(store, seq_len=4, global_batch_size=1, output="numpy", shuffle=False, packing="none")
     assert [batch["input_ids"][0].tolist() for batch in loader] == [
         [1, 2, 3, 0],
         [4, 5, 6, 0],
@@ -242,18 +232,13 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_batches_of_a_prefix_of_any_integers(tmp_path, dtype, form):
     documents = [[n % 100, 7, n % 3] for n in range(40)]
     prefix = megatron_prefix(tmp_path / "p", [[ids] for ids in documents], dtype)
-    loader = batchloom.Loader(
-        batchloom.open_store(prefix), seq_len=10, global_batch_size=2, form=form, output="numpy"
-    )
+    loader = batchloom.Loader(batchloom.open_store(prefix), seq_len=10, global_batch_size=2, form=form, output="numpy")
     ids = [batch["input_ids"] for batch in loader]
     assert {array.dtype for array in ids} == {np.dtype(np.int64)}
     got = np.concatenate([array.ravel() for array in ids])
     flat = np.concatenate(documents)
     # Padding holds id 0.
-    assert (
-        np.bincount(got, minlength=100)[1:].tolist()
-        == np.bincount(flat, minlength=100)[1:].tolist()
-    )
+    assert np.bincount(got, minlength=100)[1:].tolist() == np.bincount(flat, minlength=100)[1:].tolist()
 
 
 def test_a_multimodal_prefix_reads_as_its_ids(tmp_path):

@@ -35,9 +35,7 @@ PLAIN = {"seq_len": 256, "global_batch_size": 8, "output": "numpy", "rank": 0, "
 
 @pytest.fixture
 def near(tmp_path):
-    return write_store(
-        tmp_path / "near", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70
-    )
+    return write_store(tmp_path / "near", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70)
 
 
 @pytest.fixture
@@ -54,9 +52,7 @@ def everything(store):
     return [store[number].ids.tolist() for number in range(len(store))]
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"plan": PlanOptions(block=64)}, {"prefetch": 0}, {"form": "varlen"}]
-)
+@pytest.mark.parametrize("settings", [{}, {"plan": PlanOptions(block=64)}, {"prefetch": 0}, {"form": "varlen"}])
 def test_a_loader_gives_the_same_batches(near, opened, settings):
     assert opened.fingerprint == near.fingerprint
     loader = Loader(opened, **PLAIN, **settings)
@@ -77,9 +73,7 @@ def test_every_document_is_read(near, url, tmp_path, monkeypatch, whole):
     assert store.lengths.slice(0, 600).tolist() == [len(ids) for ids in DOCUMENTS]
     picked = np.array([599, 0, 70, 69, 3, 3])
     assert store.lengths.take(picked).tolist() == [len(DOCUMENTS[n]) for n in picked]
-    assert [store.provenance.of(n) for n in (0, 71, 599)] == [
-        near.provenance.of(n) for n in (0, 71, 599)
-    ]
+    assert [store.provenance.of(n) for n in (0, 71, 599)] == [near.provenance.of(n) for n in (0, 71, 599)]
     assert store.tokenizer.fingerprint == near.tokenizer.fingerprint
     assert store.subset("val")[0].ids.tolist() == [1, 2]
     assert (store.subsets, len(store.shards), store.tokens) == (("train", "val"), 9, near.tokens)
@@ -183,9 +177,7 @@ def test_an_older_store_is_read_whole_files_checked_and_its_tokens_not(near, tmp
     train = manifest.subsets["train"]
     shards = tuple(replace(shard, sums=None) for shard in train.shards)
     subsets = {**manifest.subsets, "train": replace(train, sums=None, shards=shards)}
-    (near.path / "dataset_metadata.json").write_bytes(
-        encode_manifest(replace(manifest, subsets=subsets, checksum=""))
-    )
+    (near.path / "dataset_metadata.json").write_bytes(encode_manifest(replace(manifest, subsets=subsets, checksum="")))
     for path in near.path.rglob("*.sums"):
         path.unlink()
     with caplog.at_level(logging.WARNING):
@@ -250,9 +242,7 @@ def test_full_notices_what_changes_behind_its_back(near, tmp_path):
             everything(store)
 
 
-@pytest.mark.parametrize(
-    "file", ["train/shard_00000.sums", "train/lengths.u32", "train/shard_00000.mask"]
-)
+@pytest.mark.parametrize("file", ["train/shard_00000.sums", "train/lengths.u32", "train/shard_00000.mask"])
 def test_first_read_looks_at_what_belongs_to_the_tokens(tmp_path, file):
     flags = [[0] * len(ids) for ids in DOCUMENTS]
     near = write_store(tmp_path / "near", DOCUMENTS, trained=flags)
@@ -331,9 +321,7 @@ def test_what_is_read_again_and_again_stays_mapped(opened, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EROFS"])
-def test_a_cache_that_cannot_be_written_is_told_once_and_gone_without(
-    near, url, tmp_path, monkeypatch, caplog, error
-):
+def test_a_cache_that_cannot_be_written_is_told_once_and_gone_without(near, url, tmp_path, monkeypatch, caplog, error):
     import errno
     import tempfile
 
@@ -385,9 +373,7 @@ def test_settings_that_are_none(near, url, tmp_path):
     with pytest.raises(SettingsError, match="cache: only what lies behind a URL is kept"):
         open_store(near.path, cache=tmp_path)
     for none in (3, "", b"x", "x\0", "s3://a/b", "~nobody-is-called-so/x"):
-        with pytest.raises(
-            SettingsError, match=re.escape(f"cache: {none!r} is no folder of this machine: give")
-        ):
+        with pytest.raises(SettingsError, match=re.escape(f"cache: {none!r} is no folder of this machine: give")):
             open_store(url, cache=none)
     for none in ("", []):
         with pytest.raises(SettingsError, match="verify: .* is none of off, first-read, full"):
@@ -397,9 +383,7 @@ def test_settings_that_are_none(near, url, tmp_path):
     for none in (3, None, b"near"):
         with pytest.raises(InputError, match=f"{none!r} is no place of a store: give the path or"):
             open_store(none)
-    with pytest.raises(
-        SettingsError, match="verify: only stores have checksums, and dummy is none"
-    ):
+    with pytest.raises(SettingsError, match="verify: only stores have checksums, and dummy is none"):
         open_store("dummy", verify="full")
 
 
@@ -408,9 +392,7 @@ def test_what_is_no_store(url, tmp_path):
         open_store("memory://far/nothing", cache=tmp_path)
     with pytest.raises(InputError, match="no documents in subset 'test'; it has: train, val"):
         open_store(url, "test", cache=tmp_path)
-    with pytest.raises(
-        InputError, match=r"nosuch:// is not known to fsspec|is no URL that can be read"
-    ):
+    with pytest.raises(InputError, match=r"nosuch:// is not known to fsspec|is no URL that can be read"):
         open_store("nosuch://a/b", cache=tmp_path)
 
 
@@ -452,9 +434,7 @@ def test_golden_bytes_of_a_file_of_blocks(tmp_path):
     far[0]
     heads = [path.read_bytes()[:32] for path in kept(tmp_path / "cache")]
     assert all(head[:8] == b"BLMBLKS\0" and head[8] == 2 for head in heads)
-    assert all(
-        re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in kept(tmp_path / "cache")
-    )
+    assert all(re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in kept(tmp_path / "cache"))
     shard = read_manifest(store.path).subsets["train"].shards[0]
     key = int(shard.bin, 16)
     table = [path.read_bytes() for path in kept(tmp_path / "cache")]
@@ -464,9 +444,7 @@ def test_golden_bytes_of_a_file_of_blocks(tmp_path):
 
 
 def test_a_store_elsewhere_is_checked_as_one_here(tmp_path):
-    near = write_store(
-        tmp_path / "near", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70
-    )
+    near = write_store(tmp_path / "near", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70)
     append_documents(near.path, [[7, 8, 256]] * 3)
     url = to_memory(near.path, tmp_path.name)
     here, there = check(near.path), check(url)
@@ -515,9 +493,7 @@ def test_full_looks_at_what_is_read_and_no_more(url, tmp_path, monkeypatch):
     assert 0 < sum(hashed) <= 4 * 4096
 
 
-def test_what_was_kept_before_the_machine_started_is_looked_at_once(
-    near, url, tmp_path, monkeypatch
-):
+def test_what_was_kept_before_the_machine_started_is_looked_at_once(near, url, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     open_store(url, cache=cache)[3]
     ids = np.array(DOCUMENTS[3], "<u2").tobytes()
@@ -544,9 +520,7 @@ def test_origins_come_by_themselves(near, url, tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "told"), [(20_000, False), (4_000, True)])
-def test_a_cache_of_a_few_steps_is_used_or_told_to_be_small(
-    near, url, tmp_path, caplog, limit, told
-):
+def test_a_cache_of_a_few_steps_is_used_or_told_to_be_small(near, url, tmp_path, caplog, limit, told):
     store = open_store(url, cache=tmp_path / "cache", cache_limit=limit)
     fetching._warn_cache_too_small.cache_clear()
     with caplog.at_level(logging.WARNING, "batchloom"):

@@ -23,9 +23,7 @@ ALONE = {**SETTINGS, "rank": 0, "world_size": 1}
 @pytest.fixture(scope="module")
 def near(tmp_path_factory):
     flags = [[n % 5 > 0 for n in range(len(ids))] for ids in DOCUMENTS]
-    return write_store(
-        tmp_path_factory.mktemp("near") / "store", DOCUMENTS, trained=flags, documents_per_shard=55
-    )
+    return write_store(tmp_path_factory.mktemp("near") / "store", DOCUMENTS, trained=flags, documents_per_shard=55)
 
 
 @pytest.fixture
@@ -93,9 +91,7 @@ def test_what_passes_is_asked_again(near, relay, tmp_path, impatient, faults):
         ),
     ],
 )
-def test_a_shard_that_is_lost_in_the_middle_of_a_run(
-    s3, near, relay, tmp_path, impatient, prefetch, what, words
-):
+def test_a_shard_that_is_lost_in_the_middle_of_a_run(s3, near, relay, tmp_path, impatient, prefetch, what, words):
     """Every batch up to the error is right, and the error names the shard."""
     key = "store/train/shard_00004.bin"
     data = (near.path / "train/shard_00004.bin").read_bytes()
@@ -124,9 +120,7 @@ def test_a_shard_that_is_lost_in_the_middle_of_a_run(
 
 def test_who_may_not_read_is_told(relay, tmp_path, impatient):
     relay.faults = [Fault("answer", "GET", "", 99, status=403, code="AccessDenied")]
-    with pytest.raises(
-        AccessError, match=r"Access to s3://bucket/store/.* is denied: .*AccessDenied"
-    ) as told:
+    with pytest.raises(AccessError, match=r"Access to s3://bucket/store/.* is denied: .*AccessDenied") as told:
         open_store(URL, cache=tmp_path)
     assert SECRET not in str(told.value)
 
@@ -134,9 +128,7 @@ def test_who_may_not_read_is_told(relay, tmp_path, impatient):
 def test_what_never_answers_is_told(near, relay, tmp_path, impatient):
     store = open_store(URL, cache=tmp_path)
     relay.faults = [Fault("answer", "GET", ".bin", 10_000)]
-    with pytest.raises(
-        DownloadError, match=r"Failed to download s3://bucket/store/train/shard_\d+.bin"
-    ):
+    with pytest.raises(DownloadError, match=r"Failed to download s3://bucket/store/train/shard_\d+.bin"):
         list(Loader(store, **ALONE))
 
 
@@ -150,10 +142,7 @@ def ranks(tmp_path, nodes, per_node, url=URL, limit=()):
 
 def in_one(told):
     """The rows of each step over all ranks, in the order of the step."""
-    return [
-        [row for rows in step for row in rows]
-        for step in zip(*(one["steps"] for one in told), strict=True)
-    ]
+    return [[row for rows in step for row in rows] for step in zip(*(one["steps"] for one in told), strict=True)]
 
 
 def test_two_nodes_of_two_ranks_while_much_goes_wrong(near, relay, tmp_path):
@@ -187,21 +176,15 @@ def test_ranks_whose_cache_holds_less_than_they_look_ahead(s3, relay, tmp_path):
     told = ranks(tmp_path, nodes=1, per_node=2, url=url, limit=[30_000])
     assert in_one(told) == digests(Loader(small, **ALONE))
     # Blocks were deleted and fetched again.
-    assert sum(one["bytes"] for one in told) > 2 * sum(
-        path.stat().st_size for path in small.path.glob("train/*.bin")
-    )
+    assert sum(one["bytes"] for one in told) > 2 * sum(path.stat().st_size for path in small.path.glob("train/*.bin"))
     # A rank deletes nothing while another one does: the next reader keeps to the limit.
     store = open_store(url, cache=tmp_path / "node0", cache_limit=30_000)
     assert [document.ids.tolist() for document in store] == DOCUMENTS[:80]
     assert sum(path.stat().st_size for path in kept(tmp_path / "node0")) <= 30_000
 
 
-@pytest.mark.parametrize(
-    "seconds", [0.6, pytest.param(1.0, marks=SLOW), pytest.param(1.5, marks=SLOW)]
-)
-def test_a_process_that_is_killed_half_way_leaves_what_others_can_use(
-    near, relay, tmp_path, seconds
-):
+@pytest.mark.parametrize("seconds", [0.6, pytest.param(1.0, marks=SLOW), pytest.param(1.5, marks=SLOW)])
+def test_a_process_that_is_killed_half_way_leaves_what_others_can_use(near, relay, tmp_path, seconds):
     relay.delay = 0.05
     alone = {"RANK": "0", "WORLD_SIZE": "1"}
     with start_processes("-m", "store.far_rank", URL, tmp_path, 1, environments=[alone]) as (one,):

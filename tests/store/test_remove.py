@@ -29,9 +29,7 @@ TRAINED = [[0] + [1] * (len(ids) - 1) for ids in DOCUMENTS]
 def store(request, tmp_path):
     """Twenty documents in shards of six, and four more of a second source."""
     masked = request.param == "masked"
-    write_store(
-        tmp_path / "s", DOCUMENTS, documents_per_shard=6, trained=TRAINED if masked else None
-    )
+    write_store(tmp_path / "s", DOCUMENTS, documents_per_shard=6, trained=TRAINED if masked else None)
     append_documents(tmp_path / "s", [[n + 100, 256] for n in range(4)], source="more/b.jsonl")
     return tmp_path / "s"
 
@@ -53,9 +51,7 @@ def test_removed_documents_read_as_end_tokens_without_loss(store):
     lengths = before.lengths.take(numbers).astype(np.int64)
     assert after.lengths.take(numbers).tolist() == lengths.tolist()
     spans = (numbers, np.zeros(24, np.int64), lengths)
-    for n, (old, new, mask) in enumerate(
-        zip(before.read(*spans), after.read(*spans), after.mask(*spans), strict=True)
-    ):
+    for n, (old, new, mask) in enumerate(zip(before.read(*spans), after.read(*spans), after.mask(*spans), strict=True)):
         gone = n in (0, 7, 21)
         assert new.tolist() == ([256] * len(old) if gone else old.tolist())
         assert after[n].ids.tolist() == new.tolist()
@@ -63,7 +59,7 @@ def test_removed_documents_read_as_end_tokens_without_loss(store):
     assert after.masked
     trained = sum(int(mask.sum()) for mask in after.mask(*spans))
     assert after.contents.trained_tokens == trained
-    assert after.contents.kept == (21, before.tokens - 8)
+    assert after.contents.remaining_counts == (21, before.tokens - 8)
     # The generation before still holds the text.
     assert open_store(store, generation=2)[0].ids.tolist() == DOCUMENTS[0]
     assert check(store).sound
@@ -94,9 +90,7 @@ def test_who_removes_everything_is_told(store, capsys):
     with pytest.raises(InputError, match="All documents of .* are removed"):
         compact_store(store)
     run_command_line(["check", str(store)])
-    assert "nothing by batchloom train: it has no document of a subset train" in (
-        capsys.readouterr().out
-    )
+    assert "nothing by batchloom train: it has no document of a subset train" in (capsys.readouterr().out)
 
 
 def test_every_form_of_a_line(store):
@@ -119,9 +113,7 @@ def test_every_form_of_a_line(store):
     assert open_store(store).contents.removed.tolist() == [3, 4, 19, 22]
     assert done.absent == dry.absent == ("given 99", "nobody.jsonl 0", "0" * 32)
     assert dry.by_source == done.by_source
-    again = remove_documents(
-        store, documents_file=listed(store, "train:3", "train:5"), sources=["more/b.jsonl"]
-    )
+    again = remove_documents(store, documents_file=listed(store, "train:3", "train:5"), sources=["more/b.jsonl"])
     assert (again.before, again.documents) == (2, 4)
     assert open_store(store).contents.removed.tolist() == [3, 4, 5, 19, 20, 21, 22, 23]
     nothing = remove_documents(store, documents_file=listed(store, "train:3"))
@@ -166,9 +158,7 @@ def test_lines_that_name_nothing_are_told_together(store):
 
 
 def test_what_is_asked_for_must_be_there(store, tmp_path):
-    with pytest.raises(
-        InputError, match=r"no source of the store is called 'givne'; did you mean 'given'\? batch"
-    ):
+    with pytest.raises(InputError, match=r"no source of the store is called 'givne'; did you mean 'given'\? batch"):
         remove_documents(store, sources=["givne"])
     with pytest.raises(InputError, match="no source of the store is called ''"):
         remove_documents(store, sources=[""])
@@ -188,10 +178,7 @@ def test_compaction_leaves_what_was_not_removed_and_nothing_else(store):
     gone = set(held.contents.removed.tolist())
     kept = [n for n in range(24) if n not in gone]
     expected = [(held[n].ids.tolist(), held.provenance.of(n)) for n in kept]
-    masks = [
-        held.mask(np.array([n]), np.zeros(1, int), np.array([len(held[n].ids)]))[0].tolist()
-        for n in kept
-    ]
+    masks = [held.mask(np.array([n]), np.zeros(1, int), np.array([len(held[n].ids)]))[0].tolist() for n in kept]
     untouched = {p.name: p.read_bytes() for p in (store / "train").glob("shard_00003.*")}
     ticked = []
     done = compact_store(store, ticked.append)
@@ -222,9 +209,7 @@ def test_a_compacted_store_has_the_order_of_one_made_of_what_is_left(store, tmp_
     left = [one.ids.tolist() for one in open_store(store)]
     fresh = write_store(tmp_path / "fresh", left)
     settings = {"seq_len": 8, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
-    ours = [
-        batch["input_ids"].tolist() for batch in batchloom.Loader(open_store(store), **settings)
-    ]
+    ours = [batch["input_ids"].tolist() for batch in batchloom.Loader(open_store(store), **settings)]
     assert ours == [b["input_ids"].tolist() for b in batchloom.Loader(fresh, **settings)]
 
 
@@ -253,9 +238,7 @@ def test_a_subset_may_be_emptied_and_a_store_may_not(tmp_path):
 
 @pytest.mark.parametrize("target", ["megatron", "merged", "flat", "parquet", "mds"])
 def test_exports_leave_removed_documents_out(store, tmp_path, target):
-    remove_documents(
-        store, documents_file=listed(store, *(f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17)))
-    )
+    remove_documents(store, documents_file=listed(store, *(f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17))))
     merge = "all" if target == "merged" else None
     to = "megatron" if merge else target
     done = export_store(store, to=to, out=tmp_path / "out", merge=merge)
@@ -265,11 +248,7 @@ def test_exports_leave_removed_documents_out(store, tmp_path, target):
     assert "8 removed documents are left out." in done.notes
     expected = [held[n].ids.tolist() for n in kept]
     if target == "megatron":
-        found = [
-            one.ids.tolist()
-            for path in sorted((tmp_path / "out").glob("*.idx"))
-            for one in open_store(path)
-        ]
+        found = [one.ids.tolist() for path in sorted((tmp_path / "out").glob("*.idx")) for one in open_store(path)]
         assert found == expected
     elif target == "merged":
         merged = open_store(tmp_path / "out/all")

@@ -41,9 +41,7 @@ def ids(store, number):
 
 def test_the_bytes_of_every_kind_are_pinned():
     spec = {"documents": 5, "lengths": (6, 30), "seed": 7}
-    random, text = (
-        SyntheticDocuments(SyntheticSpec(**spec, kind=kind)) for kind in ("random", "text")
-    )
+    random, text = (SyntheticDocuments(SyntheticSpec(**spec, kind=kind)) for kind in ("random", "text"))
     every, zeros = np.arange(5), np.zeros(5, np.int64)
     lengths = random.lengths(every)
     assert (lengths.dtype, lengths.tolist()) == (np.uint32, GOLDEN_LENGTHS)
@@ -76,9 +74,7 @@ def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data
         assert text[-1] == made.end_id == vocab - 1
         assert ((text[:-1] >= 0) & (text[:-1] < vocab - 1)).all()
     starts = np.array([data.draw(st.integers(0, int(n) - 1)) for n in whole])
-    parts = np.array(
-        [data.draw(st.integers(1, int(n - s))) for n, s in zip(whole, starts, strict=True)]
-    )
+    parts = np.array([data.draw(st.integers(1, int(n - s))) for n, s in zip(whole, starts, strict=True)])
     cut = [t[s : s + n] for t, s, n in zip(texts, starts, parts, strict=True)]
     assert made.ids(documents, starts, parts).tolist() == np.concatenate(cut).tolist()
 

@@ -27,11 +27,7 @@ class Login(Handler):
 def web(tmp_path):
     near = write_store(tmp_path / "near", DOCUMENTS).path
     web = Web()
-    web.files = {
-        f"/near/{path.relative_to(near)}": path.read_bytes()
-        for path in near.rglob("*")
-        if path.is_file()
-    }
+    web.files = {f"/near/{path.relative_to(near)}": path.read_bytes() for path in near.rglob("*") if path.is_file()}
     return web
 
 

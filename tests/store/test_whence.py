@@ -9,9 +9,7 @@ from batchloom.testing import append_documents, write_store
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_every_document_is_found_by_its_record(tmp_path, compacted):
-    store = write_store(
-        tmp_path / "s", [[n % 250, 256] for n in range(700)], documents_per_shard=70
-    )
+    store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(700)], documents_per_shard=70)
     append_documents(store.path, [[n % 250, 256] for n in range(100)])
     if compacted:
         (tmp_path / "gone").write_text("train:3\ntrain:720\n")
@@ -20,11 +18,7 @@ def test_every_document_is_found_by_its_record(tmp_path, compacted):
     store = open_store(store.path)
     found = [store.provenance.of(number) for number in range(len(store))]
     for number, origin in enumerate(found):
-        alike = [
-            n
-            for n, one in enumerate(found)
-            if (one.source, one.record) == (origin.source, origin.record)
-        ]
+        alike = [n for n, one in enumerate(found) if (one.source, one.record) == (origin.source, origin.record)]
         assert number in alike
         assert find_documents(store, origin.source, origin.record) == alike
 
@@ -60,7 +54,5 @@ def test_a_record_that_its_part_does_not_have_is_damage_and_no_answer(tmp_path):
     path.write_bytes(data)
     store = open_store(store.path)
     assert store.provenance.of(69).record == 69
-    with pytest.raises(
-        StoreError, match=r"names record 1,099,511,627,776 of a part of given .* 100"
-    ):
+    with pytest.raises(StoreError, match=r"names record 1,099,511,627,776 of a part of given .* 100"):
         store.provenance.of(70)

@@ -283,7 +283,7 @@ class Lines:
     records: list = field(default_factory=list)
     offsets: list = field(default_factory=list)
     bad: tuple = ()
-    seen: int = 0
+    records_read: int = 0
 
     def __iter__(self):
         begin = 0 if not self.start else LINES.find(b"\n", self.start - 1) + 1
@@ -294,14 +294,14 @@ class Lines:
             if self.fault == "loses what crosses" and end > self.stop:
                 break
             self.values.append(LINES[begin:end])
-            self.records.append(self.seen)
+            self.records.append(self.records_read)
             self.offsets.append(begin - (self.start if self.fault == "counts from the part" else 0))
-            self.seen += self.fault != "one number"
+            self.records_read += self.fault != "one number"
             begin = end
         if self.fault == "no offsets":
             self.offsets.clear()
         if self.fault == "one number":
-            self.seen = len(self.values)
+            self.records_read = len(self.values)
         yield self
 
 

@@ -108,9 +108,7 @@ def test_positions_that_are_counted_along_the_row(store):
 
     def logits(batch):
         row = torch.arange(batch["input_ids"].shape[1])
-        return (
-            ids(batch["input_ids"]) + places(row) + places(batch["position_ids"])
-        ) @ ids.weight.T
+        return (ids(batch["input_ids"]) + places(row) + places(batch["position_ids"])) @ ids.weight.T
 
     with pytest.raises(AssertionError, match="No neighbour's tokens change it, so its place"):
         assert_packed_equals_unpacked(logits, store, seq_len=64)
@@ -135,9 +133,7 @@ def test_the_reference_model(store):
 def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
     docs = random_documents()
     # Every second document has no loss, and of the others only the second half has.
-    trained = [
-        [n % 2 == 0 and at > len(d) // 2 for at in range(len(d))] for n, d in enumerate(docs)
-    ]
+    trained = [[n % 2 == 0 and at > len(d) // 2 for at in range(len(d))] for n, d in enumerate(docs)]
     store = write_store(tmp_path / "half", docs, trained=trained)
     assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
     nothing = write_store(tmp_path / "none", docs, trained=[[0] * len(d) for d in docs])
@@ -163,9 +159,7 @@ class AlwaysDrops(torch.nn.Module):
 def test_dropout_is_told_and_taken_for_no_leak(store):
     model = tiny("gpt2")
     assert assert_packed_equals_unpacked(model.train(), store, seq_len=64) < 1e-5
-    said = (
-        r"other scores each time it is called with the same batch.* \(call model.eval\(\) before\)"
-    )
+    said = r"other scores each time it is called with the same batch.* \(call model.eval\(\) before\)"
     for drawing in (wrongly(model.train()), AlwaysDrops(tiny("gpt2").eval())):
         with pytest.raises(AssertionError, match=said):
             assert_packed_equals_unpacked(drawing, store, seq_len=64)
@@ -194,9 +188,7 @@ def test_what_are_no_scores_is_told(store, answer, said):
 
 def test_a_model_with_too_few_rows_is_told(store):
     few = tiny("llama", vocab_size=200).eval()
-    with pytest.raises(
-        AssertionError, match=r"holds id \d+ and the model has rows for 200, from 0"
-    ):
+    with pytest.raises(AssertionError, match=r"holds id \d+ and the model has rows for 200, from 0"):
         assert_packed_equals_unpacked(few, store, seq_len=64)
     with pytest.raises(AssertionError, match="for ids up to 256 and positions up to"):
         assert_packed_equals_unpacked(wrongly(few), store, seq_len=64)

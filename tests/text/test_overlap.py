@@ -36,17 +36,13 @@ SHORT = "How many legs has a spider with two shoes?"
 
 
 def step(**sets):
-    return make_step_with_index(
-        build_index({name: [(text,) for text in texts] for name, texts in sets.items()})
-    )
+    return make_step_with_index(build_index({name: [(text,) for text in texts] for name, texts in sets.items()}))
 
 
 def test_thirteen_words_in_a_row_are_an_overlap():
     clean = step(trains=["Nothing of it.  But " * 5, QUESTION])
     words = QUESTION.split()
-    assert clean(" ".join(["so", *words[2:14], "it", "went"])) == " ".join(
-        ["so", *words[2:14], "it", "went"]
-    )
+    assert clean(" ".join(["so", *words[2:14], "it", "went"])) == " ".join(["so", *words[2:14], "it", "went"])
     found = clean(" ".join(["so", *words[2:15], "it", "went"]))
     assert found == DroppedText(
         "decontaminate: shares words with trains",
@@ -91,9 +87,7 @@ def test_an_overlap_far_into_a_large_text(stride):
     for at in range((1 << 20) - 100, (1 << 20) + 20, stride):
         head = text[:at].rsplit(" ", 1)[0]
         found = clean(f"{head} {QUESTION} {filler}")
-        assert (
-            found.detail == f"record 1 of trains: {' '.join(split_normal_words(QUESTION)[:13])!r}"
-        )
+        assert found.detail == f"record 1 of trains: {' '.join(split_normal_words(QUESTION)[:13])!r}"
 
 
 @given(
@@ -105,9 +99,7 @@ def test_an_overlap_far_into_a_large_text(stride):
 def test_overlaps_are_those_of_a_plain_search(document, record, words, least):
     if len(record) < min(words, least):
         return
-    clean = make_step_with_index(
-        build_index({"s": [(" ".join(record),)]}, words=words, min_words=least)
-    )
+    clean = make_step_with_index(build_index({"s": [(" ".join(record),)]}, words=words, min_words=least))
     size = min(words, len(record))
     grams = {tuple(record[i : i + size]) for i in range(len(record) - size + 1)}
     shared = any(tuple(document[i : i + size]) in grams for i in range(len(document) - size + 1))
@@ -180,9 +172,7 @@ def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
     (tmp_path / "copy.txt").write_text(path.read_text())
     (tmp_path / "copy.jsonl").write_text(path.read_text())
     copies = [
-        fingerprint_step_files(
-            [CleanStep("decontaminate", {"sets": {name: str(tmp_path / place)}, **more})]
-        )
+        fingerprint_step_files([CleanStep("decontaminate", {"sets": {name: str(tmp_path / place)}, **more})])
         for name, place, more in [
             ("quiz", "copy.txt", {}),
             ("other", "copy.txt", {}),
@@ -273,7 +263,7 @@ def test_a_set_that_changes_while_it_is_read_makes_no_index_of_another(tmp_path)
 
 def test_golden_bytes():
     index = build_index({"s": [("one two three four five six seven eight",)]})
-    raw = b"".join(index.pieces())
+    raw = b"".join(index.iter_chunks())
     assert index.fingerprint == "d464bbd4e59f3f10d1e31630fb85c75b"
     assert raw[:16] == b"BLOVERLP\x01\x00\x00\x00" + raw[12:16]
     assert len(raw) % 64 == 0
@@ -282,7 +272,7 @@ def test_golden_bytes():
 @pytest.mark.parametrize("cut", [0, 10, 64, 100, 400])
 def test_a_file_that_is_no_index(tmp_path, cut):
     path = tmp_path / "x.index"
-    path.write_bytes(b"".join(build_index({"s": [(QUESTION,)]}).pieces())[:cut])
+    path.write_bytes(b"".join(build_index({"s": [(QUESTION,)]}).iter_chunks())[:cut])
     with pytest.raises(InputError, match="index"):
         load_index(str(path))
     with pytest.raises(InputError, match="cannot be read"):
@@ -303,9 +293,7 @@ def test_what_cannot_be_looked_for(tmp_path):
         list(iter_set_records(str(tmp_path / "bad.jsonl")))
 
 
-@pytest.mark.parametrize(
-    "part", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "]
-)
+@pytest.mark.parametrize("part", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "])
 def test_time_grows_with_length_alone(part):
     clean = step(trains=[QUESTION], letters=["a " * 20])
     seconds = []

@@ -154,10 +154,7 @@ def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
     reasons = set()
     for text in [
         *corpus,
-        *(
-            "\n".join(["Now " + "word " * 50 + "end."] * 5 + [f"It is {w} x."])
-            for w in ("C++", "wells", "well,")
-        ),
+        *("\n".join(["Now " + "word " * 50 + "end."] * 5 + [f"It is {w} x."]) for w in ("C++", "wells", "well,")),
     ]:
         document = datatrove("data").Document(text=text, id="0")
         verdicts = (one.filter(document) for one in chain)

@@ -34,9 +34,7 @@ def test_a_limit_is_where_it_is_published(step, inside, outside, why):
 
 
 def test_the_details_hold_the_figures():
-    assert STEPS["gopher"](gopher_text(49)) == DroppedText(
-        "gopher: too few words", "49 words, at least 50"
-    )
+    assert STEPS["gopher"](gopher_text(49)) == DroppedText("gopher: too few words", "49 words, at least 50")
     assert STEPS["repetition"](" ".join(["same thing"] * 9)) == DroppedText(
         "repetition: most frequent 2-gram",
         "'same thing' 9 times, 91.8% of 98 characters, at most 20%",
@@ -109,17 +107,13 @@ def test_limits_that_are_none_are_off():
         duplicate_ngrams=(),
     )
     assert repetition.make_repetition_step(none)("a a\na a\na a") == "a a\na a\na a"
-    loose = FineWeb(
-        min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None
-    )
+    loose = FineWeb(min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None)
     assert fineweb.make_fineweb_step(loose)("a\na") == "a\na"
     spared = FineWeb(spare_unended=True, max_short_lines=None)
     assert fineweb.make_fineweb_step(spared)("a b c d\n e f g h") == "a b c d\n e f g h"
 
 
-@pytest.mark.parametrize(
-    "settings", [C4(), Gopher(), Repetition(), FineWeb()], ids=lambda s: type(s).__name__
-)
+@pytest.mark.parametrize("settings", [C4(), Gopher(), Repetition(), FineWeb()], ids=lambda s: type(s).__name__)
 def test_settings_are_plain_values_and_steps_are_portable(settings):
     assert from_plain(type(settings), to_plain(settings)) == settings
     make = {

@@ -120,7 +120,7 @@ def test_a_cleaner_counts_what_each_step_let_through():
         "plain words stand here",
         "x y z",
     ]
-    assert cleaned.places == [0, 2, 3, 4]
+    assert cleaned.indices == [0, 2, 3, 4]
     assert cleaned.drops == [(1, 1, DroppedText("length: too few words", "2 words, at least 3"))]
     size = sum(len(text.encode()) for text in TEXTS)
     assert cleaned.counts == (
@@ -128,9 +128,7 @@ def test_a_cleaner_counts_what_each_step_let_through():
         StepCounts(5, 4, 0, size - 4, size - 4 - len("zu kurz")),
     )
     assert cleaned.texts[2] is TEXTS[3]
-    assert cleaned.counts[0] + cleaned.counts[1] == StepCounts(
-        10, 9, 3, 2 * size - 4, 2 * size - 15
-    )
+    assert cleaned.counts[0] + cleaned.counts[1] == StepCounts(10, 9, 3, 2 * size - 4, 2 * size - 15)
 
 
 def test_a_cleaner_travels_as_its_steps():
@@ -153,11 +151,9 @@ def test_languages_stand_beside_the_texts_that_are_kept():
     steps = [CleanStep("language"), CleanStep("length", {"least_words": 5})]
     cleaned = TextCleaner(steps).clean([german, "12 34", english])
     assert cleaned.languages == ["de", "en"]
-    assert cleaned.places == [0, 2]
+    assert cleaned.indices == [0, 2]
     assert [drop.reason for *_, drop in cleaned.drops] == ["language: no letters"]
 
 
 def test_lone_surrogates_are_counted_as_utf8_would_have_them():
-    assert TextCleaner([CleanStep("control")]).clean(["a\ud800b"]).counts == (
-        StepCounts(1, 1, 1, 5, 2),
-    )
+    assert TextCleaner([CleanStep("control")]).clean(["a\ud800b"]).counts == (StepCounts(1, 1, 1, 5, 2),)

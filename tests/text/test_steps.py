@@ -258,11 +258,7 @@ def test_lines_of_ones_own_and_code_that_stays():
 
 
 @settings(max_examples=examples(200))
-@given(
-    st.lists(
-        st.sampled_from([*WEB.split("\n"), "", " ", "» Read more «", "İ", "  12 shares.", "x"])
-    )
-)
+@given(st.lists(st.sampled_from([*WEB.split("\n"), "", " ", "» Read more «", "İ", "  12 shares.", "x"])))
 def test_a_line_is_judged_by_itself(lines):
     clean = step("boilerplate")
     alone = [line for line in lines if clean(f"x\n{line}") != "x"]
@@ -271,9 +267,7 @@ def test_a_line_is_judged_by_itself(lines):
 
 def test_length():
     assert step("length")("word " * 50) == "word " * 50
-    assert step("length")("word " * 49) == DroppedText(
-        "length: too few words", "49 words, at least 50"
-    )
+    assert step("length")("word " * 49) == DroppedText("length: too few words", "49 words, at least 50")
     clean = step("length", least_words=None, most_words=2, least_characters=2, most_characters=6)
     assert clean("a") == DroppedText("length: too few characters", "1 characters, at least 2")
     assert clean("abcdefg").reason == "length: too many characters"
@@ -321,10 +315,7 @@ MAIL = "Ask jane.doe+x@mail.example.net or <bob@a.co>, not @someone or a@b."
 
 def test_emails_and_addresses_are_masked_as_fineweb_did():
     clean = step("pii")
-    assert (
-        clean(MAIL)
-        == "Ask email@example.com or <firstname.lastname@example.org>, not @someone or a@b."
-    )
+    assert clean(MAIL) == "Ask email@example.com or <firstname.lastname@example.org>, not @someone or a@b."
     assert clean("8.8.8.8 8.8.4.4") == "22.214.171.124 126.96.36.199"
     assert clean("see 2606:4700:4700::1111: it is up") == "see 2001:db8::1: it is up"
     assert clean("2a00:1450:4001:82a:0:0:0:200e") == "2001:db8::1"

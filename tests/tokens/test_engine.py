@@ -82,9 +82,7 @@ def test_rare_characters_cost_only_their_own_texts(few):
     assert encoded(tokenizer, text) != exact
     sound = verify_engine(tokenizer, [])
     assert sound.engine.name == "fastokens"
-    assert sound.engine.note.startswith(
-        "texts that hold U+017F are encoded with tokenizers: fastokens"
-    )
+    assert sound.engine.note.startswith("texts that hold U+017F are encoded with tokenizers: fastokens")
     hello = encoded(tokenizer, "Hello world")
     ids, offsets = sound.encode_batch(["Hello world", text, "", text, "'TV"])
     assert ids.tolist() == [*hello, *exact, *exact, len(few)]
@@ -127,9 +125,7 @@ def test_models_the_fast_engine_does_not_take(kind, small):
     hf = reference(tokenizer)
     assert ids.tolist() == [number for text in texts for number in expected(hf, text)]
     assert offsets.tolist()[:2] == [0, len(expected(hf, texts[0]))]
-    assert tokenizer.end_id not in encoded(
-        tokenizer, f"ab {tokenizer.decode([tokenizer.end_id])} b"
-    )
+    assert tokenizer.end_id not in encoded(tokenizer, f"ab {tokenizer.decode([tokenizer.end_id])} b")
     with pytest.raises(TokenizerError, match="text 1 of the batch is not Unicode"):
         tokenizer.encode_batch(["a", "\udc80"])
 
@@ -137,9 +133,7 @@ def test_models_the_fast_engine_does_not_take(kind, small):
 def test_a_model_no_engine_takes_is_one_sentence(small):
     small["model"]["merges"].append(["nowhere", "to be found"])
     tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
-    with pytest.raises(
-        TokenizerError, match=f"mine: tokenizers {EXACT} cannot read its tokenizer.json"
-    ):
+    with pytest.raises(TokenizerError, match=f"mine: tokenizers {EXACT} cannot read its tokenizer.json"):
         tokenizer.encode_batch(["a"])
 
 
@@ -179,9 +173,7 @@ def test_a_sample_of_any_size_is_bounded(gpt2):
 
 def test_many_added_tokens(tmp_path, small):
     first = small["added_tokens"][0]["id"]
-    small["added_tokens"] += [
-        special(f"<t{i}>", first + 1 + i, is_special=i % 2 == 0) for i in range(500)
-    ]
+    small["added_tokens"] += [special(f"<t{i}>", first + 1 + i, is_special=i % 2 == 0) for i in range(500)]
     write_json(tmp_path / "tokenizer.json", small)
     tokenizer = verify_engine(resolve_tokenizer(str(tmp_path)), ["a<t3>b<t4>c"])
     assert tokenizer.engine.note == ""

@@ -27,9 +27,7 @@ def with_tokens(base, *names, is_special=True):
     """``base`` with its end token replaced by the tokens ``names``."""
     changed = copy.deepcopy(base)
     first = changed["added_tokens"][0]["id"]
-    changed["added_tokens"] = [
-        special(name, first + i, is_special=is_special) for i, name in enumerate(names)
-    ]
+    changed["added_tokens"] = [special(name, first + i, is_special=is_special) for i, name in enumerate(names)]
     return changed
 
 
@@ -200,9 +198,7 @@ def test_truncation_and_padding_are_taken_out(tmp_path, small, trained):
 
 def test_dropout_is_refused(tmp_path, small):
     small["model"]["dropout"] = 0.1
-    with pytest.raises(
-        TokenizerError, match="sets BPE dropout 0.1: the ids of a text would be random"
-    ):
+    with pytest.raises(TokenizerError, match="sets BPE dropout 0.1: the ids of a text would be random"):
         resolve_tokenizer(str(folder(tmp_path / "t", small)))
     small["model"]["dropout"] = 0.0
     resolve_tokenizer(str(folder(tmp_path / "t", small)))
@@ -227,10 +223,7 @@ def test_added_tokens_of_the_config_are_those_transformers_adds(tmp_path, small)
     tokenizer = resolve_tokenizer(str(path))
     oracle = AutoTokenizer.from_pretrained(path)
     text = "a<think>b<pad>c<quiet>d<|endoftext|>e"
-    assert (
-        encoded(tokenizer, text)
-        == oracle(text, split_special_tokens=True, add_special_tokens=False).input_ids
-    )
+    assert encoded(tokenizer, text) == oracle(text, split_special_tokens=True, add_special_tokens=False).input_ids
     assert tokenizer.vocab_size == len(oracle) == first + 4
 
 
@@ -284,9 +277,7 @@ def test_bad_files_get_one_sentence(tmp_path, small):
         "config": (b'{"eos_token": "</s>"}', "has no model with a vocabulary"),
         "nothing": (b"{}", "has no model with a vocabulary"),
         "empty": (
-            json.dumps(
-                small | {"model": small["model"] | {"vocab": {}}, "added_tokens": []}
-            ).encode(),
+            json.dumps(small | {"model": small["model"] | {"vocab": {}}, "added_tokens": []}).encode(),
             "is empty",
         ),
         "minus": (
@@ -321,9 +312,7 @@ def test_bad_files_get_one_sentence(tmp_path, small):
 
 def test_ids_that_tokenizers_would_renumber_are_refused(tmp_path, small):
     small["added_tokens"].append(special("<far>", 5000))
-    with pytest.raises(
-        TokenizerError, match="'<far>' has id 5000 in the file, and tokenizers gives it"
-    ):
+    with pytest.raises(TokenizerError, match="'<far>' has id 5000 in the file, and tokenizers gives it"):
         resolve_tokenizer(str(folder(tmp_path / "t", small)))
 
 
@@ -331,9 +320,7 @@ def test_folders_without_a_tokenizer_json_say_what_they_hold(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "vocab.json").write_text("{}")
     (tmp_path / "old" / "merges.txt").write_text("")
-    with pytest.raises(
-        TokenizerError, match=r"no tokenizer.json, only vocab.json, merges.txt: .* save_pretrained"
-    ):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json, only vocab.json, merges.txt: .* save_pretrained"):
         resolve_tokenizer(str(tmp_path / "old"))
     with pytest.raises(
         TokenizerError,
@@ -364,13 +351,7 @@ def test_a_damaged_file_gives_ids_or_a_sentence(tmp_path, small):
 
     def walk(value, place):
         places.append(place)
-        items = (
-            value.items()
-            if isinstance(value, dict)
-            else enumerate(value)
-            if isinstance(value, list)
-            else ()
-        )
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, item in items:
             if place[:2] != ("model", "vocab") and place[:2] != ("model", "merges"):
                 walk(item, (*place, key))

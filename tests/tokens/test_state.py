@@ -37,9 +37,7 @@ def test_round_trip(spec, request):
 
 def test_it_holds_no_paths_and_no_engine(tmp_path, trained):
     (tmp_path / "secret_place").mkdir()
-    (tmp_path / "secret_place" / "tokenizer.json").write_text(
-        json.dumps(trained.state()["tokenizer"])
-    )
+    (tmp_path / "secret_place" / "tokenizer.json").write_text(json.dumps(trained.state()["tokenizer"]))
     text = json.dumps(resolve_tokenizer(str(tmp_path / "secret_place" / "tokenizer.json")).state())
     assert "secret_place" not in text
     assert "fastokens" not in text
@@ -142,9 +140,7 @@ def test_a_state_without_a_tokenizer_that_lies_is_refused(change, sentence):
         restore_tokenizer(UnknownTokenizer(300, 256).state() | change)
 
 
-@pytest.mark.parametrize(
-    "part", ["vocab", "merges", "normalizer", "added", "dropout", "surrogate", "deep"]
-)
+@pytest.mark.parametrize("part", ["vocab", "merges", "normalizer", "added", "dropout", "surrogate", "deep"])
 def test_a_changed_tokenizer_is_refused(trained, part):
     state = copy.deepcopy(trained.state())
     inner = state["tokenizer"]

@@ -32,9 +32,7 @@ def hard_texts(ranks):
     tokens = list(ranks)
     joined = [b"".join(rng.choices(tokens, k=rng.randrange(1, 12))) for _ in range(3000)]
     letters = ["".join(rng.choices("abcde", k=rng.randrange(1, 40))) for _ in range(1000)]
-    spaces = [
-        "".join(rng.choices(" \n\r\t\u3000a/1'", k=rng.randrange(1, 12))) for _ in range(3000)
-    ]
+    spaces = ["".join(rng.choices(" \n\r\t\u3000a/1'", k=rng.randrange(1, 12))) for _ in range(3000)]
     texts = [text.decode(errors="ignore") for text in joined]
     return [*make_conformance_texts(["<|endoftext|>"]), *texts, *letters, *spaces]
 
@@ -83,9 +81,7 @@ def test_ids_are_tiktoken_s(few, name, monkeypatch):
 
 def test_gaps_between_ids_are_never_produced(few):
     ours = TIKTOKEN_ENCODINGS["cl100k_base"]
-    tokenizer = make_json_tokenizer(
-        "x", convert_ranks_to_json(few, ours.pattern, ours.control), TokenizerHints(), None
-    )
+    tokenizer = make_json_tokenizer("x", convert_ranks_to_json(few, ours.pattern, ours.control), TokenizerHints(), None)
     assert tokenizer.end_id == 100257
     assert tokenizer.bos_id is None
     ids = encoded(tokenizer, "<|endofprompt|> unused 60000 <|fim_prefix|>")
@@ -94,9 +90,7 @@ def test_gaps_between_ids_are_never_produced(few):
     assert tokenizer.decode([100276]) == "<|endofprompt|>"
 
 
-def test_a_name_comes_from_tiktoken_s_cache(
-    r50k_file, tmp_path, monkeypatch, no_network, from_file
-):
+def test_a_name_comes_from_tiktoken_s_cache(r50k_file, tmp_path, monkeypatch, no_network, from_file):
     (tmp_path / hashlib.sha1(URL.encode()).hexdigest()).write_bytes(r50k_file.read_bytes())
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     tokenizer = resolve_tokenizer("tiktoken:gpt2")

@@ -52,9 +52,7 @@ def listen(folder):
 
 def heard(folder):
     """The lines of all processes, in the order they were started."""
-    return [
-        json.loads(line) for file in sorted(Path(folder).iterdir()) for line in whole_lines(file)
-    ]
+    return [json.loads(line) for file in sorted(Path(folder).iterdir()) for line in whole_lines(file)]
 
 
 def whole_lines(file):

@@ -21,9 +21,7 @@ def gradient_of_first_step(data, changes):
     """Loss, trained tokens and gradients by name of the first step, without clipping."""
     plain = {**PLAIN, "optim": {"clip": 1e9}, **changes}
     with join_ranks("cpu") as ranks:
-        run = set_up_run(
-            Path(data), make_settings(plain, {}), RunFolder(Path()), ranks, RunLog(None, print)
-        )
+        run = set_up_run(Path(data), make_settings(plain, {}), RunFolder(Path()), ranks, RunLog(None, print))
         seen = {}
         run.optimizer.register_step_pre_hook(
             lambda *_: seen.update({n: w.grad.clone() for n, w in run.model.named_parameters()})

@@ -38,8 +38,7 @@ def counting_documents(count, seed, longest=40):
     rng = np.random.default_rng(seed)
     starts, lengths = rng.integers(0, 256, count), rng.integers(1, longest, count)
     return [
-        [*((start + 3 * np.arange(length)) % 256).tolist(), 256]
-        for start, length in zip(starts, lengths, strict=True)
+        [*((start + 3 * np.arange(length)) % 256).tolist(), 256] for start, length in zip(starts, lengths, strict=True)
     ]
 
 

@@ -95,21 +95,15 @@ CHECKPOINT_DAMAGE = {
         f"{MODEL} has float32 [31] for norm.gain, the model has float32 [32]",
     ),
     "another dtype": (
-        lambda c: change_tensors(
-            c, MODEL, lambda t: t.update({"norm.gain": torch.ones(32).bfloat16()})
-        ),
+        lambda c: change_tensors(c, MODEL, lambda t: t.update({"norm.gain": torch.ones(32).bfloat16()})),
         f"{MODEL} has bfloat16 [32] for norm.gain, the model has float32 [32]",
     ),
     "a moment of another shape": (
-        lambda c: change_tensors(
-            c, OPTIMIZER, lambda t: t.update({"exp_avg.norm.gain": torch.ones(1)})
-        ),
+        lambda c: change_tensors(c, OPTIMIZER, lambda t: t.update({"exp_avg.norm.gain": torch.ones(1)})),
         f"{OPTIMIZER} has float32 [1] for exp_avg.norm.gain, the model has float32 [32]",
     ),
     "a moment of another dtype": (
-        lambda c: change_tensors(
-            c, OPTIMIZER, lambda t: t.update({"step.norm.gain": torch.tensor(4)})
-        ),
+        lambda c: change_tensors(c, OPTIMIZER, lambda t: t.update({"step.norm.gain": torch.tensor(4)})),
         f"{OPTIMIZER} has int64 [] for step.norm.gain, the model has float32 []",
     ),
     "a moment too few": (
@@ -126,7 +120,7 @@ CHECKPOINT_DAMAGE = {
 @pytest.mark.parametrize("name", CHECKPOINT_DAMAGE)
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, name):
     damage, said = CHECKPOINT_DAMAGE[name]
-    newest = RunFolder(run).newest()
+    newest = RunFolder(run).find_newest_checkpoint()
     damage(newest)
     refused = refusal(store, run)
     assert f"{newest}/" in refused
@@ -139,7 +133,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, 
 
 
 def test_a_checkpoint_under_another_name(store, run):
-    newest = RunFolder(run).newest()
+    newest = RunFolder(run).find_newest_checkpoint()
     newest.rename(newest.with_name("step_00000009"))
     assert "says step 4 and lies in the folder step_00000009" in refusal(store, run)
 
@@ -147,7 +141,7 @@ def test_a_checkpoint_under_another_name(store, run):
 def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
     for name in ("step_99999999", "step_100000000", "step_notes", "step_00000007.partial"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert RunFolder(tmp_path).newest().name == "step_100000000"
+    assert RunFolder(tmp_path).find_newest_checkpoint().name == "step_100000000"
 
 
 def test_without_checkpoints_a_run_begins_again_and_says_so(store, run, finished):
@@ -180,7 +174,7 @@ def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, said):
     assert f"{log}, {said}" in refused
     assert "Delete that line, or the whole log" in refused
     log.unlink()
-    shutil.rmtree(RunFolder(run).newest())
+    shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     run_training(store, run, SHORT, resume=True)
     assert [step for step, *_ in steps_of(run)] == [3, 4]
 

@@ -32,9 +32,7 @@ def home(tmp_path):
 
 
 def train(home, *words):
-    return run_command_line(
-        ["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, words)]
-    )
+    return run_command_line(["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, words)])
 
 
 def said_by(capsys, name):
@@ -45,10 +43,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
     assert train(home, *words, "--stop-at", 2) == 0
     out = capsys.readouterr().out
-    assert (
-        "order  packing first_fit of 256 tokens, longer documents are left out, shuffled, as "
-        in out
-    )
+    assert "order  packing first_fit of 256 tokens, longer documents are left out, shuffled, as " in out
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
@@ -79,13 +74,9 @@ def test_a_run_that_goes_on_tells_where_its_file_says_otherwise_now(home, capsys
 
 def test_options_win_over_the_file_and_that_is_said(home, capsys):
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
-    assert (
-        train(home, *words, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
-    )
+    assert train(home, *words, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
     (line,) = said_by(capsys, "order")
-    assert line.endswith(
-        "; --seq-len 64 wins over packing_length 256; --packing wrap wins over packing first_fit"
-    )
+    assert line.endswith("; --seq-len 64 wins over packing_length 256; --packing wrap wins over packing first_fit")
     settings = json.loads((home / "run/run.json").read_text())
     assert (settings["seq_len"], settings["order"]["packing"]) == (64, "wrap")
     assert open_store(home / "run/data").tokenizer.name == "train:300"
@@ -101,14 +92,9 @@ def test_what_is_too_long_can_be_kept_from_the_command_line(home, capsys):
 
 def test_unpacked_unshuffled_and_cut(home):
     text = (home / "sft.yaml").read_text()
-    text = text.replace("packing: true", "shuffle: false\n  filter_overlong: false").replace(
-        "256", "48"
-    )
+    text = text.replace("packing: true", "shuffle: false\n  filter_overlong: false").replace("256", "48")
     (home / "sft.yaml").write_text(text)
-    assert (
-        train(home, "--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1)
-        == 0
-    )
+    assert train(home, "--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1) == 0
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["order"] == {
         **UNSAID,
@@ -121,9 +107,7 @@ def test_unpacked_unshuffled_and_cut(home):
 
 def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, capsys):
     (home / "list.yaml").write_text("datasets: [{path: train.jsonl, weight: 0.5, name: sums}]")
-    (home / "trainer.yaml").write_text(
-        "modules: {trainer: {overrides: {sft_dataset_name: train.jsonl}}}"
-    )
+    (home / "trainer.yaml").write_text("modules: {trainer: {overrides: {sft_dataset_name: train.jsonl}}}")
     for name in ("list", "trainer"):
         words = [
             "--dataset-config",
@@ -136,9 +120,7 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
         assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
         out = capsys.readouterr().out
         assert f"{name}.yaml says nothing of it" in out
-        assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (
-            name == "list"
-        )
+        assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (name == "list")
     settings = json.loads((home / "list/run.json").read_text())
     assert settings["order"] == {
         **UNSAID,
@@ -152,9 +134,7 @@ def test_with_a_model_to_finetune(home, capsys):
     write_model(home / "llama", "llama")
     words = ["--init", home / "llama", "--dataset-config", home / "sft.yaml", "--out", home / "run"]
     text = (home / "sft.yaml").read_text().replace("  packing_length: 256\n", "")
-    (home / "sft.yaml").write_text(
-        text.replace("packing: true", "packing: true\n  filter_overlong: false")
-    )
+    (home / "sft.yaml").write_text(text.replace("packing: true", "packing: true\n  filter_overlong: false"))
     sizes = ["--global-batch-size", "2", "--max-iters", "2", "--device", "cpu"]
     assert run_command_line(["train", *map(str, words), *sizes]) == 0
     # A length nobody wrote is at most what the model takes.
@@ -166,9 +146,7 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
     """What lies below OUT before the run begins is its data, and nothing else may."""
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     (home / "run").mkdir()
-    assert (
-        run_command_line(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
-    )
+    assert run_command_line(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
     capsys.readouterr()
     assert train(home, *words) == 0
     assert "is prepared already" in capsys.readouterr().out
@@ -201,10 +179,5 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
     ],
 )
 def test_what_does_not_go(home, words, said, capsys):
-    assert (
-        run_command_line(
-            ["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]
-        )
-        != 0
-    )
+    assert run_command_line(["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]) != 0
     assert said in capsys.readouterr().err

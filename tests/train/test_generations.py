@@ -39,10 +39,7 @@ def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, words, tmp_pat
     capsys.readouterr()
     assert train("--data", store, "--out", halves, "--resume") == 0
     told = capsys.readouterr().out
-    assert (
-        f"The run was begun on generation 1 of {store} and goes on with it; the newest is 3."
-        in told
-    )
+    assert f"The run was begun on generation 1 of {store} and goes on with it; the newest is 3." in told
     assert "150 documents" in told
     assert steps_of(halves) == steps_of(whole)
 
@@ -73,9 +70,7 @@ def test_a_generation_can_be_asked_for(store, words, tmp_path, capsys):
     assert "has no generation 7; it has: 1, 2" in capsys.readouterr().err
 
 
-def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(
-    store, words, tmp_path, capsys
-):
+def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(store, words, tmp_path, capsys):
     assert train(*words, "--out", tmp_path / "one", "--stop-at", 3) == 0
     append_documents(store, {"val": counting_documents(9, 8)})
     assert train(*words, "--out", tmp_path / "two", "--stop-at", 3) == 0

@@ -28,7 +28,7 @@ HOLDS = """
 import sys, time
 from pathlib import Path
 from batchloom.train.run_folder import RunFolder
-with RunFolder(Path(sys.argv[1])).held():
+with RunFolder(Path(sys.argv[1])).lock():
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """
@@ -75,7 +75,7 @@ def tokens_of(out):
 
 
 def journal_of(out):
-    newest = RunFolder(out).newest()
+    newest = RunFolder(out).find_newest_checkpoint()
     return json.loads((newest / "state.json").read_text())["loader"]["edits"]
 
 
@@ -92,9 +92,7 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             edit = Edit(step=wait_for_step(process, out, 10) + 150, global_batch_size=2, note="n")
             found = edit_run(out, store.path, edit)
             assert (found.checkpoint, found.number) == (None, 1)
-            with pytest.raises(
-                PlanError, match=r"refused the edit.* Step 5 was given.* can change"
-            ):
+            with pytest.raises(PlanError, match=r"refused the edit.* Step 5 was given.* can change"):
                 edit_run(out, store.path, Edit(step=5, skip=1))
             other = max(edit.step + 5, wait_for_step(process, out, 10) + 150)
             asked = ["--data", str(store.path), "--at-step", str(other)]
@@ -106,10 +104,10 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
             last = wait_for_step(process, out, other + 30)
         finally:
-            os.kill(int(RunFolder(out).holder().split()[1]), signal.SIGKILL)
+            os.kill(int(RunFolder(out).read_holder().split()[1]), signal.SIGKILL)
             process.wait()
     killed = tokens_of(out)[:last]
-    assert RunFolder(out).newest() is None
+    assert RunFolder(out).find_newest_checkpoint() is None
     expected = tokens_by_plan(store, last, edit, Edit(step=other, ban={"data": range(8)}))
     assert killed == expected
     # No checkpoint had the edits: they are taken up again, once.
@@ -131,11 +129,9 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     assert f"edit   {path.name} is taken, and holds after 6 steps" in said
     assert any(f"{late.name} is refused: Step 2 was given" in line for line in said)
     assert "Step 2 was given" in json.loads(late.read_text())["refused"]
-    assert [
-        one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"
-    ] == [6]
+    assert [one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"] == [6]
     # As if the run had died before any checkpoint that has it; then after one.
-    shutil.rmtree(RunFolder(out).newest())
+    shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     for stop in (7, 9, 12):
         run_training(store, out, {"steps": 12}, resume=True, stop_at=stop)
         assert journal_of(out) == [json.loads(path.read_text())["taken"]]
@@ -171,7 +167,7 @@ def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, s
     run_training(store, out, {"steps": 12}, stop_at=4)
     path = leave_request(out, Edit(step=6, global_batch_size=6))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
-    shutil.rmtree(RunFolder(out).newest())
+    shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     with pytest.raises(TrainError, match=rf"took the edit in .*{path.name} before .*batch_size"):
         run_training(store, out, {"steps": 12, "batch_size": 4}, resume=True)
     path.write_text("{")
@@ -193,9 +189,9 @@ def test_a_run_is_held_until_its_process_dies(tmp_path, store):
         with pytest.raises(TrainError, match=r"no answer within 0\.3 s.* stays in .*delete it"):
             edit_run(out, store.path, edit, patience=0.3)
         with pytest.raises(TrainError, match="Give the folder of the run"):
-            edit_run(RunFolder(out).newest(), store.path, edit)
+            edit_run(RunFolder(out).find_newest_checkpoint(), store.path, edit)
         said = []
-        assert edit_run(out, store.path, edit, dry_run=True, say=said.append).checkpoint
+        assert edit_run(out, store.path, edit, dry_run=True, print_line=said.append).checkpoint
         assert "in use: what its newest checkpoint has not yet is left out" in said[0]
     run_training(store, out, {"steps": 12}, resume=True)
     assert len(journal_of(out)) == 1
@@ -205,8 +201,8 @@ def test_a_run_that_ends_meanwhile_is_edited_as_one_that_stands_still(tmp_path, 
     out, said = tmp_path / "run", []
     run_training(store, out, {"steps": 12}, stop_at=4)
     with holding(out, 1.5):
-        found = edit_run(out, store.path, Edit(step=4, skip=1), say=said.append)
-    assert found.checkpoint == RunFolder(out).newest()
+        found = edit_run(out, store.path, Edit(step=4, skip=1), print_line=said.append)
+    assert found.checkpoint == RunFolder(out).find_newest_checkpoint()
     assert said[1:] == ["The run ended meanwhile."]
     assert not list((out / "edits").iterdir())
     assert len(journal_of(out)) == 1
@@ -224,16 +220,14 @@ def test_a_ban_of_very_many_documents_is_kept_and_read_again(tmp_path, capfd):
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert path.stat().st_size > 1 << 19
     # Its answer is all that is left of it.
-    shutil.rmtree(RunFolder(out).newest())
+    shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert [len(entry["ban"]["data"]) for entry in journal_of(out)] == [60_000, 60_500]
     assert edit_run(out, store.path, Edit(step=9, skip=1)).number == 3
 
 
 @pytest.mark.slow
-def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_changes(
-    tmp_path, store
-):
+def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_changes(tmp_path, store):
     out, edit = tmp_path / "run", Edit(step=6, skip=1, note="x" * (1 << 27))
     run_training(store, out, {"steps": 12}, stop_at=4)
     with pytest.raises(PlanError, match=r"would have 134,\d+,\d+ bytes, .* up to 134,217,728: "):
@@ -319,7 +313,7 @@ def test_an_edit_that_no_step_follows_is_in_the_newest_checkpoint(tmp_path, stor
 def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path, store, dry_run):
     out, edit = tmp_path / "run", Edit(step=10, skip=1)
     run_training(store, out, {"steps": 12}, stop_at=4)
-    older = RunFolder(out).newest()
+    older = RunFolder(out).find_newest_checkpoint()
     leave_request(out, Edit(step=9, skip=1))
     for place in (out, older):
         with pytest.raises(StateError, match="It is taken up first"):
@@ -344,9 +338,7 @@ def test_an_answer_is_on_the_disk_before_the_next_step(tmp_path, store, monkeypa
     assert (path.parent, True) in synced
 
 
-def test_where_nothing_can_be_locked_the_warning_says_what_becomes_of_an_edit(
-    tmp_path, store, monkeypatch, caplog
-):
+def test_where_nothing_can_be_locked_the_warning_says_what_becomes_of_an_edit(tmp_path, store, monkeypatch, caplog):
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -61,7 +61,7 @@ def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, whole, t
     assert "resume from the checkpoint of step 40" in said
     assert steps_of(tmp_path / "run") == steps_of(reference)
     assert resumed.val_loss == outcome.val_loss
-    newest = [RunFolder(folder).newest() for folder in (reference, tmp_path / "run")]
+    newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes()
 
@@ -136,9 +136,9 @@ def test_no_file_of_a_run_is_a_pickle(whole):
     assert len(files) > 5
     for path in files:
         if path.suffix in (".json", ".jsonl"):
-            [json.loads(line) for line in path.read_text().splitlines()] if (
-                path.suffix == ".jsonl"
-            ) else json.loads(path.read_text())
+            [json.loads(line) for line in path.read_text().splitlines()] if (path.suffix == ".jsonl") else json.loads(
+                path.read_text()
+            )
         else:
             assert path.suffix in (".safetensors", ".png", ".lock")
             assert not path.read_bytes().startswith((b"\x80", b"PK"))
@@ -147,17 +147,15 @@ def test_no_file_of_a_run_is_a_pickle(whole):
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
         run_training(store, tmp_path / "run", {"lr": 1e12, "save_interval": 1})
-    newest = RunFolder(tmp_path / "run").newest()
-    assert newest is None or all(
-        math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run")
-    )
+    newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
+    assert newest is None or all(math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run"))
 
 
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
     """A rate so high that the first step, itself finite, overflows the weights."""
     with pytest.raises(TrainError, match=r"not finite after step 1 .*lower --lr"):
         run_training(store, tmp_path / "run", {"lr": 1e39, "save_interval": 1})
-    assert RunFolder(tmp_path / "run").newest() is None
+    assert RunFolder(tmp_path / "run").find_newest_checkpoint() is None
 
 
 def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
@@ -258,9 +256,7 @@ def one_step(store, out, batch_size, uneven="refuse"):
         run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
     gradients = {}
     for name, weight in run.model.named_parameters():
-        weight.register_post_accumulate_grad_hook(
-            lambda w, name=name: gradients.update({name: w.grad.clone()})
-        )
+        weight.register_post_accumulate_grad_hook(lambda w, name=name: gradients.update({name: w.grad.clone()}))
     # Rows of a short subset: some have far fewer trained tokens than others.
     loss, norm, _ = run_optimizer_step(run, run.loader[0], lr=0.0)
     return loss, norm, gradients

@@ -24,16 +24,12 @@ def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_vl", "qwen2_audio", pytest.param("llava", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio", pytest.param("llava", marks=pytest.mark.slow)])
 def test_a_handful_of_talks_is_learned(families, tmp_path, name):
     from transformers import AutoModelForMultimodalLM
 
     family = families[name]
-    outcome, said = family.train(
-        tmp_path / "run", {"steps": 24, "global_batch_size": 2, "batch_size": 1}
-    )
+    outcome, said = family.train(tmp_path / "run", {"steps": 24, "global_batch_size": 2, "batch_size": 1})
     found = losses(tmp_path / "run")
     assert found[-1] < found[0] / 2
     assert any("packed documents do not see each other" in line for line in said)
@@ -67,7 +63,7 @@ def test_a_run_that_goes_on_has_the_losses_of_one_that_was_not_stopped(families,
     family.train(tmp_path / "run", {"eval_interval": 0}, stop_at=3)
     family.train(tmp_path / "run", {"eval_interval": 0}, resume=True)
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
-    newest = [RunFolder(tmp_path / name).newest() for name in ("whole", "run")]
+    newest = [RunFolder(tmp_path / name).find_newest_checkpoint() for name in ("whole", "run")]
     first, second = (folder / "model.safetensors" for folder in newest)
     assert first.read_bytes() == second.read_bytes()
 
@@ -138,9 +134,7 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
     ]
     for words in commands:
         assert run_command_line(list(map(str, words))) == 0, words
-    assert f"batchloom train --data {store} --init FOLDER" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert f"batchloom train --data {store} --init FOLDER" in " ".join(capsys.readouterr().out.split())
     found = losses(tmp_path / "run")
     assert found[-1] < found[0] / 2
 

@@ -25,9 +25,7 @@ def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     optim = {"lr": 0.02, "weight_decay": 0.1, "warmup_steps": 2}
     config = {"seq_len": 320, "eval_interval": 0, **sizes, "optim": optim}
     loaders = [
-        batchloom.Loader(
-            family.store, seq_len=320, global_batch_size=4, packing="none", rank=rank, world_size=2
-        )
+        batchloom.Loader(family.store, seq_len=320, global_batch_size=4, packing="none", rank=rank, world_size=2)
         for rank in (0, 1)
     ]
     seen = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(6)]

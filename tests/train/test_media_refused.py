@@ -79,9 +79,7 @@ def test_a_model_that_sees_is_refused_for_text(families, tmp_path):
     file.write_text("".join(json.dumps({"text": f"Line {n}. " * 9}) + "\n" for n in range(60)))
     family = families["llava"]
     made = batchloom.prepare(file, out=tmp_path / "text", tokenizer=str(family.processor))
-    with pytest.raises(
-        InputError, match="no causal language model, and the store holds text alone"
-    ):
+    with pytest.raises(InputError, match="no causal language model, and the store holds text alone"):
         run_training(
             batchloom.open_store(made.path),
             tmp_path / "run",

@@ -64,11 +64,7 @@ def test_a_run_on_a_mixture_tells_its_shares_and_a_val_loss_of_each_source(mixtu
         (12, ["code", "web"]),
     ]
     assert outcome.val_loss == looks[-1]["loss"]
-    assert (
-        min(looks[-1]["sources"].values())
-        <= looks[-1]["loss"]
-        <= max(looks[-1]["sources"].values())
-    )
+    assert min(looks[-1]["sources"].values()) <= looks[-1]["loss"] <= max(looks[-1]["sources"].values())
 
 
 def test_a_run_goes_on_exactly_and_on_the_generations_it_was_begun_on(mixture, tmp_path):
@@ -85,10 +81,8 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     other = Mixture({"web": 1, "code": 1}, stores=mixture.stores)
     with pytest.raises(StateError, match=r"data\.mixture\.weights\.code was 0\.3 and is 1\.0"):
         run_mixture(other, tmp_path / "run", resume=True)
-    found = edit_run(
-        tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True
-    )
-    newest = RunFolder(tmp_path / "run").newest()
+    found = edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True)
+    newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     assert json.loads((newest / "state.json").read_text())["loader"]["edits"] == []
     assert "mix    math 100.00% of the sequences, after 8 steps" in found.after
     edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"))
@@ -98,7 +92,7 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     assert "2 edits in the journal, the last holds after 10 steps" in said
     entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
     assert [e["tokens"] for e in entries if e["step"] > 10] < [40] * 2
-    kept = json.loads((RunFolder(tmp_path / "run").newest() / "state.json").read_text())
+    kept = json.loads((RunFolder(tmp_path / "run").find_newest_checkpoint() / "state.json").read_text())
     assert [entry["step"] for entry in kept["loader"]["edits"]] == [8, 10]
     assert kept["loader"]["edits"][0]["note"] == "maths"
 
@@ -115,7 +109,7 @@ def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
     taken, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
     assert taken["taken"]["added"].keys() == {"math"}
     assert "refused" in refused
-    kept = json.loads((RunFolder(out).newest() / "state.json").read_text())
+    kept = json.loads((RunFolder(out).find_newest_checkpoint() / "state.json").read_text())
     assert kept["loader"]["edits"] == [taken["taken"]]
 
 
@@ -123,7 +117,7 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
     out = tmp_path / "run"
     with_none = {"steps": 3, "save_interval": 0}
     run_mixture(mixture, out, with_none, stop_at=3)
-    state = RunFolder(out).newest() / "state.json"
+    state = RunFolder(out).find_newest_checkpoint() / "state.json"
     before = state.read_bytes()
     for edit, error, words in (
         (Edit(step=2, weights={"web": 1}), PlanError, "Step 2 was done already"),
@@ -132,17 +126,13 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
     ):
         with pytest.raises(error, match=words):
             edit_run(out, mixture, edit)
-    without = Mixture(
-        {"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")}
-    )
+    without = Mixture({"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")})
     edit_run(out, mixture, Edit(step=5, weights={"math": 1}))
     with pytest.raises(StateError, match="adds source 'math' at step 5: give its store, too"):
         edit_run(out, without, Edit(step=7, skip=1))
     edited = state.read_bytes()
     state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
-    with pytest.raises(
-        StateError, match=r"edit 0 of the journal has another step, weights, added than"
-    ):
+    with pytest.raises(StateError, match=r"edit 0 of the journal has another step, weights, added than"):
         edit_run(out, mixture, Edit(step=7, skip=1))
     state.write_bytes(before.replace(b'"step": 3', b'"step": 4', 1))
     with pytest.raises(StateError, match="its check does not fit"):
@@ -150,14 +140,12 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
 
 
 def test_a_run_whose_source_runs_out_stops_and_says_so_before(mixture, tmp_path):
-    stop = Mixture(
-        {"math": 1}, stores=mixture.stores, exhausted="stop", sources={"math": SourceSpec(epochs=2)}
-    )
+    stop = Mixture({"math": 1}, stores=mixture.stores, exhausted="stop", sources={"math": SourceSpec(epochs=2)})
     outcome, said = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0})
     assert 3 < outcome.step < 50
     assert f"mix    math is exhausted after {outcome.step} steps: the run ends" in said
     assert f"The sources are exhausted after step {outcome.step} of 50; the run ends." in said
-    assert RunFolder(tmp_path / "run").newest().name == f"step_{outcome.step:08d}"
+    assert RunFolder(tmp_path / "run").find_newest_checkpoint().name == f"step_{outcome.step:08d}"
     again, _ = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)
     assert again.step == outcome.step
 

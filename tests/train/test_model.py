@@ -87,9 +87,7 @@ def test_packed_loss_on_a_hugging_face_llama(store, monkeypatch):
     ).eval()
 
     def scores(ids, positions):
-        return llama(
-            input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False
-        ).logits
+        return llama(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).logits
 
     alone, trained = loss_by_document(store, scores)
     packed, packed_trained = loss_packed(store, scores)
@@ -130,9 +128,7 @@ def test_flex_attention_has_the_same_mask():
     begins = torch.where(restarts, torch.arange(256), 0).cummax(1).values
     positions = torch.arange(256) - begins
     q, k, v = torch.randn(3, 2, 2, 256, 16, generator=generator).unbind(0)
-    wanted = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=make_attention_mask(positions)
-    )
+    wanted = functional.scaled_dot_product_attention(q, k, v, attn_mask=make_attention_mask(positions))
     given = flex_attention(q, k, v, block_mask=make_flex_mask(positions))
     torch.testing.assert_close(given, wanted)
 
@@ -147,8 +143,7 @@ def test_weight_decay_is_for_matrices_only(model):
 def test_first_weights_follow_from_the_seed_alone():
     shape = ModelSettings(layers=1, heads=2, width=16)
     one, same, *others = (
-        GPT(shape, 64, seed).embedding.weight
-        for seed in (5, 5, 6, -5, 5 + 2**32, 5 + 2**64, 2**128 - 1)
+        GPT(shape, 64, seed).embedding.weight for seed in (5, 5, 6, -5, 5 + 2**32, 5 + 2**64, 2**128 - 1)
     )
     assert torch.equal(one, same)
     assert not any(torch.equal(one, other) for other in others)

@@ -103,7 +103,7 @@ def test_resuming_is_the_same_to_the_last_bit(store, llama, whole, tmp_path):
     assert "resume from the checkpoint of step 10" in said
     assert steps_of(tmp_path / "run") == steps_of(reference)
     assert resumed.val_loss == outcome.val_loss
-    newest = [RunFolder(folder).newest() for folder in (reference, tmp_path / "run")]
+    newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
     names = [folder / "model.safetensors" for folder in newest]
     names += [folder / "model" / "model.safetensors" for folder in (reference, tmp_path / "run")]
     assert len({file.read_bytes()[-4096:] for file in names[:2]}) == 1
@@ -137,9 +137,7 @@ def test_models_that_mix_packed_documents_are_refused(store, tmp_path, kind):
     write_model(tmp_path / "m", kind)
     if kind in APART:
         outcome, _ = finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
-        assert packed_loss(outcome.model, store) == pytest.approx(
-            single_loss(outcome.model, store), rel=1e-5
-        )
+        assert packed_loss(outcome.model, store) == pytest.approx(single_loss(outcome.model, store), rel=1e-5)
         return
     with pytest.raises(TrainError, match=r"ForCausalLM with .* see each other.*--packing none"):
         finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
@@ -203,9 +201,7 @@ def test_a_loss_in_parts_is_the_loss(monkeypatch):
     monkeypatch.setattr(pretrained, "_MAX_SCORES", 50 * 7)
     parts = compute_summed_loss(head, hidden, targets)
     assert parts.detach().item() == pytest.approx(whole.detach().item(), rel=1e-6)
-    for found, gradient in zip(
-        torch.autograd.grad(parts, (hidden, head.weight, head.bias)), wanted, strict=True
-    ):
+    for found, gradient in zip(torch.autograd.grad(parts, (hidden, head.weight, head.bias)), wanted, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
     nothing = compute_summed_loss(head, hidden[:0], targets[:0])
     assert nothing.detach().item() == 0
@@ -234,7 +230,7 @@ def test_weights_come_back_in_the_dtype_they_came_in(store, tmp_path):
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights
     # The steps themselves were taken in float32.
-    kept = load_file(RunFolder(tmp_path / "run").newest() / "model.safetensors")
+    kept = load_file(RunFolder(tmp_path / "run").find_newest_checkpoint() / "model.safetensors")
     assert {weight.dtype for weight in kept.values()} == {torch.float32}
 
 
@@ -392,9 +388,7 @@ def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, wo
 
 
 def test_defaults_of_finetuning_go_under_a_configuration():
-    plain = apply_finetuning_defaults(
-        {"model": {"init": "m"}, "optim": {"lr": 2e-4}, "steps": 7}, 1024
-    )
+    plain = apply_finetuning_defaults({"model": {"init": "m"}, "optim": {"lr": 2e-4}, "steps": 7}, 1024)
     settings = make_settings(plain, {})
     assert (settings.steps, settings.seq_len) == (7, 1024)
     assert (settings.optim.lr, settings.optim.weight_decay) == (2e-4, 0.0)

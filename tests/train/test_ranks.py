@@ -43,9 +43,7 @@ def test_two_ranks_train_as_one(tmp_path, config):
     run_training(store, out, {"steps": 12}, resume=True)
     both, reference = steps_of(out), steps_of(alone)
     assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
-    assert [loss for _, loss, *_ in both] == pytest.approx(
-        [loss for _, loss, *_ in reference], abs=1e-4
-    )
+    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
 
     ranks = [np.load(tmp_path / f"rank{rank}.npy") for rank in (0, 1)]
     whole = Loader(store, seq_len=32, global_batch_size=4, steps=12, output="numpy")
@@ -70,9 +68,7 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     run_training(store, out, {"steps": 12, "global_batch_size": 5}, resume=True)
     both, reference = steps_of(out), steps_of(alone)
     assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
-    assert [loss for _, loss, *_ in both] == pytest.approx(
-        [loss for _, loss, *_ in reference], abs=1e-4
-    )
+    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
     logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     measured = [entry for entry in logged if "imbalance" in entry]
     assert len(measured) == 6
@@ -185,15 +181,11 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(3, "went on"), (0, "TrainError: Rank 1 waited for the others in vain")]
-)
+@pytest.mark.parametrize(("seconds", "said"), [(3, "went on"), (0, "TrainError: Rank 1 waited for the others in vain")])
 def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, said):
     script = tmp_path / "slow_first.py"
     script.write_text(SLOW_FIRST)
-    with start_processes(
-        script, tmp_path / "meet", seconds, environments=rank_environments()
-    ) as processes:
+    with start_processes(script, tmp_path / "meet", seconds, environments=rank_environments()) as processes:
         first, other = (one.wait() for one in processes)
     assert said in other.stdout + other.stderr
     assert first.returncode == (0 if seconds else 7)

@@ -22,9 +22,7 @@ def test_shipped_configurations_load():
     for name in list_model_names():
         settings = make_settings(load_named_config(name), {})
         assert make_settings(to_plain(settings), {}) == settings
-        assert compute_accumulation_steps(settings, 1) * (
-            settings.batch_size or settings.global_batch_size
-        )
+        assert compute_accumulation_steps(settings, 1) * (settings.batch_size or settings.global_batch_size)
 
 
 def test_every_problem_is_told_with_its_path():
@@ -89,9 +87,7 @@ def test_absurd_shapes_are_refused_by_their_bound():
     assert caught.value.problems == ("optim.lr: a whole number too large for a float",)
     with pytest.raises(SettingsError) as caught:
         make_settings({"model": shape}, {})
-    assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        f"model.{name}" for name in shape
-    ]
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [f"model.{name}" for name in shape]
 
 
 def test_what_is_asked_for_mends_the_configuration():

@@ -36,9 +36,7 @@ def lines(tmp_path_factory):
 def run_stream(lines, out, changes=None, *, resume=False, stop_at=None, **request):
     said = []
     options = StreamOptions(**{"workers": 0, **request.pop("options", {})})
-    asked = StreamRequest(
-        inputs=(str(lines),), options=options, **{"tokenizer": "bytes", **request}
-    )
+    asked = StreamRequest(inputs=(str(lines),), options=options, **{"tokenizer": "bytes", **request})
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
         settings = make_settings(PLAIN, {"steps": 20, **(changes or {})})
@@ -59,20 +57,14 @@ def test_a_run_on_a_stream_learns_and_goes_on_exactly(tmp_path, lines):
 
 
 def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
-    _, said = run_stream(
-        lines, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"}
-    )
+    _, said = run_stream(lines, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"})
     assert any("is the store of the inputs" in line for line in said)
-    batchloom.prepare(
-        lines, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False
-    )
+    batchloom.prepare(lines, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False)
     manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
     more = tmp_path / "more.jsonl"
     more.write_text(lines.read_text() * 10)
-    _, said = run_stream(
-        more, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"}
-    )
+    _, said = run_stream(more, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"})
     assert any("0 of 1 units of the input are kept" in line for line in said)
 
 
@@ -83,10 +75,7 @@ def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
     assert not any("is unfinished" in line for line in said)
     _, said = run_stream(lines, out, resume=True)
     command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --no-balance-subsets --out {kept}"
-    assert (
-        f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it"
-        in said
-    )
+    assert f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it" in said
     assert run_command_line(shlex.split(command)[1:]) == 0
     _, said = run_stream(lines, out, {"steps": 22}, resume=True)
     assert not any("is unfinished" in line for line in said)
@@ -130,7 +119,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
         ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c goes with --stream"),
-        ({"stream": ("b",), "gone": ("c",)}, "--gone: goes with --data and --mixture only"),
+        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--gone: goes with --data and --mixture only"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem):
@@ -152,6 +141,4 @@ def test_two_ranks_gather_their_state(tmp_path, lines):
     run_stream(lines, tmp_path / "one", {"steps": 10})
     both, alone = (steps_of(tmp_path / name) for name in ("two", "one"))
     assert [tokens for *_, tokens in both] == [tokens for *_, tokens in alone]
-    assert [loss for _, loss, *_ in both] == pytest.approx(
-        [loss for _, loss, *_ in alone], abs=1e-4
-    )
+    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in alone], abs=1e-4)

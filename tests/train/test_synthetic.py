@@ -58,9 +58,7 @@ def test_every_line_of_a_run_says_synthetic(config, tmp_path, capsys):
     assert "real" not in said.out
     entries = read_log(out / "log.jsonl")
     assert {entry["origin"].split()[0] for entry in entries} == {"source=synthetic"}
-    assert json.loads((out / "run.json").read_text())["data"]["name"] == TEXT.replace(
-        ",kind", ",seed=0,kind"
-    )
+    assert json.loads((out / "run.json").read_text())["data"]["name"] == TEXT.replace(",kind", ",seed=0,kind")
 
 
 def test_a_prepared_store_of_it_says_so_too(config, tmp_path, capsys):
@@ -90,9 +88,7 @@ def test_real_data_is_told(config, tmp_path, capsys, monkeypatch, path):
 
 
 @pytest.mark.parametrize("option", ["--data", "--input-file"])
-def test_what_is_absent_stands_aside_only_where_asked(
-    config, tmp_path, capsys, monkeypatch, option
-):
+def test_what_is_absent_stands_aside_only_where_asked(config, tmp_path, capsys, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     words = [option, "nowhere", "--config-file", config, "--out", "run"]
     assert train(*words) == 1
@@ -232,11 +228,7 @@ def test_two_ranks_of_synthetic_data(tmp_path, config, name):
         rows = whole[step]["input_ids"]
         assert (one[step] == rows[:2]).all()
         assert (two[step] == (rows[:2] if name == "dummy" else rows[2:])).all()
-    assert all(
-        entry["trained"] <= entry["tokens"]
-        for entry in read_log(out / "log.jsonl")
-        if entry["kind"] == "step"
-    )
+    assert all(entry["trained"] <= entry["tokens"] for entry in read_log(out / "log.jsonl") if entry["kind"] == "step")
 
 
 def test_ranks_of_which_some_have_the_data_are_refused(tmp_path, config):

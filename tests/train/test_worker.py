@@ -52,7 +52,7 @@ def words(store, folder, steps, *more):
 
 def check_once(store, folder, steps):
     """Require every sequence of the run's steps once in what its weights have seen, and no other."""
-    newest = RunFolder(folder / "run").newest()
+    newest = RunFolder(folder / "run").find_newest_checkpoint()
     done, state, _ = read_checkpoint_state(newest)
     assert done == steps
     padded = BatchOptions(uneven="pad")
@@ -69,9 +69,7 @@ def check_once(store, folder, steps):
         assert len(rows) == 2 * lines[0]["world"]
         seen += rows
     assert state["position"] == len(seen) == len(set(seen)) < len(store)
-    logged = [
-        one["step"] for one in read_log(folder / "run" / "log.jsonl") if one["kind"] == "step"
-    ]
+    logged = [one["step"] for one in read_log(folder / "run" / "log.jsonl") if one["kind"] == "step"]
     assert logged == list(range(1, steps + 1))
     return history
 
@@ -145,7 +143,7 @@ def test_a_run_goes_on_with_other_workers_and_after_a_kill(tmp_path):
         for rank in (second, first):
             rank.send_signal(signal.SIGKILL)
             rank.wait()
-    done = read_checkpoint_state(RunFolder(tmp_path / "run").newest())[0]
+    done = read_checkpoint_state(RunFolder(tmp_path / "run").find_newest_checkpoint())[0]
     assert done >= 12
     (alone,) = run_ranks(*words(store, tmp_path, done + 5, "--save-interval", 3), ranks=1)
     assert alone.returncode == 0, alone.stderr
@@ -193,7 +191,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
         step = until("a node is lost", made(1, old), both)
         first.process.send_signal(signal.SIGTERM)
         first.process.wait(PATIENCE)
-    newest = RunFolder(tmp_path / "run").newest()
+    newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     done = read_checkpoint_state(newest)[0]
     assert done >= step
     # Asked politely it saved the step it was at.
@@ -286,9 +284,7 @@ def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all("source=synthetic" in line for line in lines)
     assert any(
-        line.startswith(
-            "worker w1 (rank 0 of 1)  2 sequences of each step (the same as each other); "
-        )
+        line.startswith("worker w1 (rank 0 of 1)  2 sequences of each step (the same as each other); ")
         and "effective global batch 2 = 2 local x 1 worker; steps 1 to 2" in line
         for line in lines
     )

@@ -15,9 +15,7 @@ if __name__ == "__main__":
     kept, store, *arguments = words
     code = run_command_line(arguments)
     if code == 0:
-        loader = Loader(
-            open_store(store), seq_len=32, global_batch_size=4, steps=12, output="numpy"
-        )
+        loader = Loader(open_store(store), seq_len=32, global_batch_size=4, steps=12, output="numpy")
         rows = np.stack([batch["input_ids"] for batch in loader])
         np.save(Path(kept) / f"rank{os.environ['RANK']}.npy", rows)
     sys.exit(code)

@@ -52,14 +52,15 @@ def attach(accelerator: Any, loader: Loader) -> None:
             "takes an Accelerator of its own."
         )
     spec = loader.spec
-    read, wanted = (
+    loader_share, process_share = (
         (spec.rank, spec.world_size),
         (accelerator.process_index, accelerator.num_processes),
     )
-    if read != wanted:
+    if loader_share != process_share:
         raise TrainError(
-            f"The loader reads the share of rank {read[0]} of {read[1]} and this is process {wanted[0]} of "
-            f"{wanted[1]}: make it after the Accelerator, with rank=accelerator.process_index and "
+            f"The loader reads the share of rank {loader_share[0]} of {loader_share[1]} and this is process "
+            f"{process_share[0]} of "
+            f"{process_share[1]}: make it after the Accelerator, with rank=accelerator.process_index and "
             "world_size=accelerator.num_processes."
         )
     if loader.streamed and accelerator.num_processes > 1:
@@ -69,11 +70,11 @@ def attach(accelerator: Any, loader: Loader) -> None:
             "(batchloom.streaming.merge_states of every process's loader.state_dict())."
         )
     _check_not_prepared(accelerator)
-    kept = _LoaderState(accelerator, loader)
-    kept.check_accumulation()
+    loader_state = _LoaderState(accelerator, loader)
+    loader_state.check_accumulation()
     require_agreement(loader)
-    _LOADER_STATES[accelerator] = kept
-    accelerator.register_for_checkpointing(kept)
+    _LOADER_STATES[accelerator] = loader_state
+    accelerator.register_for_checkpointing(loader_state)
 
 
 def require_isolation(accelerator: Any, model: Any, loader: Loader) -> None:
@@ -94,10 +95,10 @@ def _merge_parts(parts: list[Batch]) -> dict[str, Any]:
 
 def _check_not_prepared(accelerator: Any) -> None:
     """Refuse a loader's batches that went through ``prepare``."""
-    for prepared in accelerator._dataloaders:  # noqa: SLF001 - it has no public way to ask for them
-        given = prepared.dataset
+    for dataloader in accelerator._dataloaders:  # noqa: SLF001 - it has no public way to ask for them
+        dataset = dataloader.dataset
         # Of several processes Accelerate has an iterable dataset in one of its own.
-        if isinstance(getattr(given, "dataset", given), LoaderDataset | LoaderIterable):
+        if isinstance(getattr(dataset, "dataset", dataset), LoaderDataset | LoaderIterable):
             raise TrainError(
                 "accelerator.prepare was given a DataLoader of a Loader's batches, which it deals anew, each to one "
                 "process alone: they are this process's share already. Leave it out of prepare and iterate it as it is."
@@ -111,14 +112,14 @@ class _LoaderState:
     Attributes:
         step: the steps trained, while :func:`save_checkpoint` or :func:`load_newest_checkpoint` are at it; None where
             nobody says.
-        done: the steps done by the state that was loaded last.
+        steps_done: the steps done by the state that was loaded last.
     """
 
     def __init__(self, accelerator: Any, loader: Loader) -> None:
         # Weakly: what is kept of an accelerator is kept as long as that is.
         self._accelerator, self._loader = proxy(accelerator), loader
         self.step: int | None = None
-        self.done = 0
+        self.steps_done = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's place before the step.
@@ -131,10 +132,11 @@ class _LoaderState:
         if not self._loader.streamed:
             return self._loader.state_at(self.step)
         state = self._loader.state_dict()
-        there = state["position"] // self._loader.plan.spec.global_batch_size
-        if there != self.step:
+        stream_step = state["position"] // self._loader.plan.spec.global_batch_size
+        if stream_step != self.step:
             raise TrainError(
-                f"checkpoint-{self.step} is to be saved and {there} steps of the stream were given: save it with the "
+                f"checkpoint-{self.step} is to be saved and {stream_step} steps of the stream were given: save it "
+                "with the "
                 "number of steps trained, before the next batch is asked for."
             )
         return state
@@ -149,16 +151,17 @@ class _LoaderState:
         if self.step is None:
             self._loader.load_state_dict(state)
         else:
-            self.done = resume_loader(self._loader, state, f"checkpoint-{self.step}", self.step)
+            self.steps_done = resume_loader(self._loader, state, f"checkpoint-{self.step}", self.step)
         self.check_accumulation()
 
     def check_accumulation(self) -> None:
         """Refuse steps of other passes than the accelerator does."""
         share = make_run_share(self._loader, self._loader.next_step)
-        if (asked := self._accelerator.gradient_accumulation_steps) != share.passes:
+        if (accumulation_steps := self._accelerator.gradient_accumulation_steps) != share.passes:
             raise TrainError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
-                f"and the Accelerator was made with gradient_accumulation_steps={asked}: the optimizer would step "
+                f"and the Accelerator was made with gradient_accumulation_steps={accumulation_steps}: the optimizer "
+                "would step "
                 f"elsewhere. Give it {share.passes}, or the loader another micro_batch_size."
             )
 
@@ -180,12 +183,12 @@ _LOADER_STATES: WeakKeyDictionary[Any, _LoaderState] = WeakKeyDictionary()
 @contextmanager
 def _at_step(accelerator: Any, step: int) -> Iterator[_LoaderState]:
     """The place of an accelerator's loader, which is to be that before a step."""
-    place = _get_loader_state(accelerator)
-    place.step = step
+    loader_state = _get_loader_state(accelerator)
+    loader_state.step = step
     try:
-        yield place
+        yield loader_state
     finally:
-        place.step = None
+        loader_state.step = None
 
 
 def _get_loader_state(accelerator: Any) -> _LoaderState:
@@ -220,8 +223,8 @@ def save_checkpoint(accelerator: Any, folder: Path, step: int) -> Path:
         OutputError: the folder cannot be written.
         TrainError: no loader is attached, or its batches went through ``prepare``; or a stream has given other steps.
     """
-    with _at_step(accelerator, step), writing_checkpoint(folder, step) as aside:
-        accelerator.save_state(str(aside))
+    with _at_step(accelerator, step), writing_checkpoint(folder, step) as partial_folder:
+        accelerator.save_state(str(partial_folder))
     return folder / f"checkpoint-{step}"
 
 
@@ -239,14 +242,14 @@ def load_newest_checkpoint(accelerator: Any, folder: Path) -> int:
     from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach asked for
 
     _get_loader_state(accelerator)
-    found = find_newest_checkpoint(folder)
-    if found is None:
+    checkpoint = find_newest_checkpoint(folder)
+    if checkpoint is None:
         return 0
-    with _at_step(accelerator, parse_checkpoint_step(found)) as place:
+    with _at_step(accelerator, parse_checkpoint_step(checkpoint)) as loader_state:
         try:
-            accelerator.load_state(str(found))
+            accelerator.load_state(str(checkpoint))
         except BatchloomError:
             raise
         except (*_DAMAGED_STATE_ERRORS, SafetensorError) as error:
-            raise unusable_checkpoint_error(found, error) from error
-    return place.done
+            raise unusable_checkpoint_error(checkpoint, error) from error
+    return loader_state.steps_done

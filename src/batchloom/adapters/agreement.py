@@ -41,12 +41,15 @@ def require_agreement(
         TrainError: on every rank: versions, stores, settings, edits or steps differ (names the first that differs, and
             both values), the loader is of another number of ranks, or one share is read in place of another.
     """
-    said = _describe_rank(loader)
-    said["equal"] |= also or {}
-    heard = [said]
+    description = _describe_rank(loader)
+    description["equal"] |= also or {}
+    rank_descriptions = [description]
     if dist.is_available() and dist.is_initialized():
-        heard = [json.loads(one) for one in all_gather_bytes(json.dumps(said).encode(), group)]
-    if (problem := find_disagreement(heard, world_size)) is not None:
+        rank_descriptions = [
+            json.loads(encoded_description)
+            for encoded_description in all_gather_bytes(json.dumps(description).encode(), group)
+        ]
+    if (problem := find_disagreement(rank_descriptions, world_size)) is not None:
         raise TrainError(problem)
 
 
@@ -75,52 +78,57 @@ def _describe_rank(loader: Loader) -> dict[str, Any]:
     }
 
 
-def find_disagreement(heard: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
+def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
     """Which of the ranks says something else than the first, and what; None where all fit together.
 
     Args:
-        heard: what each says.
+        rank_descriptions: what each says.
         world_size: how many shares they read; None for one each.
     """
-    first = flatten_values(heard[0]["equal"])
-    for rank, said in enumerate(heard):
-        other = flatten_values(said["equal"])
+    first_values = flatten_values(rank_descriptions[0]["equal"])
+    for rank, description in enumerate(rank_descriptions):
+        values = flatten_values(description["equal"])
         names = [
             name
-            for name in sorted({*first, *other})
-            if first.get(name, "nothing") != other.get(name, "nothing")
+            for name in sorted({*first_values, *values})
+            if first_values.get(name, "nothing") != values.get(name, "nothing")
         ]
         # The fingerprint follows from the others, and says least.
         names.sort(key=lambda name: name == "fingerprint")
         if names:
-            shown = "; ".join(
-                f"{name} is {first.get(name, 'nothing')!r} on rank 0 and {other.get(name, 'nothing')!r} on rank {rank}"
+            differences = "; ".join(
+                f"{name} is {first_values.get(name, 'nothing')!r} on rank 0 and {values.get(name, 'nothing')!r} on "
+                f"rank {rank}"
                 for name in names[:_MAX_LISTED]
             )
-            more = (
-                f", and {len(names) - _MAX_LISTED} more differ" if len(names) > _MAX_LISTED else ""
-            )
+            omitted_note = f", and {len(names) - _MAX_LISTED} more differ" if len(names) > _MAX_LISTED else ""
             return (
-                f"The ranks do not read the same: {shown}{more}. Give every rank the same store, settings, "
+                f"The ranks do not read the same: {differences}{omitted_note}. Give every rank the same store, "
+                "settings, "
                 "checkpoint and version of batchloom."
             )
-    return _find_share_problem([tuple(said["place"]) for said in heard], world_size or len(heard))
+    return _find_share_problem(
+        [tuple(description["place"]) for description in rank_descriptions], world_size or len(rank_descriptions)
+    )
 
 
-def _find_share_problem(places: Sequence[tuple[int, int]], world_size: int) -> str | None:
+def _find_share_problem(shares: Sequence[tuple[int, int]], world_size: int) -> str | None:
     """Why ranks in these places, which are of one world, do not read all of it, each share as often as any other."""
-    rank, theirs = places[0]
-    if theirs != world_size:
+    rank, loader_world_size = shares[0]
+    if loader_world_size != world_size:
         return (
-            f"The Loader reads the share of rank {rank} of {theirs}, and world_size is {world_size}: of a step "
+            f"The Loader reads the share of rank {rank} of {loader_world_size}, and world_size is {world_size}: of "
+            "a step "
             f"the rest would be left out, or read twice. {_REMEDY}"
         )
-    each = len(places) // world_size
-    for rank, place in enumerate(places):
-        before = [other for other in range(rank) if places[other] == place]
+    ranks_per_share = len(shares) // world_size
+    for rank, share in enumerate(shares):
+        earlier_ranks = [earlier_rank for earlier_rank in range(rank) if shares[earlier_rank] == share]
         # One process alone may be any of those that nobody can ask.
-        if each and len(before) >= each:
-            return f"Ranks {before[0]} and {rank} both read the share of rank {place[0]} of {place[1]}. {_REMEDY}"
+        if ranks_per_share and len(earlier_ranks) >= ranks_per_share:
+            return (
+                f"Ranks {earlier_ranks[0]} and {rank} both read the share of rank {share[0]} of {share[1]}. {_REMEDY}"
+            )
     return None
 
 
@@ -134,23 +142,22 @@ def flatten_values(plain: Any, path: str = "") -> dict[str, Any]:
     """The leaves of plain values by their paths."""
     if not isinstance(plain, dict):
         return {path: plain}
-    inner = ((f"{path}.{name}" if path else name, value) for name, value in plain.items())
-    return {leaf: value for name, one in inner for leaf, value in flatten_values(one, name).items()}
+    branches = ((f"{path}.{name}" if path else name, value) for name, value in plain.items())
+    return {leaf: value for name, branch in branches for leaf, value in flatten_values(branch, name).items()}
 
 
-def all_gather_bytes(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """What every rank of a group said, in the order of the ranks, the same on every rank; no pickle is read."""
     size, device = dist.get_world_size(group), get_collective_device(group)
     sizes = torch.zeros(size, dtype=torch.int64, device=device)
-    sizes[dist.get_rank(group)] = len(said)
+    sizes[dist.get_rank(group)] = len(message)
     dist.all_reduce(sizes, group=group)
-    mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    heard = [torch.zeros_like(mine, device=device) for _ in range(size)]
-    dist.all_gather(heard, mine.to(device), group=group)
+    send_buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+    send_buffer[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    receive_buffers = [torch.zeros_like(send_buffer, device=device) for _ in range(size)]
+    dist.all_gather(receive_buffers, send_buffer.to(device), group=group)
     return [
-        one.cpu().numpy().tobytes()[:length]
-        for one, length in zip(heard, sizes.tolist(), strict=True)
+        buffer.cpu().numpy().tobytes()[:length] for buffer, length in zip(receive_buffers, sizes.tolist(), strict=True)
     ]
 
 

@@ -25,30 +25,26 @@ def parse_checkpoint_step(checkpoint: Path) -> int:
     Raises:
         StateError: it has no such name.
     """
-    found = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
-    if found is None:
-        raise StateError(
-            f"{checkpoint} is no checkpoint: one is a folder named checkpoint-N, after N steps."
-        )
-    return int(found[1])
+    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise StateError(f"{checkpoint} is no checkpoint: one is a folder named checkpoint-N, after N steps.")
+    return int(match[1])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, the oldest first; what a killed run left unfinished is none."""
     if not folder.is_dir():
         return []
-    found = [
-        path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()
-    ]
-    return sorted(found, key=parse_checkpoint_step)
+    checkpoints = [path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(checkpoints, key=parse_checkpoint_step)
 
 
 def find_newest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in a folder as rank 0 sees it; every rank calls it."""
-    found = [path.name for path in list_checkpoints(folder)[-1:]]
+    names = [path.name for path in list_checkpoints(folder)[-1:]]
     if dist.is_initialized():
-        found = json.loads(all_gather_bytes(json.dumps(found).encode())[0])
-    return folder / found[0] if found else None
+        names = json.loads(all_gather_bytes(json.dumps(names).encode())[0])
+    return folder / names[0] if names else None
 
 
 def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
@@ -66,12 +62,13 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
         StateError: it is of another plan or store (names each field that differs), or stands before another step.
     """
     loader.load_state_dict(state)
-    there = loader.next_step
+    state_step = loader.next_step
     if not loader.streamed:
-        there = loader.plan.orders.course.step_at(state["position"])[0]
-    if there != step:
+        state_step = loader.plan.orders.course.step_at(state["position"])[0]
+    if state_step != step:
         raise StateError(
-            f"{name} holds the loader's place before step {there}: it was renamed, or saved with another number of "
+            f"{name} holds the loader's place before step {state_step}: it was renamed, or saved with another "
+            "number of "
             "steps than were trained. Go on from another checkpoint."
         )
     return loader.next_step
@@ -79,9 +76,10 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
 
 def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateError:
     """What is raised where a checkpoint's files cannot be read, or do not fit."""
-    said = " ".join(str(fault).split())[:300]
+    message = " ".join(str(fault).split())[:300]
     return StateError(
-        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {said}. It was saved of another model or optimizer, "
+        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {message}. It was saved of another model or "
+        "optimizer, "
         "or is damaged: give those it was saved of, or delete the folder to go on from the one before."
     )
 
@@ -93,52 +91,52 @@ def writing_checkpoint(folder: Path, step: int) -> Iterator[Path]:
     Raises:
         OutputError: the folder cannot be made, or cannot get its name.
     """
-    aside = begin_checkpoint(folder, step)
-    yield aside
-    commit_checkpoint(aside)
+    partial_folder = begin_checkpoint(folder, step)
+    yield partial_folder
+    commit_checkpoint(partial_folder)
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
     """The empty folder that :func:`commit_checkpoint` gives its name; every rank calls it."""
     path = folder / f"checkpoint-{step}"
-    aside = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
     if _is_first_rank():
-        with wrap_os_errors("write", aside):
-            for left in (aside, _replaced_path(path)):
-                shutil.rmtree(left, ignore_errors=True)
-            aside.mkdir(parents=True)
+        with wrap_os_errors("write", partial_folder):
+            for stale_folder in (partial_folder, _make_replaced_path(path)):
+                shutil.rmtree(stale_folder, ignore_errors=True)
+            partial_folder.mkdir(parents=True)
     barrier()
-    return aside
+    return partial_folder
 
 
-def commit_checkpoint(aside: Path) -> Path:
+def commit_checkpoint(partial_folder: Path) -> Path:
     """Give a checkpoint its name, when all ranks have written their part; every rank calls it."""
     barrier()
-    path = aside.with_name(aside.name.removesuffix(PARTIAL_SUFFIX))
+    path = partial_folder.with_name(partial_folder.name.removesuffix(PARTIAL_SUFFIX))
     if _is_first_rank():
         with wrap_os_errors("write", path):
             # What a folder of names needs, a file of bytes does.
-            for one in (*aside.rglob("*"), aside):
-                sync_folder(one)
+            for entry in (*partial_folder.rglob("*"), partial_folder):
+                sync_folder(entry)
             # Of the same step, from a run that went on from an earlier one: it goes when the new one is there.
             if path.exists():
-                path.rename(_replaced_path(path))
-            aside.rename(path)
+                path.rename(_make_replaced_path(path))
+            partial_folder.rename(path)
         sync_folder(path.parent)
-        shutil.rmtree(_replaced_path(path), ignore_errors=True)
+        shutil.rmtree(_make_replaced_path(path), ignore_errors=True)
     barrier()
     return path
 
 
-def _replaced_path(path: Path) -> Path:
+def _make_replaced_path(path: Path) -> Path:
     """What the checkpoint that another takes the place of is called meanwhile."""
     return path.with_name(f"{path.name}.former{PARTIAL_SUFFIX}")
 
 
-def remove_old_checkpoints(folder: Path, most: int) -> None:
-    """Remove all checkpoints but the newest ``most``."""
+def remove_old_checkpoints(folder: Path, max_checkpoints: int) -> None:
+    """Remove all checkpoints but the newest ``max_checkpoints``."""
     if _is_first_rank():
-        for path in list_checkpoints(folder)[:-most]:
+        for path in list_checkpoints(folder)[:-max_checkpoints]:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -153,10 +151,10 @@ def discard_later_checkpoints(folder: Path, step: int) -> None:
     if _is_first_rank():
         for path in list_checkpoints(folder):
             if parse_checkpoint_step(path) > step:
-                aside = path.with_name(f"{path.name}.abandoned")
+                abandoned_path = path.with_name(f"{path.name}.abandoned")
                 with wrap_os_errors("rename", path):
-                    shutil.rmtree(aside, ignore_errors=True)
-                    path.rename(aside)
+                    shutil.rmtree(abandoned_path, ignore_errors=True)
+                    path.rename(abandoned_path)
     barrier()
 
 

@@ -34,9 +34,9 @@ def init_process_group() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at DeepSpeed's import
     import deepspeed  # noqa: PLC0415 - behind the line above
 
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    single_process_env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
-        os.environ.update(alone, MASTER_PORT="0")
+        os.environ.update(single_process_env, MASTER_PORT="0")
     deepspeed.init_distributed()
 
 
@@ -48,7 +48,7 @@ def make_batch_size_config(loader: Loader) -> dict[str, int]:
     """
     share = make_run_share(loader, loader.next_step)
     return {
-        "train_batch_size": share.rows * share.place.world_size,
+        "train_batch_size": share.rows * share.placement.world_size,
         "train_micro_batch_size_per_gpu": share.micro_batch_size,
         "gradient_accumulation_steps": share.passes,
     }
@@ -62,14 +62,14 @@ def check_engine(engine: Any, loader: Loader) -> None:
         TrainError: the engine has other sizes, ranks, or reads its data by itself; names what to give.
     """
     if engine.training_dataloader is not None:
-        given = type(engine.training_dataloader.dataset).__name__
+        dataset_name = type(engine.training_dataloader.dataset).__name__
         raise TrainError(
-            f"deepspeed.initialize was given training_data ({given}), which "
+            f"deepspeed.initialize was given training_data ({dataset_name}), which "
             "DeepSpeed shuffles and deals by itself: leave training_data out, and iterate the Loader, which reads this "
             "rank's share already."
         )
     _check_gradient_accumulation(engine, loader)
-    ranks = loader.share_at(0).place.world_size
+    ranks = loader.share_at(0).placement.world_size
     if engine.dp_world_size != ranks:
         raise TrainError(
             f"The engine has {engine.dp_world_size} data-parallel ranks and the loader {ranks}: "
@@ -79,20 +79,18 @@ def check_engine(engine: Any, loader: Loader) -> None:
 
 
 def _check_gradient_accumulation(engine: Any, loader: Loader) -> None:
-    wanted = make_batch_size_config(loader)
-    have = {
+    expected = make_batch_size_config(loader)
+    actual = {
         "train_batch_size": engine.train_batch_size(),
         "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
         "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
     }
-    if have != wanted:
-        differ = ", ".join(
-            f"{name} {have[name]} instead of {wanted[name]}"
-            for name in wanted
-            if have[name] != wanted[name]
+    if actual != expected:
+        differences = ", ".join(
+            f"{name} {actual[name]} instead of {expected[name]}" for name in expected if actual[name] != expected[name]
         )
         raise TrainError(
-            f"The engine has {differ}: its steps would not be those of the loader. Give its configuration "
+            f"The engine has {differences}: its steps would not be those of the loader. Give its configuration "
             "batchloom.adapters.deepspeed.make_batch_size_config(loader)."
         )
 
@@ -110,8 +108,8 @@ def save_engine_checkpoint(engine: Any, folder: Path, step: int, loader: Loader)
 
     DeepSpeed names it in ``folder/latest`` when all is written.
     """
-    place = {_STATE_KEY: {"step": step, "loader": loader.state_at(step)}}
-    engine.save_checkpoint(str(folder), tag=f"checkpoint-{step}", client_state=place)
+    client_state = {_STATE_KEY: {"step": step, "loader": loader.state_at(step)}}
+    engine.save_checkpoint(str(folder), tag=f"checkpoint-{step}", client_state=client_state)
 
 
 def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> int:
@@ -126,17 +124,17 @@ def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> 
     """
     if not (folder / "latest").is_file():
         return 0
-    path, place = engine.load_checkpoint(str(folder))
+    path, client_state = engine.load_checkpoint(str(folder))
     if path is None:
         raise StateError(
             f"{folder}/latest names {(folder / 'latest').read_text().strip()}, which DeepSpeed cannot load: write the "
             "name of a whole checkpoint of the folder into it."
         )
-    if _STATE_KEY not in place:
+    if _STATE_KEY not in client_state:
         raise StateError(
             f"{path} holds no place of a loader: it was not saved by batchloom.adapters.deepspeed.save. The weights "
             "can be had from it; which data the run has seen cannot."
         )
-    done = resume_loader(loader, place[_STATE_KEY]["loader"], str(path), place[_STATE_KEY]["step"])
+    steps_done = resume_loader(loader, client_state[_STATE_KEY]["loader"], str(path), client_state[_STATE_KEY]["step"])
     _check_gradient_accumulation(engine, loader)
-    return done
+    return steps_done

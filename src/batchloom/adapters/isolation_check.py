@@ -31,9 +31,7 @@ Collator = Callable[[list[Batch]], Mapping[str, Any]]
 _TOKEN_MASK_NDIM = 2
 
 
-def check_no_leak(
-    model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False
-) -> None:
+def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False) -> None:
     """Refuse a model that lets packed documents see each other, shown on documents of the store.
 
     Every rank calls it: a model that is sharded needs all of them for a pass.
@@ -48,17 +46,15 @@ def check_no_leak(
     Raises:
         TrainError: it does, or does not take what the collator gives; with what to change.
     """
-    chosen = DocumentRows(loader) if loader.holds_media else None
-    if chosen is not None and (
-        misfit := chosen.describe_media_mismatch(model, loader.plan.spec.seq_len)
-    ):
+    document_rows = DocumentRows(loader) if loader.holds_media else None
+    if document_rows is not None and (misfit := document_rows.describe_media_mismatch(model, loader.plan.spec.seq_len)):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
         return
     weight, training = next(model.parameters()), model.training
     model.eval()
     try:
-        distances = _measure_distances(model, loader, chosen, collator, rows)
+        distances = _measure_distances(model, loader, document_rows, collator, rows)
     finally:
         model.train(training)
     if distances is None:
@@ -81,35 +77,35 @@ def check_no_leak(
 
 
 def _measure_distances(
-    model: Any, loader: Loader, chosen: DocumentRows | None, collator: Collator, rows: int
+    model: Any, loader: Loader, document_rows: DocumentRows | None, collator: Collator, rows: int
 ) -> tuple[float, float] | None:
     """How far packed documents of the loader's store are from single ones; None where there are none to try.
 
-    ``chosen`` gives those with media, None where it holds none.
+    ``document_rows`` gives those with media, None where it holds none.
 
     See :func:`batchloom.batches.measure_leakage`.
     """
     device = next(model.parameters()).device
 
-    def logits(batch: Batch) -> Tensor:
-        given = dict(collator([batch]))
-        given.pop("labels", None)
-        _check_model_arguments(model, given)
-        return get_logits(model(**_move_to_device(given, device)))
+    def compute_logits(batch: Batch) -> Tensor:
+        model_inputs = dict(collator([batch]))
+        model_inputs.pop("labels", None)
+        _check_model_arguments(model, model_inputs)
+        return get_logits(model(**_move_to_device(model_inputs, device)))
 
-    if chosen is not None:
-        numbers = chosen.few(loader.plan.spec.seq_len)
+    if document_rows is not None:
+        numbers = document_rows.few(loader.plan.spec.seq_len)
         orders = [numbers, numbers[::-1]][: min(rows, 2)]
-        alone = [chosen.batch([[number]]) for order in orders for number in order]
+        single_batches = [document_rows.batch([[number]]) for order in orders for number in order]
         return measure_batch_leakage(
-            lambda batch: _slice_scores(logits(batch)), chosen.batch(orders), alone
+            lambda batch: _slice_scores(compute_logits(batch)), document_rows.batch(orders), single_batches
         )
     _check_sliding_window(model, collator, loader.plan.spec.seq_len)
     documents = select_probe_documents(first_store(loader.plan.stores), loader.plan.spec.seq_len)
     varlen = loader.spec.form == "varlen"
     if not documents:
         return None
-    return measure_leakage(lambda one: logits(to_varlen(one) if varlen else one), documents, rows)
+    return measure_leakage(lambda one: compute_logits(to_varlen(one) if varlen else one), documents, rows)
 
 
 def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
@@ -140,16 +136,17 @@ def _slice_scores(scores: Tensor) -> Callable[[int, slice], Tensor]:
     return lambda row, part: scores[row, part]
 
 
-def _check_model_arguments(model: Any, given: dict[str, Any]) -> None:
+def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
     """Refuse a model that cannot be called with what it will be given.
 
     Raises:
         TrainError: names what it does not take.
     """
-    unknown = [name for name in given if not accepts_argument(model, name)]
-    if unknown:
+    unsupported_names = [name for name in model_inputs if not accepts_argument(model, name)]
+    if unsupported_names:
         raise TrainError(
-            f"{type(model).__name__} takes no {', '.join(unknown)}, and the collator gives it so: give a model that "
+            f"{type(model).__name__} takes no {', '.join(unsupported_names)}, and the collator gives it so: give a "
+            "model that "
             "takes position_ids, by which packed documents are kept apart; or trainer_parts(form=) a function that "
             "gives what this one takes, such as the mask of batchloom.batches.dense_mask; or "
             "Loader(packing='none')."

@@ -46,8 +46,8 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         self._make_train, self._make_val = train, val
         self.train_loader: Loader | None = None
         self.val_loader: Loader | None = None
-        self._counted = (-1, 1)
-        self._kept_passes = 0
+        self._step_tokens = (-1, 1)
+        self._saved_passes = 0
         self._loaded = self._checked = False
 
     def setup(self, stage: str) -> None:
@@ -67,14 +67,14 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     def train_dataloader(self) -> "_ResumedMicroBatches":
         """The micro-batches of the training set, from the step on that comes next."""
-        loader = self._trained()
+        loader = self._get_train_loader()
         if not self._checked:
             self._check_resumed(loader)
         require_agreement(loader)
         accumulated = self.trainer.accumulate_grad_batches
-        if self._kept_passes not in (0, accumulated):
-            _adjust_batch_count(self.trainer, self._kept_passes, accumulated)
-            self._kept_passes = accumulated
+        if self._saved_passes not in (0, accumulated):
+            _adjust_batch_count(self.trainer, self._saved_passes, accumulated)
+            self._saved_passes = accumulated
         return _ResumedMicroBatches(self.trainer, loader)
 
     def val_dataloader(self) -> "_MicroBatches | list[Any]":
@@ -101,12 +101,12 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
                 "the micro-batch's trained tokens there, with their number as its weight (self.log('val_loss', loss, "
                 "batch_size=trained, sync_dist=True), trained = (batch['labels'][:, 1:] != -100).sum())."
             )
-        loader, step = self._trained(), self.trainer.global_step
-        if self._counted[0] != step:
-            self._counted = (step, max(1, loader.trained_tokens(step)))
-        world_size = loader.spec.mesh.place(loader.spec.rank, loader.spec.world_size).world_size
+        loader, step = self._get_train_loader(), self.trainer.global_step
+        if self._step_tokens[0] != step:
+            self._step_tokens = (step, max(1, loader.trained_tokens(step)))
+        world_size = loader.spec.mesh.get_placement(loader.spec.rank, loader.spec.world_size).world_size
         passes: int = self.trainer.accumulate_grad_batches
-        return self._counted[1] / (world_size * passes)
+        return self._step_tokens[1] / (world_size * passes)
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the steps trained, as plain JSON values."""
@@ -126,9 +126,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         if self.train_loader is None:
             return
         if not {"loader", "passes", "inside"} <= set(state_dict):
-            raise StateError(
-                "The checkpoint's LoaderDataModule has no loader: it is of another class of that name."
-            )
+            raise StateError("The checkpoint's LoaderDataModule has no loader: it is of another class of that name.")
         if (as_int(passes := state_dict["passes"]) or 0) < 1:
             raise StateError(
                 f"The checkpoint's LoaderDataModule has {quote_value(passes)} for the micro-batches of a step: it was "
@@ -141,7 +139,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
                 "(ModelCheckpoint(every_n_train_steps=...))."
             )
         self.train_loader.load_state_dict(state_dict["loader"])
-        self._kept_passes, self._loaded = state_dict["passes"], True
+        self._saved_passes, self._loaded = state_dict["passes"], True
 
     def _check_resumed(self, loader: Loader) -> None:
         """Refuse a checkpoint that does not say what its weights have seen, or says two things."""
@@ -158,7 +156,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
             )
         self._checked = True
 
-    def _trained(self) -> Loader:
+    def _get_train_loader(self) -> Loader:
         if self.train_loader is None:
             raise TrainError("There is no training loader yet: Trainer.fit calls setup('fit').")
         return self.train_loader
@@ -176,12 +174,10 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
         send: takes (figures, step); None for the Trainer's own loggers.
     """
 
-    def __init__(
-        self, meter: Callable[[Loader], Meter] = Meter, send: SendMetrics | None = None
-    ) -> None:
+    def __init__(self, meter: Callable[[Loader], Meter] = Meter, send: SendMetrics | None = None) -> None:
         self._make_meter, self._send = meter, send
         self._meter: Meter | None = None
-        self._done = 0
+        self._last_step = 0
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Begin the clock.
@@ -195,7 +191,7 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
                 f"The Trainer's datamodule is a {type(data).__name__}, and figures are told of the loader of a "
                 "LoaderDataModule: give Trainer.fit one, or leave the callback out."
             )
-        self._meter, self._done = self._make_meter(data.train_loader), trainer.global_step
+        self._meter, self._last_step = self._make_meter(data.train_loader), trainer.global_step
 
     def on_validation_end(self, *_: Any) -> None:
         """Leave a validation out of the next step."""
@@ -205,9 +201,9 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Count a step, and send the figures where it is time to."""
         step = trainer.global_step
-        if self._meter is None or step == self._done:
+        if self._meter is None or step == self._last_step:
             return
-        self._done = step
+        self._last_step = step
         self._meter.step(step - 1)
         if trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
             send = self._send or send_to_all(*map(_send_to_logger, trainer.loggers))
@@ -243,11 +239,7 @@ class _ResumedMicroBatches:
         trainer, loader = self._trainer, self._loader
         _check_optimizers(trainer)
         first = trainer.global_step
-        if (
-            trainer.max_epochs != 1
-            and first < trainer.max_steps
-            and not loader.plan.has_step(first)
-        ):
+        if trainer.max_epochs != 1 and first < trainer.max_steps and not loader.plan.has_step(first):
             # It would begin one empty epoch after the other, for ever.
             raise TrainError(
                 f"The plan ends after {first} steps, and Trainer(max_steps={trainer.max_steps}) asks for more: give "
@@ -295,7 +287,7 @@ def _check_run(trainer: Trainer, loader: Loader) -> None:
 def _check_passes(trainer: Trainer, loader: Loader) -> None:
     """Refuse what would train parts of steps, the same again, or nothing."""
     if not loader.plan.has_step(0):
-        raise _no_steps_error("training", loader)
+        raise _make_no_steps_error("training", loader)
     if trainer.overfit_batches:
         raise TrainError(
             f"Trainer(overfit_batches={trainer.overfit_batches}) gives the same batches again: give a Loader of a "
@@ -320,20 +312,20 @@ def _check_optimizers(trainer: Trainer) -> None:
 
 def _check_evaluation(loader: Loader) -> None:
     if not loader.streamed and not loader.plan.has_step(0):
-        raise _no_steps_error("validation", loader)
+        raise _make_no_steps_error("validation", loader)
 
 
-def _no_steps_error(name: str, loader: Loader) -> TrainError:
+def _make_no_steps_error(name: str, loader: Loader) -> TrainError:
     return TrainError(
         f"The {name} set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' leaves out "
         "what does not fill one: give last='fill', or a smaller global_batch_size."
     )
 
 
-def _adjust_batch_count(trainer: Trainer, before: int, now: int) -> None:
+def _adjust_batch_count(trainer: Trainer, previous_passes: int, passes: int) -> None:
     """Have Lightning's number of micro-batches be that of the same steps, each of another number of them."""
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     ready = progress.ready
-    counted = ready // before * now
+    converted_count = ready // previous_passes * passes
     for name in ("started", "processed", "completed", "ready"):
-        setattr(progress, name, counted - (ready - getattr(progress, name)))
+        setattr(progress, name, converted_count - (ready - getattr(progress, name)))

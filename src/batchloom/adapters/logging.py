@@ -32,8 +32,8 @@ class DictLogger(Protocol):
 def send_to_tensorboard(writer: ScalarWriter) -> SendMetrics:
     """Each figure as a scalar of its name."""
 
-    def send(figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def send(metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
             writer.add_scalar(name, value, step)
 
     return send
@@ -42,8 +42,8 @@ def send_to_tensorboard(writer: ScalarWriter) -> SendMetrics:
 def send_to_wandb(run: DictLogger) -> SendMetrics:
     """All figures by one ``run.log(figures, step=step)``; ``run`` is what ``wandb.init`` returns."""
 
-    def send(figures: Mapping[str, float], step: int) -> None:
-        run.log(dict(figures), step=step)
+    def send(metrics: Mapping[str, float], step: int) -> None:
+        run.log(dict(metrics), step=step)
 
     return send
 
@@ -59,13 +59,13 @@ def send_to_jsonl(path: str | Path) -> SendMetrics:
     """
     file = Path(path)
 
-    def send(figures: Mapping[str, float], step: int) -> None:
-        told = {
+    def send(metrics: Mapping[str, float], step: int) -> None:
+        finite_metrics = {
             name: None if isinstance(value, float) and not isfinite(value) else value
-            for name, value in figures.items()
+            for name, value in metrics.items()
             if name != "step"
         }
-        line = json.dumps({"step": step, **told}, allow_nan=False).encode() + b"\n"
+        line = json.dumps({"step": step, **finite_metrics}, allow_nan=False).encode() + b"\n"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a+b") as out:
@@ -73,9 +73,7 @@ def send_to_jsonl(path: str | Path) -> SendMetrics:
                     line = b"\n" + line
                 out.write(line)
         except OSError as error:
-            raise OutputError(
-                f"{file} cannot be written: {error.strerror}. Make room or name another file."
-            ) from error
+            raise OutputError(f"{file} cannot be written: {error.strerror}. Make room or name another file.") from error
 
     return send
 
@@ -83,8 +81,8 @@ def send_to_jsonl(path: str | Path) -> SendMetrics:
 def send_to_all(*sends: SendMetrics) -> SendMetrics:
     """The same figures to each of several."""
 
-    def send(figures: Mapping[str, float], step: int) -> None:
-        for one in sends:
-            one(figures, step)
+    def send(metrics: Mapping[str, float], step: int) -> None:
+        for send_metrics in sends:
+            send_metrics(metrics, step)
 
     return send

@@ -61,24 +61,27 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
     }
     ranks = {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
     # Peers of the fastest kind are neighbours; of one that has none it does not matter.
-    steps = {name: found[1] - found[0] if len(found) > 1 else 0 for name, found in ranks.items()}
+    strides = {
+        name: group_ranks[1] - group_ranks[0] if len(group_ranks) > 1 else 0 for name, group_ranks in ranks.items()
+    }
     mesh = Mesh(
         tensor=len(ranks["tensor"]),
         context=len(ranks["context"]),
         pipeline=len(ranks["pipeline"]),
         slices="zigzag",
-        order=tuple(sorted(steps, key=lambda name: steps[name])),
+        order=tuple(sorted(strides, key=lambda name: strides[name])),
     )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    place = mesh.place(rank, world_size)
-    theirs = RankPlacement(
+    placement = mesh.get_placement(rank, world_size)
+    megatron_placement = RankPlacement(
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_data_parallel_world_size(),
         parallel_state.get_context_parallel_rank(),
     )
-    if place != theirs:
+    if placement != megatron_placement:
         raise TrainError(
-            f"parallel_state has process {rank} at {theirs}, and a mesh of {mesh.order} at {place}: give "
+            f"parallel_state has process {rank} at {megatron_placement}, and a mesh of {mesh.order} at {placement}: "
+            "give "
             "initialize_model_parallel an order that names each kind of parallelism once."
         )
     return {
@@ -118,57 +121,55 @@ def make_megatron_iterator(
     mask = needs_attention_mask(loader, attention_mask)
     _check_loader(loader, attention_mask=mask)
     require_agreement(loader)
-    between = not (
+    is_middle_stage = not (
         parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         or parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     )
     # Where they begin is settled here, not when the first of them is asked for.
-    if between and not mask:
+    if is_middle_stage and not mask:
         return _iter_nothing(loader, loader.step_numbers())
     if parallel_state.get_tensor_model_parallel_rank() == 0:
         return _name_tensors(_read_micro_batches(loader, iter(loader)), attention_mask=mask)
-    return _name_tensors(
-        _allocate_micro_batches(loader, loader.step_numbers()), attention_mask=mask
-    )
+    return _name_tensors(_allocate_micro_batches(loader, loader.step_numbers()), attention_mask=mask)
 
 
-def needs_attention_mask(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - as it was given
+def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  # noqa: FBT001 - as it was given
     """Whether micro-batches of a loader are to have an attention mask.
 
     Args:
         loader: whose rows hold one document each (``packing="none"``), or several.
-        asked: True to have one. False to have none: packed documents then see each other, unless the model keeps
-            them apart by ``position_ids`` itself, which a ``GPTModel`` does not. None where rows need none.
+        attention_mask: True to add one. False for none: packed documents then see each other, unless the model separates
+            them by ``position_ids``, which a ``GPTModel`` does not. None if rows need none.
 
     Raises:
         InputError: None, and rows are packed.
     """
-    if asked is None and (packing := loader.plan.spec.packing) != "none":
+    if attention_mask is None and (packing := loader.plan.spec.packing) != "none":
         raise InputError(
             f"Rows are packed ({packing!r}), and Megatron's models let the documents of a row see each other without a "
             "mask: give attention_mask=True (S x S bytes a row, no context parallelism), or pack one document a row "
             "(packing='none'); or say attention_mask=False, where the model keeps them apart by position_ids or they "
             "may see each other."
         )
-    return bool(asked)
+    return bool(attention_mask)
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec, place = loader.spec, get_megatron_rank()
-    theirs = place["batch"].mesh, place["rank"], place["world_size"]
+    spec, megatron_rank = loader.spec, get_megatron_rank()
+    megatron_share = megatron_rank["batch"].mesh, megatron_rank["rank"], megatron_rank["world_size"]
     problems = [
-        f"{name} {got!r}, and {wanted!r} is needed"
-        for name, got, wanted in (
+        f"{name} {actual!r}, and {expected!r} is needed"
+        for name, actual, expected in (
             (
                 "place",
                 _get_rank_settings(spec.mesh, spec.rank, spec.world_size),
-                _get_rank_settings(*theirs),
+                _get_rank_settings(*megatron_share),
             ),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
         )
-        if got != wanted
+        if actual != expected
     ]
     check_text_only(loader, "the adapter of Megatron")
     if loader.streamed:
@@ -185,7 +186,7 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
 
 def _get_rank_settings(mesh: Mesh, rank: int, world_size: int) -> tuple[RankPlacement, str]:
     """What of a process's place decides what it is given."""
-    return mesh.place(rank, world_size), mesh.slices if mesh.context > 1 else "whole"
+    return mesh.get_placement(rank, world_size), mesh.slices if mesh.context > 1 else "whole"
 
 
 def _iter_nothing(loader: Loader, steps: Iterator[int]) -> Iterator[MicroBatch]:
@@ -193,18 +194,14 @@ def _iter_nothing(loader: Loader, steps: Iterator[int]) -> Iterator[MicroBatch]:
         yield from [_NO_TENSORS.copy() for _ in range(_count_micro_batches(loader, step))]
 
 
-_NO_TENSORS: MicroBatch = dict.fromkeys(
-    ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
-)
+_NO_TENSORS: MicroBatch = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
 _BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 
 def _name_tensors(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Iterator[MicroBatch]:
     for part in parts:
-        made = forms.make_megatron_arrays(
-            *_broadcast_tensor(part).unbind(), attention_mask=attention_mask
-        )
-        yield {"attention_mask": None} | made
+        tensors = forms.make_megatron_arrays(*_broadcast_tensor(part).unbind(), attention_mask=attention_mask)
+        yield {"attention_mask": None} | tensors
 
 
 def _read_micro_batches(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
@@ -226,19 +223,19 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
             yield torch.empty(shape, dtype=torch.int64, device=device)
 
 
-def _broadcast_tensor(read: torch.Tensor) -> torch.Tensor:
+def _broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """What the first tensor-parallel rank read, on all of them."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         first = parallel_state.get_tensor_model_parallel_src_rank()
-        dist.broadcast(read, first, group=parallel_state.get_tensor_model_parallel_group())
-    return read
+        dist.broadcast(tensor, first, group=parallel_state.get_tensor_model_parallel_group())
+    return tensor
 
 
 def _count_micro_batches(loader: Loader, step: int) -> int:
     """Micro-batches of a step on each rank; refuses those that Megatron does not mean to do."""
     share = loader.share_at(step)
     try:
-        theirs = (
+        megatron_counts = (
             num_microbatches_calculator.get_num_microbatches(),
             num_microbatches_calculator.get_micro_batch_size(),
             num_microbatches_calculator.get_current_global_batch_size(),
@@ -247,14 +244,16 @@ def _count_micro_batches(loader: Loader, step: int) -> int:
         # Nobody has set the calculator up: the loop counts by itself.
         return share.passes
     size = loader.plan.spec_at(step).global_batch_size
-    ours = (share.passes, share.micro_batch_size, size)
-    if ours != theirs:
+    plan_counts = (share.passes, share.micro_batch_size, size)
+    if plan_counts != megatron_counts:
         raise TrainError(
-            f"Step {step} of the plan is {ours[0]} micro-batches of {ours[1]} rows a rank, {ours[2]} sequences in all; "
-            f"Megatron's calculator says {theirs[0]} of {theirs[1]}, {theirs[2]} in all. Give both the same "
+            f"Step {step} of the plan is {plan_counts[0]} micro-batches of {plan_counts[1]} rows a rank, "
+            f"{plan_counts[2]} sequences in all; "
+            f"Megatron's calculator says {megatron_counts[0]} of {megatron_counts[1]}, {megatron_counts[2]} in all. "
+            "Give both the same "
             "micro_batch_size and global_batch_size; a rampup_batch_size is the plan's, too (rampup_edits)."
         )
-    return ours[0]
+    return plan_counts[0]
 
 
 def count_consumed_samples(loader: Loader, step: int) -> int:
@@ -299,28 +298,28 @@ def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) 
         InputError: they are not three whole numbers, or the increment does not lead from START to
             ``global_batch_size``.
     """
-    given = [as_int(number) for number in rampup_batch_size]
-    if len(given) != 3 or None in given:
+    numbers = [as_int(number) for number in rampup_batch_size]
+    if len(numbers) != 3 or None in numbers:
         raise InputError(
             f"rampup_batch_size is {quote_value(rampup_batch_size)} and not three whole numbers: START INCREMENT "
             f"SAMPLES, as "
             "[int(word) for word in args.rampup_batch_size]."
         )
-    start, increment, samples = (number or 0 for number in given)
+    start, increment, samples = (number or 0 for number in numbers)
     rise = global_batch_size - start
     if min(start, increment, samples, rise) < 1 or rise % increment:
         raise InputError(
             f"rampup_batch_size {start} {increment} {samples} does not lead to global_batch_size "
             f"{global_batch_size}: give a start below it, an increment that divides what lies between, and samples."
         )
-    each = samples / (rise // increment)
+    samples_per_increment = samples / (rise // increment)
     edits, size, step, consumed = [], start, 0, 0
     while size < global_batch_size:
         step, consumed = step + 1, consumed + size
-        raised = int(consumed / each) if consumed <= samples else rise // increment
-        if (due := start + raised * increment) != size:
-            edits.append(Edit(step=step, global_batch_size=due))
-            size = due
+        increments = int(consumed / samples_per_increment) if consumed <= samples else rise // increment
+        if (next_size := start + increments * increment) != size:
+            edits.append(Edit(step=step, global_batch_size=next_size))
+            size = next_size
     return edits
 
 
@@ -342,9 +341,10 @@ def list_megatron_prefixes(store: Store) -> list[str]:
             f"{store.location.name} holds preferences, whose rejected answers Megatron would learn to give."
         )
     if store.masked:
-        kept = store.tokens - store.contents.trained_tokens
+        untrained_tokens = store.tokens - store.contents.trained_tokens
         raise InputError(
-            f"{store.location.name} has {kept:,} of {store.tokens:,} tokens that are not to be trained, and "
+            f"{store.location.name} has {untrained_tokens:,} of {store.tokens:,} tokens that are not to be trained, "
+            "and "
             "Megatron's readers "
             "see no masks: feed it through megatron_iterator, or, where documents were only removed, write the store "
             "without them (batchloom export --to megatron)."

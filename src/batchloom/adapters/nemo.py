@@ -70,7 +70,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
             LoaderDataset(loader),
             needs_attention_mask(loader, attention_mask),
         )
-        self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
+        self._share = (spec.rank, spec.world_size, spec.micro_batch_size)
         self._size = loader.plan.spec.global_batch_size
         self._latest = (-1, torch.empty(0))
 
@@ -82,7 +82,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         return len(self._batches) * self._size
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        rank, ranks, micro = self._place
+        rank, ranks, micro = self._share
         step, inside = divmod(number, self._size)
         turn, inside = divmod(inside, micro * ranks)
         owner, row = divmod(inside, micro)
@@ -97,8 +97,8 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
             batch = self._batches[step]
             self._latest = (step, torch.stack([batch[key] for key in _BATCH_KEYS]))
         part = self._latest[1][:, turn * micro + row][:, None]
-        made = make_megatron_arrays(*part, attention_mask=self._mask)
-        return {name: value[0] for name, value in made.items()}
+        tensors = make_megatron_arrays(*part, attention_mask=self._mask)
+        return {name: value[0] for name, value in tensors.items()}
 
 
 _BATCH_KEYS = ("input_ids", "labels", "position_ids")
@@ -147,31 +147,29 @@ class StoreDatasets:
         """Whether there is none in a sample."""
         return not self.attention_mask
 
-    def build_datasets(
-        self, context: Any
-    ) -> tuple[PlanSamples, PlanSamples | None, PlanSamples | None]:
+    def build_datasets(self, context: Any) -> tuple[PlanSamples, PlanSamples | None, PlanSamples | None]:
         """Training, validation and test samples: as many as ``context`` asks for, over epochs where it takes them.
 
         Where it says None they are those of one epoch.
         """
         return (
-            self._samples(open_store(self.store), context.train_samples),
-            self._subset("validation", self.validation, context.valid_samples),
-            self._subset("test", self.test, context.test_samples),
+            self._make_samples(open_store(self.store), context.train_samples),
+            self._make_subset_samples("validation", self.validation, context.valid_samples),
+            self._make_subset_samples("test", self.test, context.test_samples),
         )
 
-    def _subset(self, field: str, name: str | None, samples: int | None) -> PlanSamples | None:
+    def _make_subset_samples(self, field: str, name: str | None, samples: int | None) -> PlanSamples | None:
         if name is None or samples == 0:
             return None
-        there = open_store(self.store).subsets
-        if name not in there:
+        subset_names = open_store(self.store).subsets
+        if name not in subset_names:
             raise InputError(
                 f"{field} samples are asked for and {self.store} has no subset {name!r} (it has "
-                f"{', '.join(there) or 'none'}): give {field}= one it has, or {field}=None to do without."
+                f"{', '.join(subset_names) or 'none'}): give {field}= one it has, or {field}=None to do without."
             )
-        return self._samples(open_store(self.store, name), samples)
+        return self._make_samples(open_store(self.store, name), samples)
 
-    def _samples(self, store: Store, samples: int | None) -> PlanSamples:
+    def _make_samples(self, store: Store, samples: int | None) -> PlanSamples:
         loader = Loader(
             store,
             seq_len=self.seq_length,
@@ -244,16 +242,12 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
             InputError: evaluation is asked for on a subset that the store does not have.
         """
         if trainer_max_steps < 1:
-            raise TrainError(
-                f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...)."
-            )
+            raise TrainError(f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...).")
         rounds = trainer_max_steps // max(1, int(trainer_val_check_interval)) + 1
         size = self.global_batch_size
         samples = _SampleCounts(
             trainer_max_steps * size,
-            None
-            if _is_fraction(limit := trainer_limit_val_batches)
-            else int(rounds * limit) * size,
+            None if _is_fraction(limit := trainer_limit_val_batches) else int(rounds * limit) * size,
             None if _is_fraction(limit := trainer_limit_test_batches) else int(limit) * size,
         )
         self._train, self._validation, self._test = self.datasets.build_datasets(samples)
@@ -296,26 +290,26 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         """For NeMo's strategy, which puts the sampler in front."""
         # Here alone: an evaluation that is made on the way is not where training began.
         self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step
-        return self._made(self._train, "train")
+        return self._make_dataloader(self._train, "train")
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         """For NeMo's strategy."""
-        return self._made(self._validation, "validation") if self._validation else []
+        return self._make_dataloader(self._validation, "validation") if self._validation else []
 
     def test_dataloader(self) -> DataLoader[Any] | list[Any]:
         """For NeMo's strategy."""
-        return self._made(self._test, "test") if self._test else []
+        return self._make_dataloader(self._test, "test") if self._test else []
 
-    def _made(self, samples: PlanSamples, mode: str) -> DataLoader[Any]:
-        made = DataLoader(
+    def _make_dataloader(self, samples: PlanSamples, mode: str) -> DataLoader[Any]:
+        dataloader = DataLoader(
             samples,
             batch_size=self.micro_batch_size,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             persistent_workers=self.persistent_workers,
         )
-        made.mode = mode  # NeMo's sampler asks for it
-        return made
+        dataloader.mode = mode  # NeMo's sampler asks for it
+        return dataloader
 
     def state_dict(self) -> dict[str, Any]:
         """NeMo's ``consumed_samples``, and the same place as the loader has it, which knows its plan."""
@@ -339,9 +333,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
             )
         consumed, loader = state_dict["consumed_samples"], self._train.loader
         step = resume_from_samples(loader, consumed)
-        resume_loader(
-            loader, state_dict["loader"], f"A checkpoint of consumed_samples {consumed}", step
-        )
+        resume_loader(loader, state_dict["loader"], f"A checkpoint of consumed_samples {consumed}", step)
         sampler = self.data_sampler
         sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
         sampler.if_first_step = 1
@@ -353,7 +345,7 @@ def _is_fraction(limit: float) -> bool:
 
 
 def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
-    wanted = {
+    expected = {
         "seq_len": datasets.seq_length,
         "micro_batch_size": datasets.micro_batch_size,
         "global_batch_size": datasets.global_batch_size,
@@ -362,7 +354,7 @@ def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
     }
     problems = [
         f"{name} is {getattr(sampler, name, None)!r}, and {value!r} is needed"
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if getattr(sampler, name, None) != value
     ]
     if problems:
@@ -380,25 +372,23 @@ def link_text_documents(store: Store, folder: str | os.PathLike[str], name: str)
     Raises:
         InputError: see ``adapters.megatron.megatron_prefixes``; or the names are taken.
     """
-    prefixes, place = list_megatron_prefixes(store), Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    made: list[str] = []
+    prefixes, output_folder = list_megatron_prefixes(store), Path(folder)
+    output_folder.mkdir(parents=True, exist_ok=True)
+    linked_prefixes: list[str] = []
     for number, (tokens, prefix) in enumerate(zip(prefixes[::2], prefixes[1::2], strict=True)):
         part = f"_{number:05d}" if len(prefixes) > 2 else ""
-        stem = place / f"{name}{part}_text_document"
+        stem = output_folder / f"{name}{part}_text_document"
         for suffix in (".bin", ".idx"):
             _link_file(Path(prefix + suffix).resolve(), stem.with_name(stem.name + suffix))
-        made += [tokens, str(stem)]
-    return made
+        linked_prefixes += [tokens, str(stem)]
+    return linked_prefixes
 
 
 def _link_file(source: Path, target: Path) -> None:
     if target.exists():
         if target.samefile(source):
             return
-        raise InputError(
-            f"{target} is there already and is another file: choose another name or folder."
-        )
+        raise InputError(f"{target} is there already and is another file: choose another name or folder.")
     try:
         target.hardlink_to(source)
     except OSError:

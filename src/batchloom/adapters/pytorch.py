@@ -85,7 +85,7 @@ class _WorkerBatch(Batch):
     """A batch on its way from a worker, which becomes a plain one where it arrives."""
 
     def __init__(self, batch: Batch, token: str) -> None:
-        super().__init__(batch, batch.step, batch.origin, batch.cuts)
+        super().__init__(batch, batch.step, batch.origin, batch.layout)
         self._token = token
 
     def __copy__(self) -> "_WorkerBatch":
@@ -93,7 +93,7 @@ class _WorkerBatch(Batch):
         return _WorkerBatch(self, self._token)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (self._token, dict(self), self.step, self.origin, self.cuts)
+        return _receive, (self._token, dict(self), self.step, self.origin, self.layout)
 
 
 def _receive(token: str, *parts: Any) -> Batch:
@@ -209,10 +209,7 @@ _PREFETCHING_MODULES = {
 
 def _is_fetched_ahead() -> bool:
     """Return whether a loop that fetches ahead is asking; only the calls that led here tell it."""
-    return any(
-        frame.f_globals.get("__name__") in _PREFETCHING_MODULES
-        for frame, _ in traceback.walk_stack(None)
-    )
+    return any(frame.f_globals.get("__name__") in _PREFETCHING_MODULES for frame, _ in traceback.walk_stack(None))
 
 
 def _get_worker_info() -> tuple[int, int]:

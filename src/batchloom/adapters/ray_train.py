@@ -86,12 +86,12 @@ def load_restored_state() -> dict[str, Any] | None:
         return _read_state(file, checkpoint.path)
 
 
-def _read_state(file: Path, place: str) -> dict[str, Any]:
+def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
     """The state in a file of a checkpoint.
 
     Args:
         file: as it lies here.
-        place: of the checkpoint, as Ray names it.
+        checkpoint_path: of the checkpoint, as Ray names it.
 
     Raises:
         StateError: it is damaged.
@@ -101,14 +101,16 @@ def _read_state(file: Path, place: str) -> dict[str, Any]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     # What torch raises for files that are cut off or overwritten.
     except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise StateError(
-            f"{_STATE_FILE} of the checkpoint {place} cannot be read ({type(error).__name__}: {said}): it is damaged. "
+            f"{_STATE_FILE} of the checkpoint {checkpoint_path} cannot be read ({type(error).__name__}: {message}): "
+            "it is damaged. "
             "Begin a run of another name (RunConfig) from the state of an earlier checkpoint."
         ) from error
     if not isinstance(state, dict):
         raise StateError(
-            f"{_STATE_FILE} of the checkpoint {place} holds {quote_value(state)}, no state by name: it was changed."
+            f"{_STATE_FILE} of the checkpoint {checkpoint_path} holds {quote_value(state)}, no state by name: it "
+            "was changed."
         )
     return state
 

@@ -41,29 +41,29 @@ RAY = Requirement("ray", "2.60", "ray")
 PANDAS = Requirement("pandas", "2.2", "ray-train")
 
 
-def require_installed(*needed: Requirement) -> None:
+def require_installed(*requirements: Requirement) -> None:
     """Make sure that packages are installed, in versions an adapter works with.
 
     Raises:
         MissingDependencyError: names every package that is missing or of another version, which one is
             needed, and how to install it.
     """
-    problems = [problem for one in needed if (problem := find_requirement_problem(one))]
+    problems = [problem for requirement in requirements if (problem := find_requirement_problem(requirement))]
     if problems:
         raise MissingDependencyError(" ".join(problems))
 
 
-def find_requirement_problem(needed: Requirement) -> str | None:
+def find_requirement_problem(requirement: Requirement) -> str | None:
     """What is wrong with a package as it is installed, and the remedy; None when it can be used."""
-    bound = f">={needed.least}" + (f",<{needed.below}" if needed.below else "")
-    remedy = f"pip install 'batchloom[{needed.extra}]' (or '{needed.package}{bound}')."
-    found = get_installed_version(needed.package)
-    if found is None:
-        return f"{needed.package} is needed and not installed: {remedy}"
-    if _release_key(found) < _release_key(needed.least) or (
-        needed.below and _release_key(found) >= _release_key(needed.below)
+    bound = f">={requirement.least}" + (f",<{requirement.below}" if requirement.below else "")
+    remedy = f"pip install 'batchloom[{requirement.extra}]' (or '{requirement.package}{bound}')."
+    installed_version = get_installed_version(requirement.package)
+    if installed_version is None:
+        return f"{requirement.package} is needed and not installed: {remedy}"
+    if _release_key(installed_version) < _release_key(requirement.least) or (
+        requirement.below and _release_key(installed_version) >= _release_key(requirement.below)
     ):
-        return f"{needed.package} {found} is installed and {bound} is needed: {remedy}"
+        return f"{requirement.package} {installed_version} is installed and {bound} is needed: {remedy}"
     return None
 
 

@@ -131,109 +131,108 @@ def explain(
         StoreError: a shard is missing or damaged.
     """
     plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
-    checked, limit = _validate_step(plan, step), _validate_text_limit(text)
-    (start, stop), seq_len = plan.positions_of(checked), plan.spec_at(checked).seq_len
+    step_number, limit = _validate_step(plan, step), _validate_text_limit(text)
+    (start, stop), seq_len = plan.positions_of(step_number), plan.spec_at(step_number).seq_len
     ensure_tables_for(plan, start)
-    if not plan.has_step(checked):
+    if not plan.has_step(step_number):
         raise PlanError(
-            f"There is no step {checked:,}: the run has {plan.steps:,}, numbered from 0 to {plan.steps - 1:,}. A "
+            f"There is no step {step_number:,}: the run has {plan.steps:,}, numbered from 0 to {plan.steps - 1:,}. A "
             "longer run has more: give epochs or steps."
         )
     if number is not None and _is_replicated(plan):
         # Every rank reads what rank 0 does.
         number = 0
-    of = assign_step_ranks(data, checked, ranks)
-    places = np.empty(len(of), np.int64)
-    order = sort_by_rank(data, checked, of)
-    firsts = np.searchsorted(of[order], np.arange(ranks))
-    places[order] = np.arange(len(of)) - firsts[of[order]]
-    chosen = np.arange(stop - start) if number is None else order[of[order] == number]
+    row_ranks = assign_step_ranks(data, step_number, ranks)
+    rank_rows = np.empty(len(row_ranks), np.int64)
+    order = sort_by_rank(data, step_number, row_ranks)
+    firsts = np.searchsorted(row_ranks[order], np.arange(ranks))
+    rank_rows[order] = np.arange(len(row_ranks)) - firsts[row_ranks[order]]
+    row_numbers = np.arange(stop - start) if number is None else order[row_ranks[order] == number]
     if row is not None:
-        chosen = _select_one_row(chosen, row)
-    rows = _build_rows(plan, start, chosen)
+        row_numbers = _select_one_row(row_numbers, row)
+    rows = _build_rows(plan, start, row_numbers)
     spans = _build_spans(plan, rows, limit)
     # Plain numbers a column at a time: one by one, taking them from arrays costs as much as the order.
-    filled = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
+    filled_tokens = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
     ends = rows.pointers
-    columns = [chosen, of[chosen], places[chosen], np.diff(filled), ends[:-1], ends[1:]]
+    columns = [
+        row_numbers,
+        row_ranks[row_numbers],
+        rank_rows[row_numbers],
+        np.diff(filled_tokens),
+        ends[:-1],
+        ends[1:],
+    ]
     return tuple(
         ExplainedSequence(
-            step=checked,
-            row=one,
-            position=start + one,
-            rank=its_rank,
-            rank_row=place,
+            step=step_number,
+            row=row_number,
+            position=start + row_number,
+            rank=row_rank,
+            rank_row=rank_row,
             seq_len=seq_len,
             padding=seq_len - tokens,
             spans=tuple(spans[a:b]),
         )
-        for one, its_rank, place, tokens, a, b in zip(*(c.tolist() for c in columns), strict=True)
+        for row_number, row_rank, rank_row, tokens, a, b in zip(*(c.tolist() for c in columns), strict=True)
     )
 
 
 def _is_replicated(plan: Plan) -> bool:
-    return all(
-        isinstance(store, Store) and store.location.replicated for store in plan.stores.values()
-    )
+    return all(isinstance(store, Store) and store.location.replicated for store in plan.stores.values())
 
 
-def _validate_step(plan: Plan, asked: int) -> int:
-    step = as_int(asked)
+def _validate_step(plan: Plan, value: int) -> int:
+    step = as_int(value)
     if step is None or not 0 <= step <= plan.spec.bounds["steps"][1]:
-        raise SettingsError([f"step: {quote_value(asked)} is no step; they are numbered from 0"])
+        raise SettingsError([f"step: {quote_value(value)} is no step; they are numbered from 0"])
     return step
 
 
-def _validate_text_limit(asked: int) -> int:
-    text = as_int(asked)
+def _validate_text_limit(value: int) -> int:
+    text = as_int(value)
     if text is None or not 0 <= text <= _MAX_TEXT_TOKENS:
-        raise_problems(
-            [f"text: {quote_value(asked)} is no number of characters up to {_MAX_TEXT_TOKENS:,}"]
-        )
+        raise_problems([f"text: {quote_value(value)} is no number of characters up to {_MAX_TEXT_TOKENS:,}"])
     return text or 0
 
 
-def _select_one_row(chosen: NDArray[np.int64], asked: int) -> NDArray[np.int64]:
-    row = as_int(asked)
-    if row is None or not 0 <= row < len(chosen):
-        raise PlanError(
-            f"There is no row {quote_value(asked)}: there are {len(chosen):,}, numbered from 0."
-        )
-    return chosen[row : row + 1]
+def _select_one_row(row_numbers: NDArray[np.int64], value: int) -> NDArray[np.int64]:
+    row = as_int(value)
+    if row is None or not 0 <= row < len(row_numbers):
+        raise PlanError(f"There is no row {quote_value(value)}: there are {len(row_numbers):,}, numbered from 0.")
+    return row_numbers[row : row + 1]
 
 
-def _build_rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
+def _build_rows(plan: Plan, start: int, row_numbers: NDArray[np.int64]) -> Rows:
     """The rows of some of a step; only the pools between the first and the last of them are entered."""
-    if not len(chosen):
+    if not len(row_numbers):
         return plan.rows(start, start)
-    first, last = int(chosen.min()), int(chosen.max())
-    whole_stretch = bool((np.diff(chosen) == 1).all())
+    first, last = int(row_numbers.min()), int(row_numbers.max())
+    is_contiguous = bool((np.diff(row_numbers) == 1).all())
     if plan.spec.lanes == 1:
         rows = plan.rows(start + first, start + last + 1)
-        return rows if whole_stretch else reorder_rows(rows, chosen - first)
+        return rows if is_contiguous else reorder_rows(rows, row_numbers - first)
     lanes = plan.spec.lanes
     low, high = first // lanes * lanes, -(-(last + 1) // lanes) * lanes
     rows = plan.rows(start + low, start + high)
-    if whole_stretch:
+    if is_contiguous:
         return slice_rows(rows, first - low, last + 1 - low)
-    return reorder_rows(rows, chosen - low)
+    return reorder_rows(rows, row_numbers - low)
 
 
 def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
     count = len(rows.documents)
     banned = np.zeros(count, bool) if rows.banned is None else rows.banned
-    told = _SpanDetails(
-        [0] * count, [0] * count, [False] * count, [None] * count, [None] * count, [()] * count
-    )
+    details = _SpanDetails([0] * count, [0] * count, [False] * count, [None] * count, [None] * count, [()] * count)
     for source in np.unique(rows.sources).tolist():
         store = plan.stores[plan.names[source]]
-        at = np.flatnonzero(rows.sources == source)
-        lengths = store.lengths.take(rows.documents[at])
-        trained = np.where(banned[at], 0, rows.lengths[at] - 1)
-        for place, *both in zip(at.tolist(), lengths.tolist(), trained.tolist(), strict=True):
-            told.lengths[place], told.trained[place] = both
+        span_indices = np.flatnonzero(rows.sources == source)
+        lengths = store.lengths.take(rows.documents[span_indices])
+        trained = np.where(banned[span_indices], 0, rows.lengths[span_indices] - 1)
+        for index, *counts in zip(span_indices.tolist(), lengths.tolist(), trained.tolist(), strict=True):
+            details.lengths[index], details.trained[index] = counts
         if isinstance(store, Store):
-            _fill_span_details(store, rows, at, banned, text, told)
+            _fill_span_details(store, rows, span_indices, banned, text, details)
     return [
         ExplainedSpan(plan.names[source], *span)
         for source, *span in zip(
@@ -241,14 +240,14 @@ def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
             rows.documents.tolist(),
             rows.starts.tolist(),
             (rows.starts + rows.lengths).tolist(),
-            rows.places.tolist(),
-            told.lengths,
-            told.trained,
+            rows.row_offsets.tolist(),
+            details.lengths,
+            details.trained,
             banned.tolist(),
-            told.removed,
-            told.origins,
-            told.texts,
-            told.media,
+            details.removed,
+            details.provenance,
+            details.texts,
+            details.media,
             strict=True,
         )
     ]
@@ -261,7 +260,7 @@ class _SpanDetails:
     lengths: list[int]
     trained: list[int]
     removed: list[bool]
-    origins: list[DocumentProvenance | None]
+    provenance: list[DocumentProvenance | None]
     texts: list[str | None]
     media: list[tuple[ExplainedMedium, ...]]
 
@@ -269,38 +268,44 @@ class _SpanDetails:
 def _fill_span_details(
     store: Store,
     rows: Rows,
-    at: NDArray[np.int64],
+    span_indices: NDArray[np.int64],
     banned: NDArray[np.bool_],
     text: int,
-    told: _SpanDetails,
+    details: _SpanDetails,
 ) -> None:
-    """Find out what an open store says of the spans ``at``."""
-    documents = rows.documents[at]
-    gone = (
+    """Find out what an open store says of the spans ``span_indices``."""
+    documents = rows.documents[span_indices]
+    removed_mask = (
         mask_removed(store.contents.removed, documents)
         if store.contents.removed.size
-        else np.zeros(len(at), bool)
+        else np.zeros(len(span_indices), bool)
     )
-    origins = find_provenance(store, documents.tolist())
-    for place, origin, removed in zip(at.tolist(), origins, gone.tolist(), strict=True):
-        told.origins[place], told.removed[place] = origin, removed
+    provenance = find_provenance(store, documents.tolist())
+    for index, origin, removed in zip(span_indices.tolist(), provenance, removed_mask.tolist(), strict=True):
+        details.provenance[index], details.removed[index] = origin, removed
     if store.masked:
-        long = at[(rows.lengths[at] > 1) & ~banned[at]]
+        long = span_indices[(rows.lengths[span_indices] > 1) & ~banned[span_indices]]
         masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
-        for place, mask in zip(long.tolist(), masks, strict=True):
-            told.trained[place] = int(mask.sum())
-    shown_at = at[~gone & ~banned[at]]
-    for place, media in zip(
-        shown_at.tolist(), StoreMedia(store).of(rows.documents[shown_at]), strict=True
-    ):
-        told.media[place] = tuple(
-            ExplainedMedium(one.kind, one.start, one.start + one.tokens, shown_address(one.place))
-            for one in media
+        for index, mask in zip(long.tolist(), masks, strict=True):
+            details.trained[index] = int(mask.sum())
+    served_indices = span_indices[~removed_mask & ~banned[span_indices]]
+    for index, media in zip(served_indices.tolist(), StoreMedia(store).of(rows.documents[served_indices]), strict=True):
+        details.media[index] = tuple(
+            ExplainedMedium(
+                medium.kind,
+                medium.start,
+                medium.start + medium.tokens,
+                shown_address(medium.location),
+            )
+            for medium in media
         )
     if text and store.manifest is not None:
         # A token is at least one byte, and a character at most four.
-        seen = [sum(one.stop - one.start for one in told.media[at]) for at in shown_at.tolist()]
-        sizes = np.minimum(rows.lengths[shown_at], 4 * text + np.array(seen, np.int64))
-        views = store.read(rows.documents[shown_at], rows.starts[shown_at], sizes)
-        for place, view in zip(shown_at.tolist(), views, strict=True):
-            told.texts[place] = decode_beginning(store.tokenizer, view, 4 * text)[:text]
+        media_tokens = [
+            sum(medium.stop - medium.start for medium in details.media[span_indices])
+            for span_indices in served_indices.tolist()
+        ]
+        sizes = np.minimum(rows.lengths[served_indices], 4 * text + np.array(media_tokens, np.int64))
+        views = store.read(rows.documents[served_indices], rows.starts[served_indices], sizes)
+        for index, view in zip(served_indices.tolist(), views, strict=True):
+            details.texts[index] = decode_beginning(store.tokenizer, view, 4 * text)[:text]

@@ -122,7 +122,7 @@ def inspect(
     lengths = store.lengths.slice(0, len(store))
     spec = replace(spec, overlong=default_overlong(store))
     # A packing that cuts what is never cut is none of it.
-    packings = [one for one in INSPECTED_PACKINGS if one != "wrap" or not has_media(store)]
+    packings = [packing_name for packing_name in INSPECTED_PACKINGS if packing_name != "wrap" or not has_media(store)]
     texts = []
     if store.manifest:
         texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))]
@@ -138,21 +138,16 @@ def inspect(
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         histogram=_compute_histogram(lengths),
-        efficiencies=tuple(
-            _measure_efficiency(store, replace(spec, packing=packing)) for packing in packings
-        ),
+        efficiencies=tuple(_measure_efficiency(store, replace(spec, packing=packing)) for packing in packings),
         seq_len=spec.seq_len,
         left_out={
-            overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
-            for overlong in _DROPPING_POLICIES
+            overlong: Plan(store, replace(spec, overlong=overlong)).left_out() for overlong in _DROPPING_POLICIES
         },
         overlong=spec.overlong,
         first=tuple(texts),
         preferences=store.contents.preferences,
         sides=_count_sides(store),
-        processor=store.manifest.processor.name
-        if store.manifest and store.manifest.processor
-        else "",
+        processor=store.manifest.processor.name if store.manifest and store.manifest.processor else "",
         media=StoreMedia(store).counts(),
         generation=store.location.generation,
         removed=int(store.contents.removed.size),
@@ -182,20 +177,20 @@ def _compute_histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int
 
 def _measure_efficiency(store: Store, spec: PlanSpec) -> PackingEfficiency:
     plan = Plan(store, spec)
-    chosen = range(min(plan.orders.pools.count, _SAMPLED_POOLS))
-    sequences = documents = tokens = cut = 0
-    for pool in chosen:
+    sampled_pools = range(min(plan.orders.pools.count, _SAMPLED_POOLS))
+    sequences = documents = tokens = cut_documents = 0
+    for pool in sampled_pools:
         members = plan.orders.pools.members(pool)
         rows = plan.orders.pools.rows(pool, 0)
         sequences += len(rows)
         documents += len(members)
         tokens += int(rows.lengths.sum())
-        cut += int(np.unique(rows.documents[rows.starts > 0]).size)
-    exact = len(chosen) == plan.orders.pools.count
+        cut_documents += int(np.unique(rows.documents[rows.starts > 0]).size)
+    exact = len(sampled_pools) == plan.orders.pools.count
     return PackingEfficiency(
         packing=spec.packing,
         sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),
         fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,
-        cut=cut / max(documents, 1),
+        cut=cut_documents / max(documents, 1),
         exact=exact,
     )

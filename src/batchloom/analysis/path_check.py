@@ -56,9 +56,7 @@ def check(
     """
     if gone is not None and not media:
         raise SettingsError(["gone: which media are gone is not known without media=True"])
-    verdict = inputs.check_raw_or_prepared(
-        path, text_field=text_field, vocab_size=vocab_size, generation=generation
-    )
+    verdict = inputs.check_raw_or_prepared(path, text_field=text_field, vocab_size=vocab_size, generation=generation)
     if "processor" in verdict.facts:
         if media:
             _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, gone)
@@ -69,29 +67,29 @@ def check(
 
 def _check_media(
     verdict: VerificationResult,
-    place: str,
+    location: str,
     generation: int | None,
-    gone: str | os.PathLike[str] | None,
+    missing_media_file: str | os.PathLike[str] | None,
 ) -> None:
     """Read the media of a store, and add what is found of them to its verdict."""
-    found: dict[str, SubsetMissingMedia] = {}
-    said: list[str] = []
+    missing_by_subset: dict[str, SubsetMissingMedia] = {}
+    faults: list[str] = []
     documents = media = 0
     try:
-        with _iter_subsets(place, generation) as stores:
+        with _iter_subsets(location, generation) as stores:
             for store in stores:
-                lost: dict[int, str] = {}
-                for looked in check_store_media(store):
-                    documents, media = documents + looked.documents, media + looked.media
-                    lost |= looked.lost
-                found[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(lost)))
-                said += [lost[number] for number in sorted(lost)[: _MAX_LISTED - len(said)]]
+                document_faults: dict[int, str] = {}
+                for media_check in check_store_media(store):
+                    documents, media = documents + media_check.documents, media + media_check.media
+                    document_faults |= media_check.faults
+                missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
+                faults += [document_faults[number] for number in sorted(document_faults)[: _MAX_LISTED - len(faults)]]
     except StoreError as error:
         # Where that is what was found before, once is enough.
         if str(error) not in verdict.faults:
             verdict.faults.append(f"{error} Its media were not looked at.")
         return
-    count = sum(len(one.documents) for one in found.values())
+    count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
     verdict.facts["media"] = (
         f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold some that cannot be read"
     )
@@ -101,26 +99,24 @@ def _check_media(
                 f"batchloom.Loader, with media=MediaOptions(replace=FILE), gives padding for "
                 f"{format_count(count, 'document')} of it, which --gone FILE lists"
             )
-        verdict.faults += said
-        if count > len(said):
-            more = format_count(count - len(said), "more document")
+        verdict.faults += faults
+        if count > len(faults):
+            more = format_count(count - len(faults), "more document")
             verdict.faults.append(f"{verdict.path}: and {more} with media that cannot be read.")
-    if gone is not None:
-        write_missing_media(Path(gone), verdict.path, found)
+    if missing_media_file is not None:
+        write_missing_media(Path(missing_media_file), verdict.path, missing_by_subset)
 
 
 @contextmanager
-def _iter_subsets(place: str, generation: int | None) -> Iterator[Iterator[Store]]:
+def _iter_subsets(location: str, generation: int | None) -> Iterator[Iterator[Store]]:
     """The subsets of a store that hold documents; what comes of one elsewhere is kept as long as it is looked at."""
-    if not is_url(place):
-        manifest = read_manifest(Path(place), generation)
+    if not is_url(location):
+        manifest = read_manifest(Path(location), generation)
         names = [name for name, subset in manifest.subsets.items() if subset.documents]
-        yield (open_store(place, name, generation=generation) for name in names)
+        yield (open_store(location, name, generation=generation) for name in names)
         return
-    manifest = open_remote_manifest(place, generation)
+    manifest = open_remote_manifest(location, generation)
     names = [name for name, subset in manifest.subsets.items() if subset.documents]
     with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
-        opened = partial(
-            open_store, place, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES
-        )
-        yield (opened(split=name) for name in names)
+        open_subset = partial(open_store, location, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES)
+        yield (open_subset(split=name) for name in names)

@@ -134,9 +134,7 @@ class PlanForecast:
     shares: tuple[EffectiveShares, ...]
 
 
-def forecast_plan(
-    plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1
-) -> PlanForecast:
+def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1) -> PlanForecast:
     """Look ahead at a whole run. Pools that are not counted yet are sampled where there are many.
 
     Args:
@@ -149,45 +147,41 @@ def forecast_plan(
         PlanError: a source that gives no sequence; or a world size that does not divide a step.
     """
     if tokens_per_second is not None and not is_positive_weight(tokens_per_second):
-        raise SettingsError(
-            [f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"]
-        )
+        raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
     if (as_int(world_size) or 0) < 1:
-        raise SettingsError(
-            [f"world_size: {quote_value(world_size)} is no whole number of at least 1"]
-        )
-    for stretch in plan.orders.course.stretches:
-        check_world(stretch.size, 0, world_size)
-    own = copy.copy(plan)
-    counted = not own.orders.course.cuts and own.orders.is_counted
-    measures = _measure_sources(own.orders)
-    run = _RunSchedule(own, measures)
-    sources = tuple(_forecast_source(run, number) for number in own.orders.weighted_sources)
-    places = run.places()
+        raise SettingsError([f"world_size: {quote_value(world_size)} is no whole number of at least 1"])
+    for step_range in plan.orders.course.step_ranges:
+        check_world(step_range.size, 0, world_size)
+    plan_copy = copy.copy(plan)
+    is_counted = not plan_copy.orders.course.seq_len_changes and plan_copy.orders.is_counted
+    measures = _measure_sources(plan_copy.orders)
+    run = _RunSchedule(plan_copy, measures)
+    sources = tuple(_forecast_source(run, number) for number in plan_copy.orders.weighted_sources)
+    token_slots = run.count_token_slots()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
     least = run.count_min_positions()
     return PlanForecast(
         fingerprint=plan.fingerprint,
-        exact=counted or all(m.exact for m in measures.values()),
+        exact=is_counted or all(m.exact for m in measures.values()),
         exact_tokens=run.exact_tokens,
         assumed=any(source.assumed for source in sources),
-        steps=own.steps,
-        global_batch_size=own.spec.global_batch_size,
-        seq_len=own.spec.seq_len,
+        steps=plan_copy.steps,
+        global_batch_size=plan_copy.spec.global_batch_size,
+        seq_len=plan_copy.spec.seq_len,
         sequences=sum(source.sequences for source in sources) - run.skipped,
         empty=run.empty,
         skipped=run.skipped,
         tokens=tokens,
-        padding=1 - tokens / places if places else 0.0,
+        padding=1 - tokens / token_slots if token_slots else 0.0,
         least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
-        cut_padding=_estimate_cut_padding(own) if own.spec.group_by_length else None,
+        cut_padding=_estimate_cut_padding(plan_copy) if plan_copy.spec.group_by_length else None,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
-        hours=places / tokens_per_second / 3600 if tokens_per_second else None,
+        hours=token_slots / tokens_per_second / 3600 if tokens_per_second else None,
         sources=sources,
-        shares=_list_effective_shares(run) if isinstance(own.orders.data, Mixture) else (),
+        shares=_list_effective_shares(run) if isinstance(plan_copy.orders.data, Mixture) else (),
     )
 
 
@@ -201,21 +195,21 @@ def _estimate_cut_padding(plan: Plan) -> float:
 
 def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochStatistics]:
     """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
-    eras = len(orders.course.cuts) + 1
+    eras = len(orders.course.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
-    found: dict[tuple[int, int], SourceEpochStatistics] = {}
+    statistics: dict[tuple[int, int], SourceEpochStatistics] = {}
     for era, numbers in enumerate(orders.weighted_sources_by_era):
-        estimated = {number for (_, number), one in found.items() if not one.exact}
+        estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
         for number in estimated:
             served = orders.count_served(number, era - 1)
             # Who served nothing stands where it stood, and nothing is counted of it.
             if served.any():
-                orders.cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
+                orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
-            found[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
-    return found
+            statistics[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
+    return statistics
 
 
 def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
@@ -225,20 +219,18 @@ def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
     """
     index, lane = divmod(int(served.sum()), order.lanes)
     epoch = order.find_epoch(lane, index)
-    left = int(order.quotas(epoch + 1).sum() - served.sum())
-    own = [len(pools) for pools in order.epoch(epoch).orders]
-    whole = round(left / order.sequences * order.pools.count)
+    remaining_sequences = int(order.quotas(epoch + 1).sum() - served.sum())
+    lane_sizes = [len(pools) for pools in order.epoch(epoch).orders]
+    remaining_pools = round(remaining_sequences / order.sequences * order.pools.count)
     slots = [
-        size - int(mine) for size, mine in zip(own, compute_quotas(whole, order.lanes), strict=True)
+        size - int(quota) for size, quota in zip(lane_sizes, compute_quotas(remaining_pools, order.lanes), strict=True)
     ]
     return tuple((epoch, max(slot, 0), 0) for slot in slots)
 
 
 def _find_first_packing(orders: SourceOrders, number: int) -> int:
     """The first packing that a source has a weight in."""
-    return next(
-        era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers
-    )
+    return next(era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers)
 
 
 @final
@@ -254,85 +246,86 @@ class _RunSchedule:
         # With last='drop' some of what is left is not served; and sources may end a run inside a step.
         end = min(plan.positions, last)
         self.end = end if orders.timeline.end is None else min(end, orders.timeline.end)
-        self.pieces: list[tuple[int, int, int, np.ndarray]] = []
+        self.segments: list[tuple[int, int, int, np.ndarray]] = []
         for segment in orders.timeline.segments():
             if segment.position >= self.end:
                 break
             until = min(orders.timeline.until(segment) or self.end, self.end)
             served = (segment.served(until) - segment.bases).sum(axis=1)
-            self.pieces.append((segment.position, until, segment.era, served))
+            self.segments.append((segment.position, until, segment.era, served))
         self.exact_tokens = (
-            len(orders.course.cuts) == 0
+            len(orders.course.seq_len_changes) == 0
             and plan.spec.lanes == 1
             and not orders.course.bans
             and all(m.pool_tokens is not None for m in measures.values())
         )
         self.empty = max(last - self.end, 0)
-        stretches = orders.course.stretches
-        held = 0
-        for place, at in enumerate(stretches):
-            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
-            held += max(min(until, steps) - at.step, 0) * at.size
-        self.skipped = last - held
-        self.tokens = {number: self._tokens(number) for number in orders.weighted_sources}
+        step_ranges = orders.course.step_ranges
+        step_sequences = 0
+        for index, step_range in enumerate(step_ranges):
+            until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
+            step_sequences += max(min(until, steps) - step_range.step, 0) * step_range.size
+        self.skipped = last - step_sequences
+        self.tokens = {number: self._count_tokens(number) for number in orders.weighted_sources}
 
-    def places(self) -> int:
+    def count_token_slots(self) -> int:
         """Tokens that the sequences of all steps have room for."""
-        steps, found = self.plan.steps, 0
-        stretches = self.orders.course.stretches
-        for place, at in enumerate(stretches):
-            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
-            found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
-        return found
+        steps, token_slots = self.plan.steps, 0
+        step_ranges = self.orders.course.step_ranges
+        for index, step_range in enumerate(step_ranges):
+            until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
+            token_slots += max(min(until, steps) - step_range.step, 0) * step_range.size * step_range.seq_len
+        return token_slots
 
     def count_min_positions(self) -> float:
         """Places of the run that no packing of the documents that are served could do without."""
         served = least = 0.0
         for number in self.orders.weighted_sources:
-            for era, count in self.sequences(number).items():
+            for era, count in self.count_sequences(number).items():
                 order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
                 least += count * order.spec.seq_len * measure.least / order.sequences
         empty = self.empty * self.orders.course.range_at(self.end).seq_len
-        return (self.places() - empty) * least / served if served else 0.0
+        return (self.count_token_slots() - empty) * least / served if served else 0.0
 
-    def part(self, number: int) -> float:
+    def compute_share(self, number: int) -> float:
         """Share of the sequences that a source has while it is served."""
-        mine = [(stop - at, int(own[number])) for at, stop, _, own in self.pieces if own[number]]
-        return sum(served for _, served in mine) / max(sum(size for size, _ in mine), 1)
+        segment_counts = [
+            (stop - start, int(counts[number])) for start, stop, _, counts in self.segments if counts[number]
+        ]
+        return sum(served for _, served in segment_counts) / max(sum(size for size, _ in segment_counts), 1)
 
-    def sequences(self, number: int) -> dict[int, int]:
+    def count_sequences(self, number: int) -> dict[int, int]:
         """Sequences of a source by era, of those it has some in."""
-        found: dict[int, int] = {}
-        for _, _, era, served in self.pieces:
+        sequences_by_era: dict[int, int] = {}
+        for _, _, era, served in self.segments:
             if served[number]:
-                found[era] = found.get(era, 0) + int(served[number])
-        return found
+                sequences_by_era[era] = sequences_by_era.get(era, 0) + int(served[number])
+        return sequences_by_era
 
-    def epochs(self, number: int) -> float:
+    def count_epochs(self, number: int) -> float:
         """Passes over a source."""
         return sum(
-            count / self.orders.order(number, era).sequences
-            for era, count in self.sequences(number).items()
+            count / self.orders.order(number, era).sequences for era, count in self.count_sequences(number).items()
         )
 
-    def _tokens(self, number: int) -> int:
+    def _count_tokens(self, number: int) -> int:
         """Tokens of a source."""
-        found = 0.0
-        for era, count in self.sequences(number).items():
+        served_tokens = 0.0
+        for era, count in self.count_sequences(number).items():
             order, measure = self.orders.order(number, era), self.measures[era, number]
             if self.exact_tokens and measure.pool_tokens is not None:
-                found += _count_served_tokens(order, measure.pool_tokens, count)
+                served_tokens += _count_served_tokens(order, measure.pool_tokens, count)
             else:
-                found += count * measure.tokens / order.sequences
+                served_tokens += count * measure.tokens / order.sequences
         # What edits leave out is of all sources alike.
-        left_in = 1 - self.skipped / self.end if self.end else 1.0
-        return round(found * left_in) if self.skipped else round(found)
+        served_share = 1 - self.skipped / self.end if self.end else 1.0
+        return round(served_tokens * served_share) if self.skipped else round(served_tokens)
 
-    def through(self, number: int) -> int | None:
+    def find_full_pass_step(self, number: int) -> int | None:
         """The step at which a source has been passed through once."""
         done = 0.0
-        for position, until, era, served in self.pieces:
+        for position, until, era, served in self.segments:
             if not served[number]:
                 continue
             part = int(served[number]) / self.orders.order(number, era).sequences
@@ -345,16 +338,16 @@ class _RunSchedule:
 
 def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
     """Tokens of the first sequences of a source that was counted."""
-    epochs, left = divmod(count, order.sequences)
-    taken = order.pools.order(epochs)
-    ends = np.cumsum(order.counts[taken])
-    slot = int(ends.searchsorted(left, side="right"))
-    found = epochs * int(pool_tokens.sum()) + int(pool_tokens[taken[:slot]].sum())
-    inside = left - (int(ends[slot - 1]) if slot else 0)
-    if inside:
-        rows = order.pools.rows(int(taken[slot]), epochs)
-        found += int(rows.lengths[: int(rows.pointers[inside])].sum())
-    return found
+    epochs, remainder = divmod(count, order.sequences)
+    pool_order = order.pools.order(epochs)
+    ends = np.cumsum(order.counts[pool_order])
+    slot = int(ends.searchsorted(remainder, side="right"))
+    served_tokens = epochs * int(pool_tokens.sum()) + int(pool_tokens[pool_order[:slot]].sum())
+    partial_sequences = remainder - (int(ends[slot - 1]) if slot else 0)
+    if partial_sequences:
+        rows = order.pools.rows(int(pool_order[slot]), epochs)
+        served_tokens += int(rows.lengths[: int(rows.pointers[partial_sequences])].sum())
+    return served_tokens
 
 
 def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
@@ -365,30 +358,32 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         run.measures[first, number],
     )
     store = plan.stores[name]
-    served, tokens = sum(run.sequences(number).values()), run.tokens[number]
+    served, tokens = sum(run.count_sequences(number).values()), run.tokens[number]
     everything = sum(run.tokens.values())
-    part = run.part(number)
+    part = run.compute_share(number)
     weight, effective = _compute_initial_shares(run, number)
-    gone = orders.timeline.exhausted.get(number)
+    exhausted_position = orders.timeline.exhausted.get(number)
     size = store.dtype.itemsize if isinstance(store, Store) else _DEFAULT_TOKEN_BYTES
     return SourceForecast(
         name=name,
         assumed=isinstance(store, AssumedStore),
-        documents=order.pools.chosen,
+        documents=order.pools.served_documents,
         tokens=store.tokens,
         sequences_per_epoch=order.sequences,
         sequences=served,
-        epochs=run.epochs(number),
+        epochs=run.count_epochs(number),
         tokens_served=tokens,
         split=round(measure.split),
         dropped=round(measure.dropped),
-        lost=round(measure.lost),
+        lost=round(measure.dropped_tokens),
         weight=weight,
         effective=effective,
         error=effective / weight - 1 if weight and effective is not None else None,
         share=tokens / max(everything, 1),
-        through=run.through(number),
-        exhausted=None if gone is None or gone >= run.end else orders.course.steps_until(gone),
+        through=run.find_full_pass_step(number),
+        exhausted=None
+        if exhausted_position is None or exhausted_position >= run.end
+        else orders.course.steps_until(exhausted_position),
         bytes=tokens * size,
         mixing=measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
@@ -397,15 +392,15 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
 def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
     """The shares of a mixture's sources, and where they change."""
     plan, orders = run.plan, run.orders
-    segments = [one for one in orders.timeline.segments() if one.position < run.end]
+    segments = [
+        timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < run.end
+    ]
     return tuple(
         EffectiveShares(
             orders.course.steps_until(segment.position),
             {
                 plan.names[number]: count / segment.schedule.period
-                for number, count in zip(
-                    segment.sources.tolist(), segment.schedule.counts, strict=True
-                )
+                for number, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
             },
         )
         for segment in segments
@@ -420,14 +415,14 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     weights = orders.shares(orders.course.changes[0].weights)
     segment = orders.timeline.segments()[0]
     slots = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
-    given = {}
-    for one, count in slots.items():
-        order, measure = orders.order(one), run.measures[0, one]
-        per = {
+    amounts = {}
+    for source_number, count in slots.items():
+        order, measure = orders.order(source_number), run.measures[0, source_number]
+        amounts_per_sequence = {
             "tokens": measure.tokens / order.sequences,
-            "documents": order.pools.chosen / order.sequences,
+            "documents": order.pools.served_documents / order.sequences,
             "epochs": 1 / order.sequences,
         }
-        given[one] = count * per[orders.data.unit]
-    total = sum(given.values())
-    return weights.get(plan.names[number], 0.0), given.get(number, 0.0) / total
+        amounts[source_number] = count * amounts_per_sequence[orders.data.unit]
+    total = sum(amounts.values())
+    return weights.get(plan.names[number], 0.0), amounts.get(number, 0.0) / total

@@ -83,19 +83,19 @@ def check_raw_or_prepared(
         SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none.
         GenerationError: the store has no such generation.
     """
-    given = strip_file_scheme(os.fspath(path))
-    place = Path(given)
-    if is_url(given):
-        return _check_remote(given, text_field, generation)
-    if is_url_or_stdin(given) and generation is None:
-        return _check_raw(given, text_field)
+    location = strip_file_scheme(os.fspath(path))
+    local_path = Path(location)
+    if is_url(location):
+        return _check_remote(location, text_field, generation)
+    if is_url_or_stdin(location) and generation is None:
+        return _check_raw(location, text_field)
     try:
-        verdict = _check_prepared(given, vocab_size, generation)
+        verdict = _check_prepared(location, vocab_size, generation)
     except BatchloomError:
         raise
     except OSError as error:
-        raise InputError(f"{place} cannot be read: {describe_os_error(error)}.") from error
-    return verdict or _check_raw(given, text_field)
+        raise InputError(f"{local_path} cannot be read: {describe_os_error(error)}.") from error
+    return verdict or _check_raw(location, text_field)
 
 
 def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
@@ -128,64 +128,61 @@ def _check_remote(url: str, text_field: str | None, generation: int | None) -> V
     return verdict
 
 
-def _check_prepared(
-    given: str, vocab_size: int | None, generation: int | None
-) -> VerificationResult | None:
+def _check_prepared(location: str, vocab_size: int | None, generation: int | None) -> VerificationResult | None:
     """The verdict on a store or a prefix; None where there is something else."""
-    place = Path(given)
-    if (place / MANIFEST_NAME).exists():
-        return verify_store(place, generation=generation)
+    local_path = Path(location)
+    if (local_path / MANIFEST_NAME).exists():
+        return verify_store(local_path, generation=generation)
     if generation is not None:
-        raise SettingsError([f"generation: only stores have generations, and {place} is none"])
-    stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
-    if not place.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
+        raise SettingsError([f"generation: only stores have generations, and {local_path} is none"])
+    stem = local_path.with_suffix("") if local_path.suffix in (".bin", ".idx") else local_path
+    if not local_path.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem, vocab_size)
-    if stem == place and find_hub_name(given):
+    if stem == local_path and find_hub_name(location):
         return None
-    if not place.exists():
-        if not os.path.lexists(place) and parse_synthetic_spec(str(place)):
-            return verify_synthetic(str(place))
-        raise InputMissingError(describe_missing_input(given))
-    if half := describe_partial_store(place):
+    if not local_path.exists():
+        if not os.path.lexists(local_path) and parse_synthetic_spec(str(local_path)):
+            return verify_synthetic(str(local_path))
+        raise InputMissingError(describe_missing_input(location))
+    if half := describe_partial_store(local_path):
         raise InputError(half)
     return None
 
 
-def _check_raw(given: str, text_field: str | None) -> VerificationResult:
-    found = resolve_inputs(given, ReadRecipe(text_field=text_field), None)
+def _check_raw(location: str, text_field: str | None) -> VerificationResult:
+    resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field), None)
     recipe = Recipe(
-        inputs=found.inputs,
-        sources=found.sources,
-        reading=found.reading,
-        follow_links=found.follow_links,
+        inputs=resolved_inputs.inputs,
+        sources=resolved_inputs.sources,
+        reading=resolved_inputs.reading,
+        follow_links=resolved_inputs.follow_links,
     )
     with Spool() as spool:
         listing = list_inputs(recipe, spool)
-        listing = replace(listing, notes=(*found.notes, *listing.notes))
-        path = format_input_label(given) if is_url_or_stdin(given) else given
+        listing = replace(listing, notes=(*resolved_inputs.notes, *listing.notes))
+        path = format_input_label(location) if is_url_or_stdin(location) else location
         return _check_listing(listing, path, RecordParsers(recipe, ReadLimits()))
 
 
-def _check_listing(
-    listing: SourceListing, path: str, readings: RecordParsers
-) -> VerificationResult:
+def _check_listing(listing: SourceListing, path: str, record_parsers: RecordParsers) -> VerificationResult:
     with DuplicateCounter() as duplicates:
-        verdict = _check_documents(listing, path, readings, duplicates)
-        again = duplicates.repeated()
-    if again:
+        verdict = _check_documents(listing, path, record_parsers, duplicates)
+        repeated_documents = duplicates.count_repeated()
+    if repeated_documents:
         verdict.facts["duplicates"] = (
-            f"{format_count(again, 'document')} stood there before: prepare leaves such out (--no-dedup keeps them)"
+            f"{format_count(repeated_documents, 'document')} stood there before: prepare leaves such out "
+            "(--no-dedup keeps them)"
         )
     return verdict
 
 
 def _check_documents(
-    listing: SourceListing, path: str, readings: RecordParsers, duplicates: DuplicateCounter
+    listing: SourceListing, path: str, record_parsers: RecordParsers, duplicates: DuplicateCounter
 ) -> VerificationResult:
     verdict = VerificationResult(path, "file")
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
-    rules = readings.rules
+    rules = record_parsers.rules
     parts = (
         (part, None)
         for unit in plan_units(listing.sources, rules)
@@ -196,24 +193,22 @@ def _check_documents(
     def refused(_: SourcePart, error: InputError) -> None:
         verdict.faults.append(str(error))
 
-    for stretch in iter_parsed_records(parts, readings, RecordBounds(rules), refused):
-        found = stretch.found
-        if stretch.reading.detected:
-            verdict.facts[f"detected in {stretch.part.source.name}"] = stretch.reading.detected
-        empty += sum(_is_empty(document) for document in found.values)
-        documents += len(found.values)
-        records += found.seen
-        bad += len(found.bad)
-        _record_bad_records(verdict, stretch.part, rules, found.bad, stretch.before or 0)
-        if not verdict.sample and found.values:
-            verdict.sample = "\n".join(iter_texts(found.values[0]))[:_SAMPLE_RECORDS]
-        normalize_records(found, stretch.reading.way, normalized=True)
-        if found.values:
-            duplicates.add(compute_document_keys(found.values))
+    for parsed_records in iter_parsed_records(parts, record_parsers, RecordBounds(rules), refused):
+        record_batch = parsed_records.batch
+        if parsed_records.record_parser.detected:
+            verdict.facts[f"detected in {parsed_records.part.source.name}"] = parsed_records.record_parser.detected
+        empty += sum(_is_empty(document) for document in record_batch.values)
+        documents += len(record_batch.values)
+        records += record_batch.records_read
+        bad += len(record_batch.bad)
+        _record_bad_records(verdict, parsed_records.part, rules, record_batch.bad, parsed_records.before or 0)
+        if not verdict.sample and record_batch.values:
+            verdict.sample = "\n".join(iter_texts(record_batch.values[0]))[:_SAMPLE_RECORDS]
+        normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=True)
+        if record_batch.values:
+            duplicates.add(compute_document_keys(record_batch.values))
     verdict.facts["files"] = len(listing.sources)
-    verdict.facts["records"] = (
-        f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"
-    )
+    verdict.facts["records"] = f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"
     if bad > _MAX_LISTED:
         verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
     if not documents - empty:

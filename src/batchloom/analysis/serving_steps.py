@@ -117,32 +117,43 @@ def find_serving_steps(
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """What :func:`when` tells, and of each document that is in no step why."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
-    asked = _validate_request(document, record, last_step)
-    number, documents = _select_documents(plan, asked, source, file)
+    request_numbers = _validate_request(document, record, last_step)
+    number, documents = _select_documents(plan, request_numbers, source, file)
     ensure_tables(plan)
-    last = plan.steps - 1 if asked["last_step"] is None else min(asked["last_step"], plan.steps - 1)
-    name, found, unserved = plan.names[number], [], []
-    for one in documents:
-        bans = [p for p, n, numbers in plan.orders.course.bans if n == name and one in numbers]
-        places = find_document_positions(plan, number, one, last) if last >= 0 else []
-        if not places:
-            unserved.append(UnservedDocument(name, one, explain_unserved(plan, number, one, last)))
-        for at in places:
-            rank = int(assign_step_ranks(data, at.step, ranks)[at.row]) if ranks > 1 else 0
-            gone = any(at.position >= position for position in bans)
-            found.append(
-                ServedSequence(name, one, at.step, at.row, rank, at.position, at.epoch, gone)
+    last = plan.steps - 1 if request_numbers["last_step"] is None else min(request_numbers["last_step"], plan.steps - 1)
+    name, served_sequences, unserved = plan.names[number], [], []
+    for document_number in documents:
+        bans = [p for p, n, numbers in plan.orders.course.bans if n == name and document_number in numbers]
+        locations = find_document_positions(plan, number, document_number, last) if last >= 0 else []
+        if not locations:
+            unserved.append(
+                UnservedDocument(name, document_number, explain_unserved(plan, number, document_number, last))
             )
-    found.sort(key=lambda showing: (showing.position, showing.document))
-    return tuple(found), tuple(unserved)
+        for location in locations:
+            rank = int(assign_step_ranks(data, location.step, ranks)[location.row]) if ranks > 1 else 0
+            is_banned = any(location.position >= position for position in bans)
+            served_sequences.append(
+                ServedSequence(
+                    name,
+                    document_number,
+                    location.step,
+                    location.row,
+                    rank,
+                    location.position,
+                    location.epoch,
+                    is_banned,
+                )
+            )
+    served_sequences.sort(key=lambda showing: (showing.position, showing.document))
+    return tuple(served_sequences), tuple(unserved)
 
 
 def _validate_request(document: object, record: object, last_step: object) -> dict[str, int | None]:
-    given = {"document": document, "record": record, "last_step": last_step}
-    numbers = {name: as_int(value) for name, value in given.items()}
+    arguments = {"document": document, "record": record, "last_step": last_step}
+    numbers = {name: as_int(value) for name, value in arguments.items()}
     problems = [
         f"{name}: {quote_value(value)} is no whole number from 0 on"
-        for name, value in given.items()
+        for name, value in arguments.items()
         if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
     ]
     if (document is None) == (record is None):
@@ -152,11 +163,11 @@ def _validate_request(document: object, record: object, last_step: object) -> di
 
 
 def _select_documents(
-    plan: Plan, asked: dict[str, int | None], source: str | None, file: str | None
+    plan: Plan, request_numbers: dict[str, int | None], source: str | None, file: str | None
 ) -> tuple[int, list[int]]:
     """The number of the source in the plan, and the documents that are asked for."""
     names = [plan.names[n] for n in plan.orders.weighted_sources]
-    document, record = asked["document"], asked["record"]
+    document, record = request_numbers["document"], request_numbers["record"]
     if document is not None:
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
@@ -167,18 +178,16 @@ def _select_documents(
         name = name or plan.names[0]
         size = plan.stores[name].lengths.size
         if document >= size:
-            raise InputError(
-                f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0."
-            )
+            raise InputError(f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0.")
         return _find_source_number(plan, name, names), [document]
     name, input_name = _resolve_input(plan, source, file)
     store = plan.stores[name]
     if not isinstance(store, Store) or record is None:
         raise InputError(f"Source {name!r} has only lengths; ask by the number of a document.")
-    found = find_documents(store, input_name, record)
-    if not found:
+    documents = find_documents(store, input_name, record)
+    if not documents:
         raise InputError(_explain_left_out(store, input_name, record))
-    return _find_source_number(plan, name, names), found
+    return _find_source_number(plan, name, names), documents
 
 
 def _find_source_number(plan: Plan, name: str, names: list[str]) -> int:
@@ -194,42 +203,43 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
     """Which source of the plan and which input file of its store are meant."""
     stores = {name: store for name, store in plan.stores.items() if isinstance(store, Store)}
     if source in plan.names:
-        chosen = {name: store for name, store in stores.items() if name == source}
-        wanted = file
+        candidate_stores = {name: store for name, store in stores.items() if name == source}
+        requested_name = file
     else:
-        chosen, wanted = stores, file or source
-    found = [
-        (name, one)
-        for name, store in chosen.items()
-        for one in (find_source_names(store, wanted) if wanted else _list_inputs(store))
+        candidate_stores, requested_name = stores, file or source
+    matches = [
+        (name, input_name)
+        for name, store in candidate_stores.items()
+        for input_name in (find_source_names(store, requested_name) if requested_name else _list_inputs(store))
     ]
-    if len(found) == 1:
-        return found[0]
-    known = [one for store in chosen.values() for one in _list_inputs(store)]
-    if not known:
+    if len(matches) == 1:
+        return matches[0]
+    input_names = [input_name for store in candidate_stores.values() for input_name in _list_inputs(store)]
+    if not input_names:
         raise InputError(
             "record: a bare prefix does not say which records its documents came from; ask by the number of a document."
         )
-    if not found:
+    if not matches:
         raise InputError(
-            f"source: no input of {', '.join(chosen)} is called "
-            f"{quote_value(wanted)}{_match_input(str(wanted), known) or '.'} "
+            f"source: no input of {', '.join(candidate_stores)} is called "
+            f"{quote_value(requested_name)}{_match_input(str(requested_name), input_names) or '.'} "
             "batchloom log --json lists them."
         )
-    few = ", ".join(sorted({one for _, one in found})[:_MAX_LISTED])
-    more = f" and {len(found) - _MAX_LISTED:,} more" if len(found) > _MAX_LISTED else ""
+    few = ", ".join(sorted({input_name for _, input_name in matches})[:_MAX_LISTED])
+    more = f" and {len(matches) - _MAX_LISTED:,} more" if len(matches) > _MAX_LISTED else ""
     raise InputError(
-        f"file: missing; a record is of one file, and {quote_value(wanted or source)} has {len(found):,}: {few}{more}"
+        f"file: missing; a record is of one file, and {quote_value(requested_name or source)} has {len(matches):,}: "
+        f"{few}{more}"
     )
 
 
-def _match_input(wanted: str, known: list[str]) -> str:
+def _match_input(requested_name: str, input_names: list[str]) -> str:
     """The inputs that may be meant: a store calls them by their place below what was prepared."""
-    last = wanted.rpartition("/")[2]
-    same = sorted({name for name in known if name.rpartition("/")[2] == last})
-    if not same:
-        return suggest(wanted, known)
-    return f"; did you mean {' or '.join(map(quote_value, same[:_MAX_LISTED]))}?"
+    last = requested_name.rpartition("/")[2]
+    matches = sorted({name for name in input_names if name.rpartition("/")[2] == last})
+    if not matches:
+        return suggest(requested_name, input_names)
+    return f"; did you mean {' or '.join(map(quote_value, matches[:_MAX_LISTED]))}?"
 
 
 def _list_inputs(store: Store) -> list[str]:
@@ -238,17 +248,17 @@ def _list_inputs(store: Store) -> list[str]:
 
 def _explain_left_out(store: Store, file: str, record: int) -> str:
     """Why a record that was read became no document of the subset, as far as the store says so."""
-    said = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
+    summary = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
     for subset in SUBSETS:
         if subset in store.subsets and subset != store.split:
-            other = open_store(store.path, subset, generation=store.location.generation)
-            if there := find_documents(other, file, record):
-                numbers = ", ".join(map(str, there[:_MAX_LISTED]))
-                return f"{said}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
+            other_store = open_store(store.path, subset, generation=store.location.generation)
+            if document_numbers := find_documents(other_store, file, record):
+                numbers = ", ".join(map(str, document_numbers[:_MAX_LISTED]))
+                return f"{summary}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
     if reason := _explain_quarantined(store, file, record):
-        return f"{said}: it stands in {QUARANTINE_NAME}, since {reason}"
+        return f"{summary}: it stands in {QUARANTINE_NAME}, since {reason}"
     return (
-        f"{said}: it was left out when the store was made (a duplicate, dropped by a step of cleaning, or empty; "
+        f"{summary}: it was left out when the store was made (a duplicate, dropped by a step of cleaning, or empty; "
         f"{store.path / 'report.json'} counts them by reason), or is compacted away. The text of a duplicate stands "
         "under another record."
     )

@@ -24,8 +24,8 @@ def main() -> None:
         store = open_store(request["path"], request["split"] or "train", **request["opened"])
         order = SourceOrder(request["name"], store, from_plain(PlanSpec, request["spec"]))
         folders = table_folders(store)
-        with lock_table(order, folders) as mine:
-            if mine and not load_table(order, folders):
+        with lock_table(order, folders) as has_lock:
+            if has_lock and not load_table(order, folders):
                 write_table(order, folders, leave_with_parent)
 
 

@@ -41,11 +41,9 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     """
     step = as_int(multiple_of)
     if step is None or step < 1:
-        raise SettingsError(
-            [f"multiple_of: {quote_value(multiple_of)} is no whole number of at least 1"]
-        )
-    cuts = _require_whole_rows(batch, "to_padded")
-    documents = np.diff(cuts.pointers)
+        raise SettingsError([f"multiple_of: {quote_value(multiple_of)} is no whole number of at least 1"])
+    layout = _require_whole_rows(batch, "to_padded")
+    documents = np.diff(layout.pointers)
     if (documents > 1).any():
         raise PlanError(
             f"A row of step {batch.step} holds {int(documents.max())} documents, and to_padded gives one mask a row, "
@@ -54,11 +52,11 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
             "packed rows."
         )
     lengths = np.ones(len(documents), np.int64)
-    lengths[documents == 1] = cuts.lengths
+    lengths[documents == 1] = layout.lengths
     width = min(-(-int(lengths.max()) // step) * step, batch["input_ids"].shape[1])
-    places = np.arange(width)
-    mask = (places < lengths[:, None]).astype(np.int64)
-    positions = np.tile(places, (len(lengths), 1))
+    columns = np.arange(width)
+    mask = (columns < lengths[:, None]).astype(np.int64)
+    positions = np.tile(columns, (len(lengths), 1))
     like = batch["input_ids"]
     return _derive_batch(
         batch,
@@ -69,7 +67,7 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
             "attention_mask": _convert_like(like, mask),
             "position_ids": _convert_like(like, positions),
         },
-        replace(cuts, align=1),
+        replace(layout, align=1),
     )
 
 
@@ -83,9 +81,9 @@ def to_shifted(batch: Batch) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt.
     """
-    known = _require_layout(batch, "to_shifted")
-    labels = _make_next_token_labels(batch, known)
-    return _derive_batch(batch, {**batch, "labels": labels}, replace(known, labels="shifted"))
+    layout = _require_layout(batch, "to_shifted")
+    labels = _make_next_token_labels(batch, layout)
+    return _derive_batch(batch, {**batch, "labels": labels}, replace(layout, labels="shifted"))
 
 
 def to_varlen(batch: Batch) -> Batch:
@@ -99,19 +97,16 @@ def to_varlen(batch: Batch) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt, or the slice of a context-parallel rank.
     """
-    cuts, like = _require_whole_rows(batch, "to_varlen"), batch["input_ids"]
+    layout, like = _require_whole_rows(batch, "to_varlen"), batch["input_ids"]
     rows, seq_len = like.shape
-    begins = np.repeat(np.arange(rows) * seq_len, np.diff(cuts.pointers)) + cuts.places
-    lengths = align_lengths(cuts.lengths, cuts.align)
+    begins = np.repeat(np.arange(rows) * seq_len, np.diff(layout.pointers)) + layout.offsets
+    lengths = align_lengths(layout.lengths, layout.align)
     if not len(lengths):
-        begins, lengths = np.zeros(1, np.int64), np.array([cuts.align])
+        begins, lengths = np.zeros(1, np.int64), np.array([layout.align])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
-    chosen = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
-    index = _convert_like(like, chosen)
-    tokens = {
-        name: batch[name].reshape(-1)[index][None]
-        for name in ("input_ids", "labels", "position_ids")
-    }
+    token_indices = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
+    index = _convert_like(like, token_indices)
+    tokens = {name: batch[name].reshape(-1)[index][None] for name in ("input_ids", "labels", "position_ids")}
     numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
     longest = int(lengths.max())
     flat = {
@@ -122,7 +117,7 @@ def to_varlen(batch: Batch) -> Batch:
         "max_length_q": longest,
         "max_length_k": longest,
     }
-    return _derive_batch(batch, flat, cuts)
+    return _derive_batch(batch, flat, layout)
 
 
 def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
@@ -142,17 +137,15 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt.
     """
-    cuts = _require_layout(batch, "to_megatron")
-    if attention_mask and cuts.sliced:
+    layout = _require_layout(batch, "to_megatron")
+    if attention_mask and layout.sliced:
         raise whole_rows_error("attention_mask")
-    labels = _make_next_token_labels(batch, cuts)
+    labels = _make_next_token_labels(batch, layout)
     arrays = (batch["input_ids"], labels, batch["position_ids"])
     return _derive_batch(batch, make_megatron_arrays(*arrays, attention_mask=attention_mask))
 
 
-def make_megatron_arrays(
-    tokens: Any, labels: Any, positions: Any, *, attention_mask: bool
-) -> dict[str, Any]:
+def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_mask: bool) -> dict[str, Any]:
     """Ids, next-token labels and positions of rows, each [R, S], under Megatron's names: see :func:`to_megatron`."""
     trained = labels != IGNORE_INDEX
     arrays = {
@@ -164,10 +157,10 @@ def make_megatron_arrays(
     return arrays | ({"attention_mask": ~compute_visibility(positions)} if attention_mask else {})
 
 
-def _make_next_token_labels(batch: Batch, cuts: BatchLayout) -> Any:
+def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
     """Labels as next-token targets, in an array of their own."""
     labels = batch["labels"]
-    if cuts.labels == "shifted":
+    if layout.labels == "shifted":
         return labels + 0
     # A span's first token has no label, so that none comes from the span behind.
     following = labels + 0
@@ -182,16 +175,16 @@ def _require_layout(batch: Batch, form: str) -> BatchLayout:
     Raises:
         PlanError: it was rebuilt from its arrays, or holds media.
     """
-    cuts = getattr(batch, "cuts", None)
-    if cuts is None:
+    layout = getattr(batch, "layout", None)
+    if layout is None:
         raise missing_layout_error(form)
-    if cuts.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
+    if layout.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
         raise PlanError(
             f"{form} makes arrays of tokens alone, and the batch holds images or audio: give the model the batch as it "
             "is, or Loader(form='varlen')."
         )
-    found: BatchLayout = cuts
-    return found
+    batch_layout: BatchLayout = layout
+    return batch_layout
 
 
 def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
@@ -200,24 +193,24 @@ def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
     Raises:
         PlanError: it was rebuilt, is of another form, or the slice of a context-parallel rank.
     """
-    cuts = _require_layout(batch, form)
+    layout = _require_layout(batch, form)
     if "cu_seq_lens_q" in batch:
         raise PlanError(f"{form} takes rows, and the batch is varlen: give Loader(form='rows').")
-    if cuts.sliced:
+    if layout.sliced:
         raise whole_rows_error(form)
-    return cuts
+    return layout
 
 
-def _derive_batch(batch: Batch, arrays: dict[str, Any], cuts: BatchLayout | None = None) -> Batch:
+def _derive_batch(batch: Batch, arrays: dict[str, Any], layout: BatchLayout | None = None) -> Batch:
     """A batch of the same step and origin."""
-    return Batch(arrays, batch.step, batch.origin, cuts)
+    return Batch(arrays, batch.step, batch.origin, layout)
 
 
-def _convert_like(array: Any, made: NDArray[Any]) -> Any:
+def _convert_like(array: Any, values: NDArray[Any]) -> Any:
     """An array as what another is: numpy, or a tensor on its device."""
     if isinstance(array, np.ndarray):
-        return made
-    return to_torch({"": made})[""].to(array.device)
+        return values
+    return to_torch({"": values})[""].to(array.device)
 
 
 def _to_float32(array: Any) -> Any:

@@ -40,11 +40,9 @@ def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
     """
     longest = max(2, min(_MAX_TOKENS, seq_len // 2))
     count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
-    numbers = [
-        number for number, _ in zip(_iter_probe_documents(store), range(count), strict=False)
-    ]
-    found = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
-    return found if len(found) > 1 else found * 2
+    numbers = [number for number, _ in zip(_iter_probe_documents(store), range(count), strict=False)]
+    documents = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
+    return documents if len(documents) > 1 else documents * 2
 
 
 def _iter_probe_documents(store: Store) -> Iterator[int]:
@@ -54,9 +52,7 @@ def _iter_probe_documents(store: Store) -> Iterator[int]:
 
 
 @torch.no_grad()
-def measure_leakage(
-    logits: LogitsFunction, documents: list[Tensor], rows: int
-) -> tuple[float, float]:
+def measure_leakage(logits: LogitsFunction, documents: list[Tensor], rows: int) -> tuple[float, float]:
     """How far the losses of packed tokens are from those of the documents one by one.
 
     Args:
@@ -69,16 +65,16 @@ def measure_leakage(
         The mean distance in nats a token, and the same where nothing keeps them apart.
     """
     orders = [documents, documents[::-1]][: min(rows, 2)]
-    alone = [_compute_losses(logits, [[document]], whole=True) for document in documents]
-    wanted = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
-    packed, mixed = (_compute_losses(logits, orders, whole=whole) for whole in (False, True))
-    return float((packed - wanted).abs().mean()), float((mixed - wanted).abs().mean())
+    alone = [_compute_losses(logits, [[document]], as_one_document=True) for document in documents]
+    expected = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
+    packed, mixed = (
+        _compute_losses(logits, orders, as_one_document=as_one_document) for as_one_document in (False, True)
+    )
+    return float((packed - expected).abs().mean()), float((mixed - expected).abs().mean())
 
 
 @torch.no_grad()
-def measure_batch_leakage(
-    scored: ScoreFunction, packed: Batch, alone: Sequence[Batch]
-) -> tuple[float, float]:
+def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
     """The same of batches that are there already, whose documents hold media.
 
     Args:
@@ -89,37 +85,33 @@ def measure_batch_leakage(
     Returns:
         As :func:`measure_leakage`.
     """
-    wanted = torch.cat([_compute_span_losses(scored, one) for one in alone])
+    expected = torch.cat([_compute_span_losses(scored, batch) for batch in alone])
     positions = packed["position_ids"].clone()
     # Of models with positions in time, height and width those of the text come first.
     text = positions[0] if positions.ndim > _PLAIN_NDIM else positions
     text.copy_(torch.arange(text.shape[1]).expand_as(text))
-    running = Batch({**packed, "position_ids": positions}, cuts=packed.cuts)
-    together, mixed = (_compute_span_losses(scored, one) for one in (packed, running))
-    return float((together - wanted).abs().mean()), float((mixed - wanted).abs().mean())
+    running = Batch({**packed, "position_ids": positions}, layout=packed.layout)
+    together, mixed = (_compute_span_losses(scored, batch) for batch in (packed, running))
+    return float((together - expected).abs().mean()), float((mixed - expected).abs().mean())
 
 
 def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
     """The losses of the tokens of all spans but their firsts, row by row, of a bounded number at a time."""
-    cuts = batch.cuts
-    if cuts is None:
+    layout = batch.layout
+    if layout is None:
         raise AssertionError("asked of batches that know their spans")
     scores, ids = scored(batch), batch["input_ids"]
-    owners = np.repeat(np.arange(len(cuts.pointers) - 1), np.diff(cuts.pointers))
+    owners = np.repeat(np.arange(len(layout.pointers) - 1), np.diff(layout.pointers))
     losses = []
-    for row, place, size in zip(
-        owners.tolist(), cuts.places.tolist(), cuts.lengths.tolist(), strict=True
-    ):
-        last = place + size - 1
-        for begin in range(place, last, _MAX_TOKENS):
+    for row, offset, size in zip(owners.tolist(), layout.offsets.tolist(), layout.lengths.tolist(), strict=True):
+        last = offset + size - 1
+        for begin in range(offset, last, _MAX_TOKENS):
             part = slice(begin, min(begin + _MAX_TOKENS, last) + 1)
             losses.append(compute_token_losses(scores(row, part), ids[row, part]))
     return torch.cat(losses)
 
 
-def is_leaking(
-    packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE_FLOOR
-) -> bool:
+def is_leaking(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE_FLOOR) -> bool:
     """Whether such distances say that documents see each other; those that are no numbers do.
 
     Args:
@@ -135,7 +127,7 @@ def accepts_argument(model: Any, name: str) -> bool:
     """Whether a model can be called with an argument of a name, be it as one of ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
 
 
@@ -153,9 +145,9 @@ def find_unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
     return None
 
 
-def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, whole: bool) -> Tensor:
+def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, as_one_document: bool) -> Tensor:
     """The losses of the tokens of all documents but their firsts, row by row."""
-    batch = _make_probe_batch(orders, whole=whole)
+    batch = _make_probe_batch(orders, as_one_document=as_one_document)
     rows, tokens = batch["input_ids"].shape
     scores = logits(batch)
     # Rows back to back are one.
@@ -165,27 +157,27 @@ def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, whole
         [
             compute_token_losses(part, document)
             for row, order in zip(own, orders, strict=True)
-            for part, document in zip(row.split([len(one) for one in order]), order, strict=True)
+            for part, document in zip(row.split([len(document_ids) for document_ids in order]), order, strict=True)
         ]
     )
 
 
-def _make_probe_batch(orders: list[list[Tensor]], *, whole: bool) -> Batch:
+def _make_probe_batch(orders: list[list[Tensor]], *, as_one_document: bool) -> Batch:
     """Rows of these documents as a loader gives them; each row as if it were one document, where asked for."""
-    lengths = [[sum(map(len, order))] if whole else [len(one) for one in order] for order in orders]
+    lengths = [[sum(map(len, order))] if as_one_document else [len(document) for document in order] for order in orders]
     ids = torch.stack([torch.cat(order) for order in orders])
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     positions = positions.to(ids.device)
-    cuts = BatchLayout(
+    layout = BatchLayout(
         pointers=np.cumsum([0, *map(len, lengths)]),
         lengths=np.concatenate(lengths),
-        places=np.concatenate([np.cumsum([0, *row[:-1]]) for row in lengths]),
+        offsets=np.concatenate([np.cumsum([0, *row[:-1]]) for row in lengths]),
         align=1,
         labels="aligned",
         sliced=False,
     )
     labels = ids.masked_fill(positions == 0, IGNORE_INDEX)
-    return Batch({"input_ids": ids, "labels": labels, "position_ids": positions}, cuts=cuts)
+    return Batch({"input_ids": ids, "labels": labels, "position_ids": positions}, layout=layout)
 
 
 def compute_token_losses(scores: Tensor, document: Tensor) -> Tensor:

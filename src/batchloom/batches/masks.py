@@ -61,12 +61,8 @@ def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = N
     mask: Any = _make_dense_mask(positions, additive)
     if window is not None:
         sliding = _make_dense_mask(positions, additive, window.size)
-        mask = (
-            {"full_attention": mask, "sliding_attention": sliding}
-            if window.some_layers
-            else sliding
-        )
-    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
+        mask = {"full_attention": mask, "sliding_attention": sliding} if window.some_layers else sliding
+    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.layout)
 
 
 def add_block_mask(batch: Batch) -> Batch:
@@ -87,9 +83,7 @@ def add_block_mask(batch: Batch) -> Batch:
     """
     positions = batch["position_ids"]
     if isinstance(positions, np.ndarray):
-        raise SettingsError(
-            ["output: 'numpy', and a BlockMask is made of tensors; give Loader(output='torch')"]
-        )
+        raise SettingsError(["output: 'numpy', and a BlockMask is made of tensors; give Loader(output='torch')"])
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
 
     spans = (_require_positions(batch, "add_block_mask") == 0).cumsum(1)
@@ -99,7 +93,7 @@ def add_block_mask(batch: Batch) -> Batch:
 
     rows, seq_len = spans.shape
     mask = flex.create_block_mask(allowed, rows, None, seq_len, seq_len, device=spans.device)
-    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
+    return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.layout)
 
 
 def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
@@ -121,24 +115,22 @@ def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
     """
     positions = _require_positions(batch, "add_image_masks")
     if "token_type_ids" not in batch:
-        raise PlanError(
-            "image_masks is for stores of Gemma 3's processor: the batch has no token_type_ids."
-        )
+        raise PlanError("image_masks is for stores of Gemma 3's processor: the batch has no token_type_ids.")
     images = batch["token_type_ids"] == 1
     before = images[:, 1:] & images[:, :-1]
     # Each image has a number of its own, and so has each other token.
     numbers = (positions >= 0).cumsum(1)
     numbers[:, 1:] -= before.cumsum(1)
     spans = (positions == 0).cumsum(1)
-    places = (spans[:1] >= 0).cumsum(1)
-    apart = places[:, :, None] - places[:, None, :]
-    together = numbers[:, :, None] == numbers[:, None, :]
-    whole = (spans[:, :, None] == spans[:, None, :]) & ((apart >= 0) | together)
+    columns = (spans[:1] >= 0).cumsum(1)
+    distance = columns[:, :, None] - columns[:, None, :]
+    same_image = numbers[:, :, None] == numbers[:, None, :]
+    visible = (spans[:, :, None] == spans[:, None, :]) & ((distance >= 0) | same_image)
     masks = {
-        "full_attention": whole[:, None],
-        "sliding_attention": (whole & (apart < sliding_window))[:, None],
+        "full_attention": visible[:, None],
+        "sliding_attention": (visible & (distance < sliding_window))[:, None],
     }
-    return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.cuts)
+    return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.layout)
 
 
 def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
@@ -161,17 +153,17 @@ def compute_visibility(positions: Any, window: int | None = None) -> Any:
         window: tokens that a token sees at most, itself among them; None for all before it.
     """
     spans = (positions == 0).cumsum(1)
-    places = (spans[:1] >= 0).cumsum(1)
-    apart = places[:, :, None] - places[:, None, :]
-    seen = (spans[:, :, None] == spans[:, None, :]) & (apart >= 0)
+    columns = (spans[:1] >= 0).cumsum(1)
+    distance = columns[:, :, None] - columns[:, None, :]
+    visible = (spans[:, :, None] == spans[:, None, :]) & (distance >= 0)
     if window is not None:
-        seen = seen & (apart < window)
-    return seen[:, None]
+        visible = visible & (distance < window)
+    return visible[:, None]
 
 
 def _make_dense_mask(positions: Any, additive: str | None, window: int | None = None) -> Any:
-    seen = compute_visibility(positions, window)
-    return seen if additive is None else _to_additive_mask(seen, additive)
+    visible = compute_visibility(positions, window)
+    return visible if additive is None else _to_additive_mask(visible, additive)
 
 
 def _require_positions(batch: Batch, form: str) -> Any:
@@ -182,7 +174,7 @@ def _require_positions(batch: Batch, form: str) -> Any:
     """
     if not isinstance(batch, Batch):
         raise missing_layout_error(form)
-    if batch.cuts is not None and batch.cuts.sliced:
+    if batch.layout is not None and batch.layout.sliced:
         raise whole_rows_error(form)
     positions = batch["position_ids"]
     # Of models with positions in time, height and width those of the text come first.
@@ -205,21 +197,19 @@ def whole_rows_error(form: str) -> PlanError:
     )
 
 
-def _to_additive_mask(seen: Any, name: str) -> Any:
+def _to_additive_mask(visible: Any, name: str) -> Any:
     """0 where a token is seen, the smallest number of a type elsewhere."""
-    numpy = isinstance(seen, np.ndarray)
-    known = tuple(one for one in _FLOAT_DTYPES if not (numpy and one == "bfloat16"))
-    if name not in known:
+    numpy = isinstance(visible, np.ndarray)
+    dtype_names = tuple(dtype_name for dtype_name in _FLOAT_DTYPES if not (numpy and dtype_name == "bfloat16"))
+    if name not in dtype_names:
         raise SettingsError(
-            [
-                f"additive: {quote_value(name)} is none of {', '.join(known)}{suggest(str(name), known)}"
-            ]
+            [f"additive: {quote_value(name)} is none of {', '.join(dtype_names)}{suggest(str(name), dtype_names)}"]
         )
     if numpy:
         dtype = np.dtype(name)
-        return np.where(seen, dtype.type(0), np.finfo(dtype).min)
+        return np.where(visible, dtype.type(0), np.finfo(dtype).min)
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     kind = getattr(torch, name)
-    hidden = torch.full((), torch.finfo(kind).min, dtype=kind, device=seen.device)
-    return torch.where(seen, torch.zeros((), dtype=kind, device=seen.device), hidden)
+    hidden = torch.full((), torch.finfo(kind).min, dtype=kind, device=visible.device)
+    return torch.where(visible, torch.zeros((), dtype=kind, device=visible.device), hidden)

@@ -39,7 +39,7 @@ class ModelCost:
     per_pair: float = 0.0
 
     def __post_init__(self) -> None:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         raise_problems(
             [
                 f"{name}: {quote_value(n)} is no number from 0 on"
@@ -63,11 +63,11 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Mod
     Raises:
         SettingsError: numbers that are none.
     """
-    given = {"parameters": parameters, "layers": layers, "width": width}
+    values = {"parameters": parameters, "layers": layers, "width": width}
     raise_problems(
         [
             f"{name}: {quote_value(n)} is no number from 0 on"
-            for name, n in given.items()
+            for name, n in values.items()
             if not is_positive_number(n, zero=True)
         ]
     )
@@ -78,7 +78,7 @@ class _StepRecord(NamedTuple):
     """A step that was done.
 
     ``tokens`` are of this rank, where only the step itself tells them (streams); ``trained`` is of all ranks, as given;
-    ``kept`` are this rank's labels that carry a loss, where nothing else tells: a number, or a tensor of one.
+    ``trained_labels`` are this rank's labels that carry a loss, where nothing else tells: a number, or a tensor of one.
     """
 
     step: int
@@ -86,7 +86,7 @@ class _StepRecord(NamedTuple):
     waited: float | None
     tokens: int | None
     trained: float | None
-    kept: Any
+    trained_labels: Any
 
 
 @final
@@ -128,14 +128,14 @@ class Meter:
         self._loader, self._cost, self._peak = loader, cost, peak_flops
         self._devices = devices or loader.spec.world_size
         self._exchange = exchange
-        self._board: MetricsExchange | None = None
+        self._metrics_exchange: MetricsExchange | None = None
         self._name = loader.plan.fingerprint[:16]
-        self._seen: deque[_StepRecord] = deque(maxlen=_MAX_STEPS)
+        self._records: deque[_StepRecord] = deque(maxlen=_MAX_STEPS)
         self._last: int | None = None
         self._count = 0
         # Of steps that were not yet told to the others: how many, seconds, seconds waited; and when the last were.
-        self._untold = (0, 0.0, 0.0)
-        self._told = float("-inf")
+        self._unpublished = (0, 0.0, 0.0)
+        self._published_at = float("-inf")
         self._began = time.perf_counter()
         self._waited: float | None = None
 
@@ -147,14 +147,14 @@ class Meter:
         """
         source = iter(self._loader if batches is None else batches)
         while True:
-            asked = time.perf_counter()
+            request_time = time.perf_counter()
             batch = next(source, None)
             if batch is None:
                 return
-            counted = self._count
-            self._began, self._waited = asked, time.perf_counter() - asked
+            count_before = self._count
+            self._began, self._waited = request_time, time.perf_counter() - request_time
             yield batch
-            if self._count == counted:
+            if self._count == count_before:
                 self.step(batch)
 
     def begin(self) -> None:
@@ -177,23 +177,21 @@ class Meter:
         """
         step = _get_step(batch)
         if trained is not None and not is_positive_number(trained, zero=True):
-            raise SettingsError(
-                [f"trained: {quote_value(trained)} is no number of tokens from 0 on"]
-            )
+            raise SettingsError([f"trained: {quote_value(trained)} is no number of tokens from 0 on"])
         again, self._count = step == self._last, self._count + 1
-        if again and not self._seen:
+        if again and not self._records:
             # Its figures were given; what more it took is the next one's time.
             return
         seconds, waited = time.perf_counter() - self._began, self._waited
         tokens = self._loader.tokens(step) if self._loader.streamed else None
-        kept = None
+        trained_labels = None
         if trained is None and isinstance(batch, Mapping) and self._needs_labels:
             # Of a tensor this is one, too: a device is not waited for.
-            kept = (batch["labels"] != IGNORE_INDEX).sum()
-        seen = _StepRecord(step, seconds, waited, tokens, trained, kept)
-        self._seen.append(_merge_step_records(self._seen.pop(), seen) if again else seen)
+            trained_labels = (batch["labels"] != IGNORE_INDEX).sum()
+        record = _StepRecord(step, seconds, waited, tokens, trained, trained_labels)
+        self._records.append(_merge_step_records(self._records.pop(), record) if again else record)
         self._last = step
-        self._tell(seconds, waited or 0.0, steps=0 if again else 1)
+        self._publish(seconds, waited or 0.0, steps=0 if again else 1)
         self.begin()
 
     @property
@@ -212,146 +210,144 @@ class Meter:
             SettingsError: more trained tokens were told of a step than it has.
         """
         loader = self._loader
-        found = {"data/synthetic": float("source=synthetic" in loader.origin)}
+        metrics = {"data/synthetic": float("source=synthetic" in loader.origin)}
         if self._last is None:
-            return found
-        found["data/step"] = self._last + 1
-        seen = self._latest()
-        self._seen.clear()
+            return metrics
+        metrics["data/step"] = self._last + 1
+        records = self._select_latest()
+        self._records.clear()
         if loader.streamed:
-            found["data/position"] = (self._last + 1) * loader.plan.spec.global_batch_size
-            found |= self._compute_rank_metrics(seen) if seen else {}
+            metrics["data/position"] = (self._last + 1) * loader.plan.spec.global_batch_size
+            metrics |= self._compute_rank_metrics(records) if records else {}
         else:
             position = loader.plan.positions_of(self._last)[1]
-            found["data/position"] = position
-            found |= self._compute_global_metrics(seen) if seen else {}
+            metrics["data/position"] = position
+            metrics |= self._compute_global_metrics(records) if records else {}
             for name, epochs in loader.plan.epochs(position).items():
-                found[f"data/{name}/epoch"] = epochs
-        return found | self._compute_rank_spread()
+                metrics[f"data/{name}/epoch"] = epochs
+        return metrics | self._compute_rank_spread()
 
-    def _latest(self) -> list[_StepRecord]:
+    def _select_latest(self) -> list[_StepRecord]:
         """The latest steps that are worked out together."""
         rows = 0
-        kept: list[_StepRecord] = []
-        for seen in reversed(self._seen):
-            rows += self._spec_at(seen.step).global_batch_size
-            if kept and rows > _MAX_ROWS:
+        records: list[_StepRecord] = []
+        for record in reversed(self._records):
+            rows += self._spec_at(record.step).global_batch_size
+            if records and rows > _MAX_ROWS:
                 break
-            kept.append(seen)
-        return kept[::-1]
+            records.append(record)
+        return records[::-1]
 
     def _spec_at(self, step: int) -> Any:
         plan = self._loader.plan
         return plan.spec if self._loader.streamed else plan.spec_at(step)
 
-    def _compute_global_metrics(self, seen: list[_StepRecord]) -> dict[str, float]:
+    def _compute_global_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
         """Of the steps over all ranks, from their lengths."""
-        facts = [collect_step_facts(self._loader, one.step) for one in seen]
-        _check_trained_tokens(seen, facts)
-        ranks = np.stack([one.tokens for one in facts])
+        facts = [collect_step_facts(self._loader, record.step) for record in records]
+        _check_trained_tokens(records, facts)
+        ranks = np.stack([fact.tokens for fact in facts])
         tokens = int(ranks.sum())
         flops = 0.0
         if self._cost is not None:
-            squares = sum(one.squares for one in facts)
+            squares = sum(fact.squares for fact in facts)
             flops = self._cost.per_token * tokens + self._cost.per_pair * squares
-        found = _compute_time_metrics(seen, "perf", tokens, self._devices)
-        found |= {
+        metrics = _compute_time_metrics(records, "perf", tokens, self._devices)
+        metrics |= {
             "perf/global_seq_len_avg": float(ranks.mean()),
             "perf/global_seq_len_min": float(ranks.min()),
             "perf/global_seq_len_max": float(ranks.max()),
-            "perf/packing_efficiency": tokens / max(1, sum(one.capacity for one in facts)),
-            "perf/padding_share": 1 - tokens / max(tokens, 1, sum(one.places for one in facts)),
-            **self._use(flops, found["perf/seconds"]),
-            **self._trained(seen, facts, tokens),
+            "perf/packing_efficiency": tokens / max(1, sum(fact.capacity for fact in facts)),
+            "perf/padding_share": 1 - tokens / max(tokens, 1, sum(fact.computed_tokens for fact in facts)),
+            **self._compute_utilization(flops, metrics["perf/seconds"]),
+            **self._compute_trained_metrics(records, facts, tokens),
         }
-        uneven = [one.imbalance for one in facts if one.imbalance is not None]
+        uneven = [fact.imbalance for fact in facts if fact.imbalance is not None]
         if uneven:
-            found["perf/imbalance"] = sum(one.dealt for one in uneven) / len(uneven)
-            found["perf/imbalance_in_order"] = sum(one.in_order for one in uneven) / len(uneven)
-        sums = np.sum([one.sources for one in facts], 0).tolist()
+            metrics["perf/imbalance"] = sum(imbalance.actual for imbalance in uneven) / len(uneven)
+            metrics["perf/imbalance_in_order"] = sum(imbalance.in_order for imbalance in uneven) / len(uneven)
+        source_tokens = np.sum([fact.sources for fact in facts], 0).tolist()
         if self._loader.plan.orders.course.bans:
-            found["data/banned"] = float(sum(one.banned for one in facts))
-        for name, own in zip(self._loader.plan.stores, sums, strict=True):
-            found[f"data/{name}/tokens"] = float(own)
-        return found
+            metrics["data/banned"] = float(sum(fact.banned for fact in facts))
+        for name, own in zip(self._loader.plan.stores, source_tokens, strict=True):
+            metrics[f"data/{name}/tokens"] = float(own)
+        return metrics
 
-    def _use(self, flops: float, seconds: float) -> dict[str, float]:
+    def _compute_utilization(self, flops: float, seconds: float) -> dict[str, float]:
         """How much the devices do of what they can."""
         if not flops or not seconds:
             return {}
         each = flops / seconds / self._devices
-        found = {"perf/flops_per_s_per_gpu": each}
-        return found | ({"perf/mfu": each / self._peak} if self._peak else {})
+        metrics = {"perf/flops_per_s_per_gpu": each}
+        return metrics | ({"perf/mfu": each / self._peak} if self._peak else {})
 
-    def _trained(
-        self, seen: list[_StepRecord], facts: list[StepFacts], tokens: int
+    def _compute_trained_metrics(
+        self, records: list[_StepRecord], facts: list[StepFacts], tokens: int
     ) -> dict[str, float]:
         """The share of tokens with a loss: of all ranks where that was given or lengths tell it, else of this rank."""
-        given = [
-            one.trained if one.trained is not None else fact.trained
-            for one, fact in zip(seen, facts, strict=True)
+        trained_counts = [
+            record.trained if record.trained is not None else fact.trained
+            for record, fact in zip(records, facts, strict=True)
         ]
-        told = [one for one in given if one is not None]
-        if len(told) == len(given):
-            return {"perf/trained_share": sum(told) / max(tokens, 1)}
-        rank = self._loader.share_at(seen[-1].step).place.rank
-        return _compute_trained_share(
-            seen, sum(int(fact.tokens[rank]) for fact in facts) // self._context
-        )
+        known_counts = [count for count in trained_counts if count is not None]
+        if len(known_counts) == len(trained_counts):
+            return {"perf/trained_share": sum(known_counts) / max(tokens, 1)}
+        rank = self._loader.share_at(records[-1].step).placement.rank
+        return _compute_trained_share(records, sum(int(fact.tokens[rank]) for fact in facts) // self._context)
 
     @property
     def _context(self) -> int:
         """Processes that each hold a slice of a rank's rows."""
         return self._loader.spec.mesh.context
 
-    def _compute_rank_metrics(self, seen: list[_StepRecord]) -> dict[str, float]:
+    def _compute_rank_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
         """Of this rank's part of the steps of a stream."""
-        tokens = sum(one.tokens or 0 for one in seen)
+        tokens = sum(record.tokens or 0 for record in records)
         capacity = sum(
-            self._loader.share_at(one.step).rows * self._spec_at(one.step).seq_len for one in seen
+            self._loader.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
         )
         filled = tokens / max(1, capacity)
-        found = _compute_time_metrics(seen, "rank", tokens, self._loader.spec.mesh.peers)
-        return found | {
+        metrics = _compute_time_metrics(records, "rank", tokens, self._loader.spec.mesh.peers)
+        return metrics | {
             "rank/packing_efficiency": filled,
             "rank/padding_share": 0.0 if self._loader.spec.form == "varlen" else 1 - filled,
-            **_compute_trained_share(seen, tokens // self._context),
+            **_compute_trained_share(records, tokens // self._context),
         }
 
-    def _tell(self, seconds: float, waited: float, *, steps: int) -> None:
+    def _publish(self, seconds: float, waited: float, *, steps: int) -> None:
         """Leave this rank's clock for the others, now and then."""
-        before, total, waits = self._untold
-        self._untold = (before + steps, total + seconds, waits + waited)
+        before, total, waits = self._unpublished
+        self._unpublished = (before + steps, total + seconds, waits + waited)
         now = time.monotonic()
-        early = now - self._told < _PUBLISH_SECONDS or not self._untold[0]
+        early = now - self._published_at < _PUBLISH_SECONDS or not self._unpublished[0]
         if early or not self._exchange:
             return
-        if self._board is None:
+        if self._metrics_exchange is None:
             spec = self._loader.spec
             store = open_default_store() if spec.world_size > 1 else None
             if store is None:
                 # Looked for again, but not at every step.
-                self._told = now
+                self._published_at = now
                 return
-            self._board = MetricsExchange(store, spec.rank, spec.world_size, self._name)
-        steps, total, waits = self._untold
+            self._metrics_exchange = MetricsExchange(store, spec.rank, spec.world_size, self._name)
+        steps, total, waits = self._unpublished
         share = waits / total if total else 0.0
-        self._board.leave(
-            {"step": float((self._last or 0) + 1), "step_s": total / steps, "wait": share}
-        )
-        self._untold, self._told = (0, 0.0, 0.0), now
+        self._metrics_exchange.publish({"step": float((self._last or 0) + 1), "step_s": total / steps, "wait": share})
+        self._unpublished, self._published_at = (0, 0.0, 0.0), now
 
     def _compute_rank_spread(self) -> dict[str, float]:
         """What ranks have left of their clocks, as far as it was read."""
-        heard = list(self._board.heard().values()) if self._board is not None else []
-        if not heard:
+        rank_metrics = (
+            list(self._metrics_exchange.get_rank_metrics().values()) if self._metrics_exchange is not None else []
+        )
+        if not rank_metrics:
             return {}
         return {
-            "perf/ranks_heard": float(len(heard)),
-            "perf/step_s_max": max(one["step_s"] for one in heard),
-            "perf/data_wait_share_max": max(one["wait"] for one in heard),
-            "perf/steps_apart": max(one["step"] for one in heard)
-            - min(one["step"] for one in heard),
+            "perf/ranks_heard": float(len(rank_metrics)),
+            "perf/step_s_max": max(metrics["step_s"] for metrics in rank_metrics),
+            "perf/data_wait_share_max": max(metrics["wait"] for metrics in rank_metrics),
+            "perf/steps_apart": max(metrics["step"] for metrics in rank_metrics)
+            - min(metrics["step"] for metrics in rank_metrics),
         }
 
 
@@ -360,9 +356,7 @@ def _get_step(batch: Batch | int) -> int:
     if not isinstance(batch, Mapping):
         if (number := as_int(batch)) is None or number < 0:
             raise SettingsError(
-                [
-                    f"step: {quote_value(batch)} is no whole number from 0 on; give that of a step, or its batch"
-                ]
+                [f"step: {quote_value(batch)} is no whole number from 0 on; give that of a step, or its batch"]
             )
         return number
     # Frameworks make a plain dict of it, too.
@@ -375,13 +369,13 @@ def _get_step(batch: Batch | int) -> int:
     return step
 
 
-def _check_trained_tokens(seen: list[_StepRecord], facts: list[StepFacts]) -> None:
+def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) -> None:
     """Refuse more trained tokens than a step has."""
-    for one, fact in zip(seen, facts, strict=True):
+    for record, fact in zip(records, facts, strict=True):
         most = int(fact.tokens.sum())
-        if one.trained is not None and one.trained > most:
-            told = f"{one.trained:,.0f} were told of step {one.step}, which has {most:,} tokens"
-            raise SettingsError([f"trained: {told} over all ranks; tell each of them once"])
+        if record.trained is not None and record.trained > most:
+            problem = f"{record.trained:,.0f} were told of step {record.step}, which has {most:,} tokens"
+            raise SettingsError([f"trained: {problem} over all ranks; tell each of them once"])
 
 
 def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
@@ -392,36 +386,34 @@ def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
         _sum_known(first.waited, more.waited),
         more.tokens,
         _sum_known(first.trained, more.trained),
-        _sum_known(first.kept, more.kept),
+        _sum_known(first.trained_labels, more.trained_labels),
     )
 
 
-def _sum_known(*told: Any) -> Any:
+def _sum_known(*values: Any) -> Any:
     """The sum of what is told; None where nothing is."""
-    known = [one for one in told if one is not None]
-    return reduce(add, known) if known else None
+    known_values = [value for value in values if value is not None]
+    return reduce(add, known_values) if known_values else None
 
 
-def _compute_time_metrics(
-    seen: list[_StepRecord], whose: str, tokens: int, devices: int
-) -> dict[str, float]:
+def _compute_time_metrics(records: list[_StepRecord], prefix: str, tokens: int, devices: int) -> dict[str, float]:
     """Time and speed of steps, and the share of it that was waited for data."""
-    seconds = sum(one.seconds for one in seen)
-    waits = [one.waited for one in seen if one.waited is not None]
-    found = {
-        f"{whose}/steps": float(len(seen)),
-        f"{whose}/tokens": float(tokens),
-        f"{whose}/seconds": seconds,
-        f"{whose}/tokens_per_s": tokens / seconds if seconds else 0.0,
-        f"{whose}/tokens_per_s_per_gpu": tokens / seconds / devices if seconds else 0.0,
+    seconds = sum(record.seconds for record in records)
+    waits = [record.waited for record in records if record.waited is not None]
+    metrics = {
+        f"{prefix}/steps": float(len(records)),
+        f"{prefix}/tokens": float(tokens),
+        f"{prefix}/seconds": seconds,
+        f"{prefix}/tokens_per_s": tokens / seconds if seconds else 0.0,
+        f"{prefix}/tokens_per_s_per_gpu": tokens / seconds / devices if seconds else 0.0,
     }
-    if len(waits) == len(seen):
-        found["perf/data_wait_share"] = sum(waits) / seconds if seconds else 0.0
-    return found
+    if len(waits) == len(records):
+        metrics["perf/data_wait_share"] = sum(waits) / seconds if seconds else 0.0
+    return metrics
 
 
-def _compute_trained_share(seen: list[_StepRecord], tokens: int) -> dict[str, float]:
+def _compute_trained_share(records: list[_StepRecord], tokens: int) -> dict[str, float]:
     """The share of this rank's tokens that carries a loss, where its labels were seen."""
-    if any(one.kept is None for one in seen):
+    if any(record.trained_labels is None for record in records):
         return {}
-    return {"rank/trained_share": sum(int(one.kept) for one in seen) / max(tokens, 1)}
+    return {"rank/trained_share": sum(int(record.trained_labels) for record in records) / max(tokens, 1)}

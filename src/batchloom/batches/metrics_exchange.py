@@ -56,10 +56,10 @@ class _ExchangeState:
 
     wake: threading.Event = field(default_factory=threading.Event)
     # The latest only; taken out in one move, so that none left meanwhile is lost.
-    mine: deque[str] = field(default_factory=lambda: deque(maxlen=1))
-    heard: dict[int, dict[str, float]] = field(default_factory=dict)
-    asked: threading.Event = field(default_factory=threading.Event)
-    over: bool = False
+    outgoing: deque[str] = field(default_factory=lambda: deque(maxlen=1))
+    rank_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    read_requested: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
 
 
 @final
@@ -84,54 +84,54 @@ class MetricsExchange:
             daemon=True,
         ).start()
 
-    def leave(self, figures: Mapping[str, float]) -> None:
+    def publish(self, metrics: Mapping[str, float]) -> None:
         """Leave the figures of this rank in place of those before."""
-        self._slots.mine.append(json.dumps(dict(figures)))
+        self._slots.outgoing.append(json.dumps(dict(metrics)))
         self._slots.wake.set()
 
-    def heard(self) -> dict[int, dict[str, float]]:
+    def get_rank_metrics(self) -> dict[int, dict[str, float]]:
         """What ranks had left when the board was read last, by rank; it is read again now, for the next time."""
-        self._slots.asked.set()
+        self._slots.read_requested.set()
         self._slots.wake.set()
-        return dict(self._slots.heard)
+        return dict(self._slots.rank_metrics)
 
 
 def _stop_exchange(slots: _ExchangeState) -> None:
-    slots.over = True
+    slots.is_closed = True
     slots.wake.set()
 
 
 def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
     """What the thread does until the board is dropped or the store is gone."""
-    known: list[int] = []
-    others = list(range(len(keys)))
-    while not slots.over:
+    active_ranks: list[int] = []
+    silent_ranks = list(range(len(keys)))
+    while not slots.is_closed:
         slots.wake.wait()
         slots.wake.clear()
         try:
-            if slots.mine:
-                store.set(keys[rank], slots.mine.pop())
-            if slots.asked.is_set() and not slots.over:
-                slots.asked.clear()
-                slots.heard = _read_rank_metrics(store, keys, known, others)
+            if slots.outgoing:
+                store.set(keys[rank], slots.outgoing.pop())
+            if slots.read_requested.is_set() and not slots.is_closed:
+                slots.read_requested.clear()
+                slots.rank_metrics = _read_rank_metrics(store, keys, active_ranks, silent_ranks)
         except (RuntimeError, OSError, ValueError) as error:
             _LOG.warning(
                 "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
             # What is known of them would stay for ever, and look like news.
-            slots.heard = {}
+            slots.rank_metrics = {}
             return
 
 
 def _read_rank_metrics(
-    store: KeyValueStore, keys: list[str], known: list[int], others: list[int]
+    store: KeyValueStore, keys: list[str], active_ranks: list[int], silent_ranks: list[int]
 ) -> dict[int, dict[str, float]]:
-    """What ranks have left; ``known`` are those that ever left anything, ``others`` the rest."""
-    for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(others))):
-        rank = others.pop(0)
-        (known if store.check([keys[rank]]) else others).append(rank)
-    if not known:
+    """What ranks have left; ``active_ranks`` are those that ever left anything, ``silent_ranks`` the rest."""
+    for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(silent_ranks))):
+        rank = silent_ranks.pop(0)
+        (active_ranks if store.check([keys[rank]]) else silent_ranks).append(rank)
+    if not active_ranks:
         return {}
-    values = store.multi_get([keys[rank] for rank in known])
-    return dict(zip(known, map(json.loads, values), strict=True))
+    values = store.multi_get([keys[rank] for rank in active_ranks])
+    return dict(zip(active_ranks, map(json.loads, values), strict=True))

@@ -23,9 +23,7 @@ _MIXTURE_KEYS = [field.name for field in fields(Mixture)]
 _STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify", "media")
 # How a weight is written elsewhere.
 _COLON_WEIGHT = re.compile(r":[0-9.]+$")
-_INLINE_SYNTAX = (
-    "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
-)
+_INLINE_SYNTAX = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
 _STORES_REMEDY = "write stores: and weights:, each with the names of the sources"
 
 
@@ -43,21 +41,17 @@ def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
         RecordError: it is no YAML; says at which line.
         PlanError: stores of different tokenizers.
     """
-    given = os.fspath(text_or_path)
-    if os.path.lexists(given):
-        if Path(given).is_dir():
-            raise SettingsError(
-                [f"mixture: {given} is a folder, and has no weight; {_INLINE_SYNTAX}"]
-            )
-    elif "=" in given:
-        return _parse_inline(given)
-    elif "," in given or _COLON_WEIGHT.search(given):
+    text = os.fspath(text_or_path)
+    if os.path.lexists(text):
+        if Path(text).is_dir():
+            raise SettingsError([f"mixture: {text} is a folder, and has no weight; {_INLINE_SYNTAX}"])
+    elif "=" in text:
+        return _parse_inline(text)
+    elif "," in text or _COLON_WEIGHT.search(text):
         raise SettingsError(
-            [
-                f"mixture: {quote_value(given)} is no file, and no source in it has a weight; {_INLINE_SYNTAX}"
-            ]
+            [f"mixture: {quote_value(text)} is no file, and no source in it has a weight; {_INLINE_SYNTAX}"]
         )
-    return _read_mixture_file(Path(given))
+    return _read_mixture_file(Path(text))
 
 
 def _parse_inline(text: str) -> Mixture:
@@ -79,9 +73,7 @@ def _parse_inline(text: str) -> Mixture:
             paths[name] = path
             if number is not None:
                 weights[name] = number
-    stores = {
-        name: _open_store_entry(path, f"stores.{name}", problems) for name, path in paths.items()
-    }
+    stores = {name: _open_store_entry(path, f"stores.{name}", problems) for name, path in paths.items()}
     if weights:
         problems += list_weight_problems(weights, stores, "weights")
     raise_problems(problems)
@@ -100,9 +92,7 @@ def _read_mixture_file(file: Path) -> Mixture:
     if not isinstance(values, dict):
         raise SettingsError([f"{file}: holds {quote_value(values)}, no mapping; {_STORES_REMEDY}"])
     problems = [
-        f"{name}: unknown setting{suggest(name, _MIXTURE_KEYS)}"
-        for name in values
-        if name not in _MIXTURE_KEYS
+        f"{name}: unknown setting{suggest(name, _MIXTURE_KEYS)}" for name in values if name not in _MIXTURE_KEYS
     ]
     problems += [f"{name}: missing" for name in ("weights", "stores") if name not in values]
     ready = {name: value for name, value in values.items() if name in _MIXTURE_KEYS}
@@ -122,22 +112,22 @@ def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list
         values: of the file.
         ready: the same as fields of a mixture, without what could not be made of them.
     """
-    named = values.get("stores")
-    stated = [("weights", values.get("weights"))]
+    source_names = values.get("stores")
+    weight_entries = [("weights", values.get("weights"))]
     stages = values.get("stages")
     for number, stage in enumerate(stages if isinstance(stages, list) else []):
         if isinstance(stage, Mapping):
-            stated.append((f"stages[{number}].weights", stage.get("weights")))
-    if not isinstance(named, Mapping) or not named:
-        named = {
+            weight_entries.append((f"stages[{number}].weights", stage.get("weights")))
+    if not isinstance(source_names, Mapping) or not source_names:
+        source_names = {
             *ready["sources"],
-            *(name for _, weights in stated for name in _list_weight_names(weights)),
+            *(name for _, weights in weight_entries for name in _list_weight_names(weights)),
         }
-    stores = dict.fromkeys(named or ("data",), AssumedStore("", 1, 1))
+    stores = dict.fromkeys(source_names or ("data",), AssumedStore("", 1, 1))
     plain = {k: v for k, v in ready.items() if k not in ("weights", "stores", "stages")}
     problems = _find_mixture_problems({"weights": values.get("weights", "size"), **plain}, stores)
-    for where, weights in stated:
-        problems += list_weight_problems(weights, stores, where) if weights is not None else []
+    for key_path, weights in weight_entries:
+        problems += list_weight_problems(weights, stores, key_path) if weights is not None else []
     begins = [replace(stage, weights="size") for stage in ready["stages"]]
     return problems + _find_mixture_problems({"weights": "size", "stages": begins}, stores)
 
@@ -146,101 +136,91 @@ def _list_weight_names(weights: Any) -> list[str]:
     """The sources that weights name, whatever else is wrong with them."""
     if not isinstance(weights, Mapping):
         return []
-    found: list[Any] = []
+    names: list[Any] = []
     for name, weight in weights.items():
         inner = weight.get("sources") if isinstance(weight, Mapping) else [name]
-        found += inner if isinstance(inner, (Mapping, list)) else []
-    return [name for name in found if isinstance(name, str)]
+        names += inner if isinstance(inner, (Mapping, list)) else []
+    return [name for name in names if isinstance(name, str)]
 
 
-def _find_mixture_problems(
-    given: Mapping[str, Any], stores: Mapping[str, AssumedStore]
-) -> list[str]:
+def _find_mixture_problems(settings: Mapping[str, Any], stores: Mapping[str, AssumedStore]) -> list[str]:
     try:
-        Mixture(**given, stores=stores)
+        Mixture(**settings, stores=stores)
     except SettingsError as error:
         return list(error.problems)
     return []
 
 
-def _open_stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
-    if given is None:
+def _open_stores(entries: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
+    if entries is None:
         return {}
-    if not isinstance(given, dict) or not given:
-        problems.append(f"stores: {quote_value(given)} is no mapping of names to paths")
+    if not isinstance(entries, dict) or not entries:
+        problems.append(f"stores: {quote_value(entries)} is no mapping of names to paths")
         return {}
-    found = {}
-    for name, value in given.items():
-        where = f"stores.{name}"
-        stated = value if isinstance(value, dict) else {"path": value}
+    stores = {}
+    for name, value in entries.items():
+        key_path = f"stores.{name}"
+        entry = value if isinstance(value, dict) else {"path": value}
         wrong = [
-            f"{where}.{key}: unknown setting{suggest(key, _STORE_KEYS)}"
-            for key in stated
-            if key not in _STORE_KEYS
+            f"{key_path}.{key}: unknown setting{suggest(key, _STORE_KEYS)}" for key in entry if key not in _STORE_KEYS
         ]
-        path = stated.get("path")
+        path = entry.get("path")
         if wrong or not isinstance(path, str) or not path:
-            problems += wrong or [f"{where}: {quote_value(value)} is no path of a store"]
+            problems += wrong or [f"{key_path}: {quote_value(value)} is no path of a store"]
             continue
-        options = {key: stated[key] for key in stated if key != "path"}
-        opened = _open_store_entry(_resolve_store_path(folder, path), where, problems, options)
+        options = {key: entry[key] for key in entry if key != "path"}
+        opened = _open_store_entry(_resolve_store_path(folder, path), key_path, problems, options)
         if opened is not None:
-            found[name] = opened
-    return found
+            stores[name] = opened
+    return stores
 
 
 def _resolve_store_path(folder: Path, path: str) -> str:
     """A path from the folder of a file; names of synthetic data where nothing of that name is, and URLs, stay."""
-    named = path.partition(":")[0] in SYNTHETIC_NAMES and not os.path.lexists(folder / path)
-    return path if named or "://" in path else str(folder / path)
+    is_synthetic = path.partition(":")[0] in SYNTHETIC_NAMES and not os.path.lexists(folder / path)
+    return path if is_synthetic or "://" in path else str(folder / path)
 
 
 def _open_store_entry(
-    path: str, where: str, problems: list[str], options: Mapping[str, Any] = MappingProxyType({})
+    path: str, key_path: str, problems: list[str], options: Mapping[str, Any] = MappingProxyType({})
 ) -> Store | None:
     try:
         return open_store(path, **options)
     except BatchloomError as error:
         # What cannot be opened is told with all else that is wrong.
-        problems.append(f"{where}: {error}")
+        problems.append(f"{key_path}: {error}")
         return None
 
 
-def _parse_sources(given: Any, problems: list[str]) -> dict[str, SourceSpec]:
-    if not isinstance(given, dict):
-        problems.append(f"sources: {quote_value(given)} is no mapping of names to settings")
+def _parse_sources(entries: Any, problems: list[str]) -> dict[str, SourceSpec]:
+    if not isinstance(entries, dict):
+        problems.append(f"sources: {quote_value(entries)} is no mapping of names to settings")
         return {}
-    made = {
-        name: _parse_settings(SourceSpec, values, f"sources.{name}", problems)
-        for name, values in given.items()
-    }
-    return {name: spec or SourceSpec() for name, spec in made.items()}
+    specs = {name: _parse_settings(SourceSpec, values, f"sources.{name}", problems) for name, values in entries.items()}
+    return {name: spec or SourceSpec() for name, spec in specs.items()}
 
 
-def _parse_stages(given: Any, problems: list[str]) -> list[Stage]:
-    if not isinstance(given, list):
-        problems.append(f"stages: {quote_value(given)} is no list of stages")
+def _parse_stages(entries: Any, problems: list[str]) -> list[Stage]:
+    if not isinstance(entries, list):
+        problems.append(f"stages: {quote_value(entries)} is no list of stages")
         return []
-    made = [
-        _parse_settings(Stage, values, f"stages[{number}]", problems)
-        for number, values in enumerate(given)
-    ]
-    return [stage for stage in made if stage]
+    stages = [_parse_settings(Stage, values, f"stages[{number}]", problems) for number, values in enumerate(entries)]
+    return [stage for stage in stages if stage]
 
 
-def _parse_settings(cls: type[T], values: Any, where: str, problems: list[str]) -> T | None:
+def _parse_settings(cls: type[T], values: Any, key_path: str, problems: list[str]) -> T | None:
     """The settings of a mapping; None where something is wrong with them, which is told."""
     if not isinstance(values, Mapping):
-        problems.append(f"{where}: {quote_value(values)} is no mapping of settings")
+        problems.append(f"{key_path}: {quote_value(values)} is no mapping of settings")
         return None
-    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    unknown = [name for name in values if name not in known]
-    problems += [f"{where}.{name}: unknown setting{suggest(name, known)}" for name in unknown]
+    field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    unknown_names = [name for name in values if name not in field_names]
+    problems += [f"{key_path}.{name}: unknown setting{suggest(name, field_names)}" for name in unknown_names]
     if cls is Stage and "weights" not in values:
-        problems.append(f"{where}.weights: missing")
+        problems.append(f"{key_path}.weights: missing")
         return None
     try:
-        return cls(**{name: value for name, value in values.items() if name in known})
+        return cls(**{name: value for name, value in values.items() if name in field_names})
     except SettingsError as error:
-        problems += [f"{where}.{problem}" for problem in error.problems]
+        problems += [f"{key_path}.{problem}" for problem in error.problems]
         return None

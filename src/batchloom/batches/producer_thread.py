@@ -29,9 +29,9 @@ class PendingItem(Generic[T]):
     finish: Callable[[], T]
     drop: Callable[[], None] = lambda: None
 
-    def then(self, made: Callable[[T], R]) -> "PendingItem[R]":
+    def then(self, transform: Callable[[T], R]) -> "PendingItem[R]":
         """What is made of the item when it is finished."""
-        return PendingItem(lambda: made(self.finish()), self.drop)
+        return PendingItem(lambda: transform(self.finish()), self.drop)
 
 
 # Begins the item of a number; None behind the last.
@@ -49,29 +49,29 @@ class PrefetchWindow(Generic[T]):
 
     def __init__(self, begin: ItemStarter[T], size: int) -> None:
         self._begin, self._size = begin, size
-        self._begun: deque[PendingItem[T]] = deque()
-        self._over = False
+        self._pending: deque[PendingItem[T]] = deque()
+        self._exhausted = False
 
     def make(self, number: int) -> T | None:
         """The item of a number, the one after the last that was made; None behind the last."""
-        while not self._over and len(self._begun) < self._size:
-            self._begin_item(number + len(self._begun))
-        return self._begun.popleft().finish() if self._begun else None
+        while not self._exhausted and len(self._pending) < self._size:
+            self._begin_item(number + len(self._pending))
+        return self._pending.popleft().finish() if self._pending else None
 
     def _begin_item(self, number: int) -> None:
         try:
-            begun = self._begin(number)
+            pending = self._begin(number)
         except Exception as error:  # noqa: BLE001 - raised in place: the items before it are whole
-            begun, self._over = _make_failed_item(error), True
-        if begun is None:
-            self._over = True
+            pending, self._exhausted = _make_failed_item(error), True
+        if pending is None:
+            self._exhausted = True
         else:
-            self._begun.append(begun)
+            self._pending.append(pending)
 
     def drop(self) -> None:
         """End what was begun and is not wanted."""
-        while self._begun:
-            self._begun.popleft().drop()
+        while self._pending:
+            self._pending.popleft().drop()
 
 
 def _make_failed_item(error: Exception) -> PendingItem[Any]:
@@ -120,30 +120,28 @@ class PrefetchIterator(Generic[T]):
         self._turn = threading.Lock()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._release_items(depth)
-        self._thread = threading.Thread(
-            target=self._produce, name="batchloom-producer", daemon=True
-        )
+        self._thread = threading.Thread(target=self._produce, name="batchloom-producer", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
-        owed = 0
+        slots_to_release = 0
         try:
             while True:
                 if not self._ready:
                     with self._turn:
                         if not self._ready:
                             self._make_item(ahead=False)
-                made = self._ready.popleft()
-                if made.error is not None:
-                    raise made.error
-                if made.item is None:
+                produced_item = self._ready.popleft()
+                if produced_item.error is not None:
+                    raise produced_item.error
+                if produced_item.item is None:
                     return
-                owed += made.ahead
-                left = time.perf_counter()
-                yield made.item
-                if time.perf_counter() - left > self._seconds / 8:
-                    self._release_items(owed)
-                    owed = 0
+                slots_to_release += produced_item.ahead
+                yield_time = time.perf_counter()
+                yield produced_item.item
+                if time.perf_counter() - yield_time > self._seconds / 8:
+                    self._release_items(slots_to_release)
+                    slots_to_release = 0
         finally:
             # The thread is not waited for: this may run inside a garbage collection, in that very
             # thread or while a lock is held that it needs. It ends by itself, after its item.
@@ -165,14 +163,14 @@ class PrefetchIterator(Generic[T]):
     def _make_item(self, *, ahead: bool) -> None:
         begin = time.perf_counter()
         try:
-            made = _ProducedItem(self._make(self._number), None, ahead)
+            produced_item = _ProducedItem(self._make(self._number), None, ahead)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it, in place
-            made = _ProducedItem(None, error, ahead)
-        if made.item is None:
+            produced_item = _ProducedItem(None, error, ahead)
+        if produced_item.item is None:
             self._ended = True
         self._seconds = time.perf_counter() - begin
         self._number += 1
-        self._ready.append(made)
+        self._ready.append(produced_item)
 
 
 def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
@@ -190,8 +188,8 @@ def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bo
         yield from PrefetchIterator(window.make, first, ahead + 1 - size, window.drop)
         return
     number = first
-    while (made := window.make(number)) is not None:
-        yield made
+    while (item := window.make(number)) is not None:
+        yield item
         number += 1
 
 

@@ -29,7 +29,7 @@ class StepFacts:
         squares: sum of the squared lengths of all spans.
         trained: tokens that carry a loss; None where only masks tell.
         capacity: tokens that its sequences can hold.
-        places: tokens that all ranks compute, padding included.
+        computed_tokens: tokens that all ranks compute, padding included.
         imbalance: of its cost, see ``Loader.imbalance``; None where ranks cannot differ.
         banned: spans that are padding, since their documents are banned or their media gone.
     """
@@ -39,40 +39,40 @@ class StepFacts:
     squares: int
     trained: int | None
     capacity: int
-    places: int
+    computed_tokens: int
     imbalance: Imbalance | None
     banned: int
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
     """The facts of a step of a loader over a plan."""
-    plan, how = loader.plan, loader.spec
+    plan, batch_spec = loader.plan, loader.spec
     spec = plan.spec_at(step)
-    share = make_rank_share(spec, how, replicated=is_replicated(loader.store))
-    ranks = share.place.world_size
+    share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
+    ranks = share.placement.world_size
     copies = ranks if is_replicated(loader.store) else 1
     uneven = None
     if is_replicated(loader.store):
-        rows, _ = select_rank_rows(plan, step, share, loader.costs if how.balance else None)
+        rows, _ = select_rank_rows(plan, step, share, loader.costs if batch_spec.balance else None)
         owners = np.zeros(len(rows), np.int64)
     else:
         rows = plan.rows(*plan.positions_of(step))
         costs = loader.costs.of(plan, rows)
-        owners, uneven = assign_balanced_ranks(plan, step, costs, ranks, balance=how.balance)
+        owners, uneven = assign_balanced_ranks(plan, step, costs, ranks, balance=batch_spec.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
-    places = ranks * share.rows * spec.seq_len
-    if how.form == "varlen":
-        places = copies * int(align_lengths(rows.lengths, spec.align).sum())
+    computed_tokens = ranks * share.rows * spec.seq_len
+    if batch_spec.form == "varlen":
+        computed_tokens = copies * int(align_lengths(rows.lengths, spec.align).sum())
         # A rank without a span computes padding: models take no empty input.
         spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
-        places += copies * spec.align * int((spans == 0).sum())
+        computed_tokens += copies * spec.align * int((spans == 0).sum())
     return StepFacts(
         tokens=_sum_by_rank(rows, served, owners, ranks, copies),
         sources=copies * _sum_by_key(rows.sources, served, len(plan.stores)),
         squares=copies * int(compute_row_costs(rows).sum()),
         trained=None if _requires_masks(loader) else copies * int((served - 1).clip(0).sum()),
         capacity=copies * len(rows) * spec.seq_len,
-        places=places,
+        computed_tokens=computed_tokens,
         imbalance=uneven if ranks > 1 else None,
         banned=0 if rows.banned is None else copies * int(rows.banned.sum()),
     )
@@ -90,6 +90,6 @@ def _sum_by_rank(rows: Rows, served: Ints, owners: Ints, ranks: int, copies: int
     return np.repeat(tokens[:1], ranks) if copies > 1 else tokens
 
 
-def _sum_by_key(of: NDArray[np.integer], values: Ints, count: int) -> Ints:
+def _sum_by_key(keys: NDArray[np.integer], values: Ints, count: int) -> Ints:
     """Sums of values by what each is of; exact below 2**53."""
-    return np.bincount(of, values, count).astype(np.int64)
+    return np.bincount(keys, values, count).astype(np.int64)

@@ -25,17 +25,13 @@ def check(
         str | None,
         typer.Option(help="Field of raw records that holds the text; told from them by default."),
     ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Every id of a bare prefix must be below this.")
-    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Every id of a bare prefix must be below this.")] = None,
     generation: Annotated[
         int | None, typer.Option(help="An older generation of a store; the newest by default.")
     ] = None,
     media: Annotated[
         bool,
-        typer.Option(
-            help="Read, decode and process the images and audio that a store holds or names."
-        ),
+        typer.Option(help="Read, decode and process the images and audio that a store holds or names."),
     ] = True,
     gone: Annotated[
         Path | None,
@@ -62,9 +58,7 @@ def check(
         if not as_json:
             plain_console().print(f"{'data:':12} absent")
             raise
-        print(
-            _format_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent")
-        )
+        print(_format_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent"))
         return 1
     if as_json:
         print(_format_json(verdict, verdict.data))

@@ -24,9 +24,7 @@ from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 
 # typer carries a click of its own in newer versions; what it raises is what it exports.
-_UsageError: type[Exception] = next(
-    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-)
+_UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
     name="batchloom",
@@ -84,19 +82,19 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     become plain inputs; words after ``--`` stay as they are.
     """
     words: list[str] = []
-    for place, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         if word == "--":
-            return [*words, *arguments[place:]]
+            return [*words, *arguments[index:]]
         if not word.startswith("--"):
             words.append(word)
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        known = _ALIASES.get(name)
-        if known is None:
+        alias_words = _ALIASES.get(name)
+        if alias_words is None:
             words.append(name + equals + value)
         else:
-            words += known
+            words += alias_words
             words += [value] if equals else []
     return words
 

@@ -43,38 +43,26 @@ def compare(
     ] = None,
     processes: Annotated[int | None, typer.Option(help="Ranks of each run; 1 by default.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each run; 50 by default.")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence; 128 by default.")
-    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; 128 by default.")] = None,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Sequences of a step, over all ranks; 8 by default.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences of a forward pass of a rank; 2 by default.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the order and the first weights; 0 by default.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences of a forward pass of a rank; 2 by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order and the first weights; 0 by default.")] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
             help="Relative, of losses; 1e-4 by default. With --runs, losses are compared only where it is given."
         ),
     ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="After which a framework is given up; 600 by default.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="After which a framework is given up; 600 by default.")] = None,
     synthetic: Annotated[
         bool,
         typer.Option("--synthetic", help="A pure throughput run on made-up data, marked as such."),
     ] = False,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="Compare finished runs by their logs; nothing is run.")
-    ] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="Compare finished runs by their logs; nothing is run.")] = False,
     by: Annotated[str | None, typer.Option(help="Of --runs: step (the default) or tokens.")] = None,
-    out: Annotated[
-        str, typer.Option(help="Folder of compare.json, compare.png and compare.html.")
-    ] = "comparison",
+    out: Annotated[str, typer.Option(help="Folder of compare.json, compare.png and compare.html.")] = "comparison",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Run one small model through every framework on the same store, and compare batches, losses and speed.
@@ -92,91 +80,85 @@ def compare(
         "tolerance": tolerance,
         "seconds": seconds,
     }
-    given: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
+    settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
     if frameworks is not None:
-        given["frameworks"] = tuple(name.strip() for name in frameworks.split(",") if name.strip())
-        if not given["frameworks"]:
+        settings["frameworks"] = tuple(name.strip() for name in frameworks.split(",") if name.strip())
+        if not settings["frameworks"]:
             raise SettingsError([f"frameworks: {frameworks!r} names none; leave it out for all"])
     if synthetic:
-        given["synthetic"] = True
+        settings["synthetic"] = True
     if not out:
         # A Path of it would be the current folder.
         raise SettingsError(["out: '' is no folder; give one, such as comparison"])
     places = places or []
-    found = (
-        _compare_run_logs(places, given, by)
-        if runs
-        else _compare_frameworks(places, given, by, Path(out))
+    comparison = (
+        _compare_run_logs(places, settings, by) if runs else _compare_frameworks(places, settings, by, Path(out))
     )
-    return _print_comparison(found, Path(out), as_json=as_json)
+    return _print_comparison(comparison, Path(out), as_json=as_json)
 
 
-def _compare_frameworks(
-    places: list[str], given: dict[str, Any], by: str | None, out: Path
-) -> "AnyComparison":
-    if len(places) > 1:
-        for place in places:
-            if not (is_url(place) or parse_synthetic_spec(place) or _is_path(place)):
+def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str | None, out: Path) -> "AnyComparison":
+    if len(locations) > 1:
+        for location in locations:
+            if not (is_url(location) or parse_synthetic_spec(location) or _is_path(location)):
                 remedy = "name a store, or with --runs the logs or the folders of runs"
-                raise InputMissingError(describe_missing_path(place, remedy))
+                raise InputMissingError(describe_missing_path(location, remedy))
         raise SettingsError(
-            [
-                f"store: one is compared on, and {len(places)} are given; --runs compares finished runs"
-            ]
+            [f"store: one is compared on, and {len(locations)} are given; --runs compares finished runs"]
         )
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_compare_packages()
     from batchloom.analysis.compare import comparison as comparing  # noqa: PLC0415 - needs torch
 
-    spec = comparing.CompareSpec(store=places[0] if places else None, **given)
+    spec = comparing.CompareSpec(store=locations[0] if locations else None, **settings)
     console = plain_console(stderr=True)
     return comparing.compare(spec, lambda line: console.print(escape_unprintable(line)), out)
 
 
-def _is_path(place: str) -> bool:
+def _is_path(location: str) -> bool:
     """Return whether there is a file, a folder or a Megatron prefix of this name."""
-    return Path(place).exists() or Path(f"{place}.idx").exists()
+    return Path(location).exists() or Path(f"{location}.idx").exists()
 
 
-def _compare_run_logs(places: list[str], given: dict[str, Any], by: str | None) -> "AnyComparison":
+def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | None) -> "AnyComparison":
     problems = [
         f"{name}: is of frameworks that are run; --runs reads what was"
-        for name in given
+        for name in settings
         if name not in _RUN_ONLY_OPTIONS
     ]
-    if not places:
+    if not locations:
         problems.append("runs: missing; give the logs or the folders of finished runs")
     if by not in (None, "step", "tokens"):
         problems.append(f"by: {by!r} is neither step nor tokens")
-    if "tolerance" in given and not is_positive_number(given["tolerance"]):
-        problems.append(f"tolerance: {given['tolerance']} is no number above 0")
+    if "tolerance" in settings and not is_positive_number(settings["tolerance"]):
+        problems.append(f"tolerance: {settings['tolerance']} is no number above 0")
     raise_problems(problems)
     require_compare_packages()
-    curves = [read_loss_curve(place) for place in places]
-    return compare_runs(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))
+    curves = [read_loss_curve(location) for location in locations]
+    return compare_runs(curves, "tokens" if by == "tokens" else "step", settings.get("tolerance"))
 
 
-def _print_comparison(found: "AnyComparison", out: Path, *, as_json: bool) -> int:
+def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> int:
     from batchloom.analysis.compare import compare_output as written, compare_report as told  # noqa: PLC0415 - needs torch
 
-    files = written.write_comparison(found, out)
+    files = written.write_comparison(comparison, out)
     if as_json:
-        print(json.dumps(told.comparison_to_plain(found), ensure_ascii=False))
-        return 0 if found.agree else 1
+        print(json.dumps(told.comparison_to_plain(comparison), ensure_ascii=False))
+        return 0 if comparison.agree else 1
     console = plain_console()
     if not console.is_terminal:
         console.width = _TABLE_WIDTH
-    if found.synthetic:
-        console.print(told.make_banner(found), style="bold red")
-    table = Table(title=escape_unprintable(told.make_title(found)), title_justify="left")
-    for name in told.list_columns(found):
+    if comparison.synthetic:
+        console.print(told.make_banner(comparison), style="bold red")
+    table = Table(title=escape_unprintable(told.make_title(comparison)), title_justify="left")
+    for name in told.list_columns(comparison):
         table.add_column(name)
-    for row in told.make_table_rows(found):
+    for row in told.make_table_rows(comparison):
         table.add_row(*map(escape_unprintable, row))
     console.print(table, soft_wrap=False)
-    for sentence in told.describe_comparison(found):
+    for sentence in told.describe_comparison(comparison):
         console.print(escape_unprintable(sentence))
-    console.print(told.describe_verdict(found), style="bold" if found.agree else "bold red")
+    console.print(told.describe_verdict(comparison), style="bold" if comparison.agree else "bold red")
     console.print(f"Written: {', '.join(str(file) for file in files)}")
-    return 0 if found.agree else 1
+    return 0 if comparison.agree else 1

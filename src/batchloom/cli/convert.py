@@ -46,8 +46,7 @@ def convert(
     max_bad: Annotated[
         str,
         typer.Option(
-            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
-            "OUT.quarantine.jsonl."
+            help="Bad records allowed: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
@@ -58,13 +57,11 @@ def convert(
             help="Follow symbolic links that lead out of an input folder, as for prepare.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Write the rows of any input into one file of JSON lines, JSON or Parquet, untouched."""
     with ProgressDisplay() as display:
-        done = convert_rows(
+        result = convert_rows(
             inputs,
             out=out,
             mapping=parse_mapping(map_) if map_ is not None else None,
@@ -77,15 +74,15 @@ def convert(
             listener=display.show,
         )
     # Standard output holds the rows where they go there.
-    console = plain_console(stderr=done.path is None)
-    if as_json and done.path is not None:
-        print(json.dumps(dataclasses.asdict(done), default=str))
+    console = plain_console(stderr=result.path is None)
+    if as_json and result.path is not None:
+        print(json.dumps(dataclasses.asdict(result), default=str))
         return
-    console.print(_format_summary(done), markup=False)
+    console.print(_format_summary(result), markup=False)
 
 
-def _format_summary(done: ConversionResult) -> str:
-    size = f", {done.bytes / 1e6:,.1f} MB" if done.path else ""
-    bad = f"; {format_count(done.quarantined, 'bad record')} left out" if done.quarantined else ""
-    where = f" (see {done.quarantine})" if done.quarantine else ""
-    return f"{done.path or 'standard output'}: {format_count(done.rows, 'row')}{size}{bad}{where}."
+def _format_summary(result: ConversionResult) -> str:
+    size = f", {result.bytes / 1e6:,.1f} MB" if result.path else ""
+    bad = f"; {format_count(result.quarantined, 'bad record')} left out" if result.quarantined else ""
+    quarantine_note = f" (see {result.quarantine})" if result.quarantine else ""
+    return f"{result.path or 'standard output'}: {format_count(result.rows, 'row')}{size}{bad}{quarantine_note}."

@@ -15,16 +15,16 @@ def datasets(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """List the data sets that have a short name: batchloom prepare NAME --out STORE."""
-    found = batchloom.list_datasets()
+    entries = batchloom.list_datasets()
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(entries))
         return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "size", "read", "input"):
         table.add_column(title, justify="right" if title == "size" else "left", no_wrap=True)
     table.add_column("what it is")
-    for one in found:
-        read = "where it lies" if one["streaming"] else "downloaded"
-        read = read if one["source"] == "real" else "made up"
-        table.add_row(one["name"], one["size"], read, one["input"], one["description"])
+    for entry in entries:
+        access = "where it lies" if entry["streaming"] else "downloaded"
+        access = access if entry["source"] == "real" else "made up"
+        table.add_row(entry["name"], entry["size"], access, entry["input"], entry["description"])
     plain_console().print(table)

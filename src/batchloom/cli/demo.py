@@ -12,9 +12,7 @@ from batchloom.train import require_train_packages
 def demo(
     *,
     out: Annotated[Path, typer.Option(help="The demo's own folder.")] = Path("demo"),
-    steps: Annotated[
-        int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)] = None,
 ) -> None:
     """Watch a model learn from real text in about three minutes: prepare, check, load, train, sample.
 

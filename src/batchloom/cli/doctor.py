@@ -26,9 +26,7 @@ _LABEL_WIDTH = 14
 def doctor(
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT...", help="Whatever prepare reads; also stores and Megatron prefixes."
-        ),
+        typer.Argument(metavar="INPUT...", help="Whatever prepare reads; also stores and Megatron prefixes."),
     ],
     *,
     tokenizer: Annotated[
@@ -48,26 +46,16 @@ def doctor(
     ] = None,
     ignore: Annotated[
         str | None,
-        typer.Option(
-            help="Columns and message keys to treat as absent, separated by commas: lang,score."
-        ),
+        typer.Option(help="Columns and message keys to treat as absent, separated by commas: lang,score."),
     ] = None,
-    text_field: Annotated[
-        str | None, typer.Option(help="Field of a record that holds the text.")
-    ] = None,
+    text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens a conversation may have.")] = None,
-    overlong: Annotated[
-        str, typer.Option(help="What becomes of longer ones, as for prepare.")
-    ] = "drop",
-    split_on: Annotated[
-        str, typer.Option(help="What a document of a text file is, as for prepare.")
-    ] = "auto",
+    overlong: Annotated[str, typer.Option(help="What becomes of longer ones, as for prepare.")] = "drop",
+    split_on: Annotated[str, typer.Option(help="What a document of a text file is, as for prepare.")] = "auto",
     end_token: Annotated[
         str | None, typer.Option(help="End-of-document token, where the tokenizer does not say.")
     ] = None,
-    normalize: Annotated[
-        bool, typer.Option("--normalize/--no-normalize", help="As for prepare.")
-    ] = True,
+    normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", help="As for prepare.")] = True,
     processor: Annotated[
         str | None,
         typer.Option(help="Reads images and audio, as for prepare: the folder of a processor."),
@@ -86,16 +74,12 @@ def doctor(
     global_batch_size: Annotated[
         int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
     ] = None,
-    max_bad: Annotated[
-        str, typer.Option(help="Bad records allowed, as for prepare; more are a fault.")
-    ] = "0.1%",
+    max_bad: Annotated[str, typer.Option(help="Bad records allowed, as for prepare; more are a fault.")] = "0.1%",
     full: Annotated[
         bool,
         typer.Option("--full", help="Read everything; without it a sample of what exceeds 16 MiB."),
     ] = False,
-    preview: Annotated[
-        int, typer.Option(help="How many documents of each source to show as a model sees them.")
-    ] = 2,
+    preview: Annotated[int, typer.Option(help="How many documents of each source to show as a model sees them.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Look at inputs before any work: schema, lengths, faults, packing, the first documents.
@@ -104,7 +88,7 @@ def doctor(
     """
     try:
         with ProgressDisplay() as display:
-            found = batchloom.doctor(
+            diagnosis = batchloom.doctor(
                 inputs,
                 tokenizer=tokenizer,
                 end_token=end_token,
@@ -129,49 +113,49 @@ def doctor(
     except BatchloomError as error:
         if isinstance(error, SettingsError) or not as_json:
             raise
-        found = make_unread_diagnosis(inputs, redact_urls(str(error), inputs))
-    return _report_diagnosis(found, as_json=as_json)
+        diagnosis = make_unread_diagnosis(inputs, redact_urls(str(error), inputs))
+    return _report_diagnosis(diagnosis, as_json=as_json)
 
 
-def _report_diagnosis(found: Diagnosis, *, as_json: bool) -> int:
+def _report_diagnosis(diagnosis: Diagnosis, *, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(found.plain()))
+        print(json.dumps(diagnosis.plain()))
     else:
-        _print_diagnosis(plain_console(), found)
-    return 0 if found.sound else 1
+        _print_diagnosis(plain_console(), diagnosis)
+    return 0 if diagnosis.sound else 1
 
 
-def _print_diagnosis(console: Console, found: Diagnosis) -> None:
-    for source in found.sources:
-        _print_source(console, source, exact=found.exact)
-    for prepared in found.prepared:
+def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    for source in diagnosis.sources:
+        _print_source(console, source, exact=diagnosis.exact)
+    for prepared in diagnosis.prepared:
         _print_prepared(console, prepared)
-    if found.sources:
-        _print_totals(console, found)
-    shown = [one for source in found.sources for one in source.preview]
-    shown += [one for prepared in found.prepared for one in prepared.preview]
-    print_preview(console, shown)
+    if diagnosis.sources:
+        _print_totals(console, diagnosis)
+    previews = [document for source in diagnosis.sources for document in source.preview]
+    previews += [document for prepared in diagnosis.prepared for document in prepared.preview]
+    print_preview(console, previews)
     for kind, style, sentences in (
-        ("note", "", found.notes),
-        ("warning", "yellow", found.warnings),
-        ("FAULT", "red", found.faults),
+        ("note", "", diagnosis.notes),
+        ("warning", "yellow", diagnosis.warnings),
+        ("FAULT", "red", diagnosis.faults),
     ):
         for sentence in sentences:
             console.print(f"{kind}: {escape_unprintable(sentence)}", style=style)
-    for bad in found.bad:
+    for bad in diagnosis.bad:
         console.print(f"bad record: {escape_unprintable(bad.sentence)}", style="red")
-    if found.bad_seen > len(found.bad):
-        console.print(f"bad records: {found.bad_seen - len(found.bad):,} more", style="red")
-    verdict = "sound" if found.sound else format_count(len(found.faults), "fault")
+    if diagnosis.bad_seen > len(diagnosis.bad):
+        console.print(f"bad records: {diagnosis.bad_seen - len(diagnosis.bad):,} more", style="red")
+    verdict = "sound" if diagnosis.sound else format_count(len(diagnosis.faults), "fault")
     console.print(f"{'verdict:':{_LABEL_WIDTH}} {verdict}")
-    unread = [one.path for one in found.prepared if one.kind == "store" and not one.checked]
-    if found.sound and unread:
+    unread = [facts.path for facts in diagnosis.prepared if facts.kind == "store" and not facts.checked]
+    if diagnosis.sound and unread:
         console.print(
             f"{'':{_LABEL_WIDTH}} Bytes of {escape_unprintable(unread[0])} were not compared with their checksums; "
             f"batchloom check "
             "does that, and doctor --full."
         )
-    for command in found.commands:
+    for command in diagnosis.commands:
         console.print(f"{'next:':{_LABEL_WIDTH}} {command}")
 
 
@@ -202,46 +186,44 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
         f"{about}{source.records:,} ({source.documents:,} documents, {source.empty:,} empty, {source.bad:,} bad"
         f"{dropped})",
     )
-    for kind, some in source.media.items():
+    for kind, media_count in source.media.items():
         each = "video frame" if kind == "video" else kind
         _print_row(
             console,
             kind,
-            f"{about}{format_count(some.media, each)} in {format_count(some.documents, 'document')}: "
-            f"{some.tokens:,} tokens",
+            f"{about}{format_count(media_count.media, each)} in {format_count(media_count.documents, 'document')}: "
+            f"{media_count.tokens:,} tokens",
         )
     for label, lengths in (("characters", source.characters), ("tokens", source.tokens)):
         if lengths is not None:
             _print_row(console, label, _format_lengths(lengths, exact=exact))
     if source.total_tokens:
         share = (source.trained_tokens or 0) / source.total_tokens
-        _print_row(
-            console, "tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained"
-        )
+        _print_row(console, "tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
 
 
 def _format_lengths(lengths: LengthFacts, *, exact: bool) -> str:
-    said = (
-        f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest "
-        f"{lengths.longest:,}"
+    summary = (
+        f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest {lengths.longest:,}"
     )
-    return said if exact else f"{said} (of {lengths.documents:,} in the sample)"
+    return summary if exact else f"{summary} (of {lengths.documents:,} in the sample)"
 
 
 def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
-    found = prepared.inspection
+    inspection = prepared.inspection
     state = "not made a store yet" if prepared.kind == "ids" else "prepared already"
     console.print(f"{escape_unprintable(prepared.path)}: {prepared.kind}, {state}", style="bold")
-    if found is None:
+    if inspection is None:
         return
-    split = f" [{found.split}]" if found.split else ""
-    fill = next(one for one in found.efficiencies if one.packing == "best_fit").fill
+    split = f" [{inspection.split}]" if inspection.split else ""
+    fill = next(efficiency for efficiency in inspection.efficiencies if efficiency.packing == "best_fit").fill
     _print_row(
         console,
         "holds" + split,
-        f"{found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}), longest {found.longest:,}",
+        f"{inspection.documents:,} documents, {inspection.tokens:,} tokens ({inspection.dtype}), longest "
+        f"{inspection.longest:,}",
     )
-    _print_row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
+    _print_row(console, "packing", f"{fill:.2%} full at seq_len {inspection.seq_len:,}")
     _print_row(
         console,
         "verified",
@@ -249,44 +231,44 @@ def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
     )
 
 
-def _print_totals(console: Console, found: Diagnosis) -> None:
-    about = "" if found.exact else "about "
+def _print_totals(console: Console, diagnosis: Diagnosis) -> None:
+    about = "" if diagnosis.exact else "about "
     console.print(
-        f"all: {format_count(found.files, 'file')}, {format_size(found.bytes)}, "
-        f"{about}{format_count(found.documents, 'document')}",
+        f"all: {format_count(diagnosis.files, 'file')}, {format_size(diagnosis.bytes)}, "
+        f"{about}{format_count(diagnosis.documents, 'document')}",
         style="bold",
     )
-    if not found.exact:
+    if not diagnosis.exact:
         _print_row(
             console,
             "sample",
-            f"{format_size(found.read_bytes)} of {format_size(found.bytes)} were read: counts are estimates, "
+            f"{format_size(diagnosis.read_bytes)} of {format_size(diagnosis.bytes)} were read: counts are estimates, "
             f"--full reads "
             "everything",
         )
-    if found.duplicates and found.duplicates.documents:
-        copies = found.duplicates
-        seen = "" if copies.exact else " in the sample, which sees few of them"
-        fate = (
-            "left out (--no-dedup keeps them); all figures here are with them"
-            if copies.left_out
-            else "kept"
+    if diagnosis.duplicates and diagnosis.duplicates.documents:
+        copies = diagnosis.duplicates
+        sample_note = "" if copies.exact else " in the sample, which sees few of them"
+        duplicate_handling = (
+            "left out (--no-dedup keeps them); all figures here are with them" if copies.left_out else "kept"
         )
-        then = f"; prepare: {fate}" if copies.repeated else ""
+        then = f"; prepare: {duplicate_handling}" if copies.repeated else ""
         _print_row(
             console,
             "duplicates",
-            f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){seen}{then}",
+            f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){sample_note}{then}",
         )
-    if found.tokenizer and found.tokens is not None:
-        one = found.tokenizer
-        template = f", template {one.template}" if one.template else ""
+    if diagnosis.tokenizer and diagnosis.tokens is not None:
+        tokenizer = diagnosis.tokenizer
+        template = f", template {tokenizer.template}" if tokenizer.template else ""
         _print_row(
-            console, "tokenizer", f"{one.name} ({one.vocab_size:,} ids, {one.engine}{template})"
+            console,
+            "tokenizer",
+            f"{tokenizer.name} ({tokenizer.vocab_size:,} ids, {tokenizer.engine}{template})",
         )
-        _print_row(console, "tokens", f"{about}{found.tokens:,}")
-    if found.packing:
-        pack = found.packing
+        _print_row(console, "tokens", f"{about}{diagnosis.tokens:,}")
+    if diagnosis.packing:
+        pack = diagnosis.packing
         steps = f", {pack.steps:,} steps of {pack.global_batch_size:,}" if pack.steps else ""
         _print_row(
             console,
@@ -294,26 +276,24 @@ def _print_totals(console: Console, found: Diagnosis) -> None:
             f"{about}{format_count(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
             f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
         )
-    if found.seconds is not None and found.store_bytes is not None:
+    if diagnosis.seconds is not None and diagnosis.store_bytes is not None:
         _print_row(
             console,
             "prepare",
-            f"about {format_duration(found.seconds)} on this machine, {format_size(found.store_bytes)} on disk",
+            f"about {format_duration(diagnosis.seconds)} on this machine, {format_size(diagnosis.store_bytes)} on disk",
         )
-    for way in found.ways:
-        steps = (
-            "as many steps as are given" if way.steps is None else f"{way.steps:,} steps an epoch"
-        )
-        if way.way == "prepare":
+    for estimate in diagnosis.ways:
+        steps = "as many steps as are given" if estimate.steps is None else f"{estimate.steps:,} steps an epoch"
+        if estimate.way == "prepare":
             first = "prepared"
             start = "first batch in about a second, once prepared"
-            steps = steps if way.steps else "exact steps of every epoch"
+            steps = steps if estimate.steps else "exact steps of every epoch"
         else:
             first = "streamed"
-            lanes = format_count(way.lanes or 0, "lane")
-            start = f"first batch after about {format_duration(way.start_seconds)}, {lanes}"
+            lanes = format_count(estimate.lanes or 0, "lane")
+            start = f"first batch after about {format_duration(estimate.start_seconds)}, {lanes}"
         _print_row(
             console,
             first,
-            f"{start}; about {format_size(way.memory_bytes)} of memory a run; {steps}",
+            f"{start}; about {format_size(estimate.memory_bytes)} of memory a run; {steps}",
         )

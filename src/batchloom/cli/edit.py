@@ -56,9 +56,7 @@ def edit(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds in which a run that trains is to answer.")
     ] = STARTUP_TIMEOUT_S,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")] = False,
 ) -> None:
     """Change a run from a step on: weights, steps left out, banned documents, sizes.
 
@@ -66,7 +64,7 @@ def edit(
     trains is handed the edit, and takes it between two steps or refuses it.
     """
     require_train_packages()
-    asked = Edit(
+    requested_edit = Edit(
         step=at_step,
         weights=None if weights is None else _parse_weights(weights),
         skip=skip,
@@ -76,21 +74,19 @@ def edit(
         note=note,
     )
     if (data is None) == (mixture is None):
-        raise SettingsError(
-            ["--data: give either --data or --mixture, what the run was started on"]
-        )
+        raise SettingsError(["--data: give either --data or --mixture, what the run was started on"])
     # torch takes seconds
     from batchloom.train import edit_run  # noqa: PLC0415
 
-    given: Any = data if mixture is None else read_mixture(mixture)
+    run_data: Any = data if mixture is None else read_mixture(mixture)
     console = plain_console()
     try:
-        found = edit_run(
-            *(run, given, asked),
+        result = edit_run(
+            *(run, run_data, requested_edit),
             generation=generation,
             dry_run=dry_run,
             patience=wait,
-            say=console.print,
+            print_line=console.print,
         )
     except KeyboardInterrupt:
         typer.echo(
@@ -98,33 +94,33 @@ def edit(
             err=True,
         )
         raise typer.Exit(130) from None
-    for line in found.before:
-        if line not in found.after:
+    for line in result.before:
+        if line not in result.after:
             console.print(f"- {line}")
-    for line in found.after:
-        console.print(f"+ {line}" if line not in found.before else f"  {line}")
-    console.print(json.dumps(_summarize_entry(found.entry), ensure_ascii=False))
-    where = f"{found.checkpoint} (edit {found.number} of its journal)"
-    if found.checkpoint is None:
+    for line in result.after:
+        console.print(f"+ {line}" if line not in result.before else f"  {line}")
+    console.print(json.dumps(_summarize_entry(result.entry), ensure_ascii=False))
+    journal_location = f"{result.checkpoint} (edit {result.number} of its journal)"
+    if result.checkpoint is None:
         console.print(
-            f"Taken by the run; it holds after {format_count(at_step, 'step')} (edit {found.number} of its journal, "
-            f"fingerprint {found.entry['fingerprint']}); its next checkpoint has it."
+            f"Taken by the run; it holds after {format_count(at_step, 'step')} (edit {result.number} of its journal, "
+            f"fingerprint {result.entry['fingerprint']}); its next checkpoint has it."
         )
         return
-    console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")
+    console.print(f"Would be written to {journal_location}." if dry_run else f"Written to {journal_location}.")
 
 
 def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:
     """What is said of an edit in a journal: of many banned documents how many."""
-    told = {name: value for name, value in entry.items() if name != "fingerprint"}
-    if "ban" in told:
-        told["ban"] = {
+    summary = {name: value for name, value in entry.items() if name != "fingerprint"}
+    if "ban" in summary:
+        summary["ban"] = {
             name: numbers
             if len(numbers) <= _MAX_LISTED
             else f"{len(numbers):,} documents from {numbers[0]} to {numbers[-1]}"
-            for name, numbers in told["ban"].items()
+            for name, numbers in summary["ban"].items()
         }
-    return told
+    return summary
 
 
 def _parse_weights(text: str) -> Any:
@@ -132,7 +128,7 @@ def _parse_weights(text: str) -> Any:
         return text
     if text.lstrip().startswith("{"):
         return parse_yaml(text.encode(), "--weights")
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     problems = []
     for word in text.split(","):
         name, equals, weight = word.strip().partition("=")
@@ -140,24 +136,20 @@ def _parse_weights(text: str) -> Any:
             number = float(weight)
         except ValueError:
             number = -1.0
-        if not name or not equals or name in found or number < 0:
-            problems.append(
-                f"--weights: {quote_value(word)} is no NAME=WEIGHT, or a name is there twice"
-            )
-        found[name] = number
+        if not name or not equals or name in weights or number < 0:
+            problems.append(f"--weights: {quote_value(word)} is no NAME=WEIGHT, or a name is there twice")
+        weights[name] = number
     if problems:
         raise SettingsError(problems)
-    return found
+    return weights
 
 
 def _parse_bans(words: list[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    bans: dict[str, list[int]] = {}
     for word in words:
         name, colon, numbers = word.rpartition(":")
         try:
-            found.setdefault(name if colon else "data", []).extend(map(int, numbers.split(",")))
+            bans.setdefault(name if colon else "data", []).extend(map(int, numbers.split(",")))
         except ValueError:
-            raise SettingsError(
-                [f"--ban: {quote_value(word)} is no SOURCE:NUMBER,NUMBER,..."]
-            ) from None
-    return found
+            raise SettingsError([f"--ban: {quote_value(word)} is no SOURCE:NUMBER,NUMBER,..."]) from None
+    return bans

@@ -18,15 +18,9 @@ def explain(
     store: order.StorePath = None,
     *,
     step: Annotated[int, typer.Option(help="The step, from 0.")],
-    rank: Annotated[
-        int | None, typer.Option(help="Only the rows of this rank of --world-size.")
-    ] = None,
-    row: Annotated[
-        int | None, typer.Option(help="Only this row: of the rank's batch, or of the step.")
-    ] = None,
-    text: Annotated[
-        int, typer.Option(help="Characters of each span's text at the most; 0 for none.")
-    ] = 80,
+    rank: Annotated[int | None, typer.Option(help="Only the rows of this rank of --world-size.")] = None,
+    row: Annotated[int | None, typer.Option(help="Only this row: of the rank's batch, or of the step.")] = None,
+    text: Annotated[int, typer.Option(help="Characters of each span's text at the most; 0 for none.")] = 80,
     world_size: order.WorldSize = None,
     mixture: order.MixtureText = None,
     checkpoint: order.CheckpointPath = None,
@@ -49,7 +43,7 @@ def explain(
     as_json: order.AsJson = False,
 ) -> None:
     """Show what a step holds: each sequence's documents, where they came from, and how they begin."""
-    asked = PlanRequest(
+    request = PlanRequest(
         store=store,
         mixture=mixture,
         checkpoint=checkpoint,
@@ -58,27 +52,25 @@ def explain(
         settings=order.select_plan_settings(locals()),
     )
     with order.log_to_stderr():
-        plan, _ = resolve_plan(asked)
-        found = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
+        plan, _ = resolve_plan(request)
+        sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
     if as_json:
-        plain = [dataclasses.asdict(sequence) for sequence in found]
-        about = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
-        print(json.dumps({**about, "sequences": plain}, ensure_ascii=False))
+        plain = [dataclasses.asdict(sequence) for sequence in sequences]
+        header = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
+        print(json.dumps({**header, "sequences": plain}, ensure_ascii=False))
         return
     console, mark = plain_console(), "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     console.print(f"step {step:,} of plan {plan.fingerprint}{mark}")
-    for sequence in found:
+    for sequence in sequences:
         _print_sequence(console.print, sequence, world_size)
 
 
-def _print_sequence(
-    say: Callable[[str], None], one: ExplainedSequence, world_size: int | None
-) -> None:
-    ranks = f", rank {one.rank} row {one.rank_row}" if world_size else ""
-    held = format_count(len(one.spans), "span") if one.spans else "empty: past the end of the run"
-    say(f"row {one.row}{ranks}, position {one.position:,}: {held}, padding {one.padding:,}")
-    for span in one.spans:
-        say("  " + _format_span(span))
+def _print_sequence(print_line: Callable[[str], None], sequence: ExplainedSequence, world_size: int | None) -> None:
+    ranks = f", rank {sequence.rank} row {sequence.rank_row}" if world_size else ""
+    contents = format_count(len(sequence.spans), "span") if sequence.spans else "empty: past the end of the run"
+    print_line(f"row {sequence.row}{ranks}, position {sequence.position:,}: {contents}, padding {sequence.padding:,}")
+    for span in sequence.spans:
+        print_line("  " + _format_span(span))
 
 
 def _format_span(span: ExplainedSpan) -> str:
@@ -95,14 +87,12 @@ def _format_span(span: ExplainedSpan) -> str:
     elif span.trained < span.stop - span.start - 1:
         facts.append(f"{span.trained:,} trained")
     if span.origin is not None:
-        where = span.origin.line or span.origin.record
+        record_number = span.origin.line or span.origin.record
         unit = "line" if span.origin.line else "record"
-        facts.append(
-            f"{escape_unprintable(span.origin.source)} {unit} {where:,} (byte {span.origin.offset:,})"
-        )
+        facts.append(f"{escape_unprintable(span.origin.source)} {unit} {record_number:,} (byte {span.origin.offset:,})")
     facts += [
-        f"{one.kind} {escape_unprintable(one.path) or 'of the record'} ({one.stop - one.start:,} tokens)"
-        for one in span.media
+        f"{medium.kind} {escape_unprintable(medium.path) or 'of the record'} ({medium.stop - medium.start:,} tokens)"
+        for medium in span.media
     ]
     begins = f": {span.text!r}" if span.text else ""
     return ", ".join(facts) + begins
@@ -116,15 +106,9 @@ def when(
         str | None,
         typer.Option(help="Of a mixture one of its sources; else an input (file or data set)."),
     ] = None,
-    record: Annotated[
-        int | None, typer.Option(help="Number of a record in its file, from 0.")
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option(help="The input file, where the source has several.")
-    ] = None,
-    last_step: Annotated[
-        int | None, typer.Option(help="The last step of interest; the run's last by default.")
-    ] = None,
+    record: Annotated[int | None, typer.Option(help="Number of a record in its file, from 0.")] = None,
+    file: Annotated[str | None, typer.Option(help="The input file, where the source has several.")] = None,
+    last_step: Annotated[int | None, typer.Option(help="The last step of interest; the run's last by default.")] = None,
     world_size: order.WorldSize = None,
     mixture: order.MixtureText = None,
     checkpoint: order.CheckpointPath = None,
@@ -147,7 +131,7 @@ def when(
     as_json: order.AsJson = False,
 ) -> None:
     """Show every step and row in which a document is served, past and future."""
-    asked = PlanRequest(
+    request = PlanRequest(
         store=store,
         mixture=mixture,
         checkpoint=checkpoint,
@@ -156,10 +140,10 @@ def when(
         settings=order.select_plan_settings(locals()),
     )
     with order.log_to_stderr():
-        plan, found = resolve_plan(asked)
-        done = plan.orders.course.step_at(int(found.state["position"]))[0] if found else None
-        if last_step is None and done is not None and is_endless(plan):
-            last_step = max(done - 1, 0)
+        plan, saved_position = resolve_plan(request)
+        steps_done = plan.orders.course.step_at(int(saved_position.state["position"]))[0] if saved_position else None
+        if last_step is None and steps_done is not None and is_endless(plan):
+            last_step = max(steps_done - 1, 0)
         showings, unserved = find_serving_steps(
             plan,
             document=document,
@@ -170,32 +154,32 @@ def when(
             world_size=world_size,
         )
     if as_json:
-        about = {"fingerprint": plan.fingerprint, "step": done, **make_data_label(plan)}
-        told = {
-            "showings": [dataclasses.asdict(one) for one in showings],
-            "unserved": [dataclasses.asdict(one) for one in unserved],
+        header = {"fingerprint": plan.fingerprint, "step": steps_done, **make_data_label(plan)}
+        results = {
+            "showings": [dataclasses.asdict(showing) for showing in showings],
+            "unserved": [dataclasses.asdict(entry) for entry in unserved],
         }
-        print(json.dumps({**about, **told}, ensure_ascii=False))
+        print(json.dumps({**header, **results}, ensure_ascii=False))
         return
     mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
     console = plain_console()
-    console.print(
-        f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}"
-    )
-    for one in showings:
-        console.print("  " + _format_served_sequence(one, world_size, done))
-    for gone in unserved:
+    console.print(f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
+    for showing in showings:
+        console.print("  " + _format_served_sequence(showing, world_size, steps_done))
+    for unserved_document in unserved:
         console.print(
-            f"  {escape_unprintable(gone.source)} document {gone.document:,}: {escape_unprintable(gone.reason)}."
+            f"  {escape_unprintable(unserved_document.source)} document {unserved_document.document:,}: "
+            f"{escape_unprintable(unserved_document.reason)}."
         )
 
 
-def _format_served_sequence(one: ServedSequence, world_size: int | None, done: int | None) -> str:
-    ranks = f", rank {one.rank}" if world_size else ""
-    past = "" if done is None else (" (past)" if one.step < done else " (to come)")
-    ban = ", banned: served as padding" if one.banned else ""
+def _format_served_sequence(showing: ServedSequence, world_size: int | None, steps_done: int | None) -> str:
+    ranks = f", rank {showing.rank}" if world_size else ""
+    past = "" if steps_done is None else (" (past)" if showing.step < steps_done else " (to come)")
+    ban = ", banned: served as padding" if showing.banned else ""
     return (
-        f"step {one.step:,}{past}, row {one.row}{ranks}: {escape_unprintable(one.source)} document {one.document:,}, "
-        f"epoch {one.epoch}{ban}"
+        f"step {showing.step:,}{past}, row {showing.row}{ranks}: {escape_unprintable(showing.source)} document "
+        f"{showing.document:,}, "
+        f"epoch {showing.epoch}{ban}"
     )

@@ -35,12 +35,10 @@ def export(
     generation: Annotated[
         int | None, typer.Option(help="An older generation of the store; the newest by default.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Write a store in a form that other tools read."""
-    done = export_store(
+    result = export_store(
         path,
         to=to,  # type: ignore[arg-type]  # the door checks it
         out=out,
@@ -50,15 +48,16 @@ def export(
         progress=_ExportProgress().count,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(done), default=str))
+        print(json.dumps(dataclasses.asdict(result), default=str))
         return
     console = plain_console()
     console.print(
-        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {format_count(done.files, 'file')}, "
-        f"{format_size(done.bytes)}.",
+        f"{result.path}: {result.documents:,} documents, {result.tokens:,} tokens in "
+        f"{format_count(result.files, 'file')}, "
+        f"{format_size(result.bytes)}.",
         markup=False,
     )
-    for note in done.notes:
+    for note in result.notes:
         console.print(note, markup=False)
 
 
@@ -67,10 +66,10 @@ class _ExportProgress:
     """Says now and then, on standard error, how many documents are written."""
 
     def __init__(self) -> None:
-        self._documents, self._told = 0, time.monotonic()
+        self._documents, self._last_report_time = 0, time.monotonic()
 
     def count(self, documents: int) -> None:
         self._documents += documents
-        if time.monotonic() - self._told >= _PROGRESS_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._last_report_time >= _PROGRESS_SECONDS:
+            self._last_report_time = time.monotonic()
             print(f"exporting: {self._documents:,} documents", file=sys.stderr)

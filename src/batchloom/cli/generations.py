@@ -23,32 +23,32 @@ def log(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """List the generations of a store: what made each, and what it holds."""
-    found = read_log(path)
+    entries = read_log(path)
     if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        print(json.dumps([dataclasses.asdict(entry) for entry in entries], ensure_ascii=False))
         return
     console = plain_console()
-    for one in found:
-        console.print(_format_log_entry(one))
+    for entry in entries:
+        console.print(_format_log_entry(entry))
 
 
-def _format_log_entry(one: GenerationLogEntry) -> str:
-    documents, tokens = sum(one.documents.values()), sum(one.tokens.values())
+def _format_log_entry(entry: GenerationLogEntry) -> str:
+    documents, tokens = sum(entry.documents.values()), sum(entry.tokens.values())
     facts = [format_count(documents, "document"), format_count(tokens, "token")]
-    if one.sources:
-        more = f" and {len(one.sources) - 1:,} more" if len(one.sources) > 1 else ""
+    if entry.sources:
+        more = f" and {len(entry.sources) - 1:,} more" if len(entry.sources) > 1 else ""
         facts.append(
-            f"{format_count(len(one.sources), 'source')} added ({escape_unprintable(one.sources[0])}{more})"
+            f"{format_count(len(entry.sources), 'source')} added ({escape_unprintable(entry.sources[0])}{more})"
         )
-    if one.selected:
-        facts.append("sources " + ", ".join(map(escape_unprintable, one.selected)))
-    if one.recipe_fingerprint:
-        facts.append(f"recipe {one.recipe_fingerprint[:12]}")
-    if one.when:
-        facts.append(escape_unprintable(one.when))
-    if not one.readable:
+    if entry.selected:
+        facts.append("sources " + ", ".join(map(escape_unprintable, entry.selected)))
+    if entry.recipe_fingerprint:
+        facts.append(f"recipe {entry.recipe_fingerprint[:12]}")
+    if entry.when:
+        facts.append(escape_unprintable(entry.when))
+    if not entry.readable:
         facts.append("compacted away")
-    return f"{one.number:>4}  {one.made:<9}  {', '.join(facts)}"
+    return f"{entry.number:>4}  {entry.made:<9}  {', '.join(facts)}"
 
 
 def remove(
@@ -69,19 +69,15 @@ def remove(
             "hash), or the name of a source and the number of a record, counted from 0.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would go, and change nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Take documents out of a store, as its next generation."""
-    done = remove_documents(
-        path, sources=source or (), documents_file=documents_file, dry_run=dry_run
-    )
+    result = remove_documents(path, sources=source or (), documents_file=documents_file, dry_run=dry_run)
     if as_json:
-        print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(result), default=str, ensure_ascii=False))
         return
-    _print_removal(done, dry_run=dry_run)
+    _print_removal(result, dry_run=dry_run)
 
 
 def _format_first_lines(lines: Sequence[str]) -> str:
@@ -90,42 +86,45 @@ def _format_first_lines(lines: Sequence[str]) -> str:
     return ", ".join(map(escape_unprintable, lines[:_MAX_LISTED])) + more
 
 
-def _print_removal(done: RemovalResult, *, dry_run: bool) -> None:
+def _print_removal(result: RemovalResult, *, dry_run: bool) -> None:
     console = plain_console()
-    if done.absent:
-        console.print(f"not in the store: {_format_first_lines(done.absent)}")
-    if done.left_out:
+    if result.absent:
+        console.print(f"not in the store: {_format_first_lines(result.absent)}")
+    if result.left_out:
         console.print(
-            f"read, but without a document in the store: {_format_first_lines(done.left_out)}. Such a record was "
+            f"read, but without a document in the store: {_format_first_lines(result.left_out)}. Such a record was "
             f"left out when the "
             "store was made (a duplicate, dropped, empty or bad) or is compacted away. The text of a duplicate still "
             "stands under another record: the hash of the text (32 hex digits of XXH3-128) in place of the line "
             "removes it there."
         )
-    if done.before:
-        console.print(f"{format_count(done.before, 'document')} had been removed before.")
-    if not done.documents:
+    if result.before:
+        console.print(f"{format_count(result.before, 'document')} had been removed before.")
+    if not result.documents:
         console.print("Nothing to remove; the store stays as it is.")
         return
-    for name, documents, tokens in done.by_source:
+    for name, documents, tokens in result.by_source:
         console.print(f"{documents:>12,} {tokens:>15,} tokens  {escape_unprintable(name)}")
-    what = f"{format_count(done.documents, 'document')} of {done.tokens:,} tokens"
-    place = escape_unprintable(str(done.path))
+    removed_text = f"{format_count(result.documents, 'document')} of {result.tokens:,} tokens"
+    store_path = escape_unprintable(str(result.path))
     if dry_run:
-        left = " No document would be left." if done.emptied else ""
-        console.print(f"{what} would be removed from {place}; nothing was changed.{left}")
+        empty_note = " No document would be left." if result.emptied else ""
+        console.print(f"{removed_text} would be removed from {store_path}; nothing was changed.{empty_note}")
         return
     console.print(
-        f"{what} removed from {place}, which is generation {done.generation} now: they read as end tokens without loss."
+        f"{removed_text} removed from {store_path}, which is generation {result.generation} now: they read as end "
+        "tokens without loss."
     )
-    if done.emptied:
+    if result.emptied:
         console.print(
-            f"No document is left: batchloom compact refuses a store without any, so delete {place} where the text is "
+            f"No document is left: batchloom compact refuses a store without any, so delete {store_path} where the "
+            "text is "
             "to go for good."
         )
         return
     console.print(
-        f"Older generations and the shards themselves still hold the text: batchloom compact {place} deletes it, and "
+        f"Older generations and the shards themselves still hold the text: batchloom compact {store_path} deletes "
+        "it, and "
         "runs on older generations cannot go on then."
     )
 
@@ -139,21 +138,21 @@ def compact(
 
     Let no training read the store meanwhile.
     """
-    done = compact_store(path)
+    result = compact_store(path)
     if as_json:
-        print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(result), default=str, ensure_ascii=False))
         return
-    console, place = plain_console(), escape_unprintable(str(done.path))
-    if not done.made:
-        left = f"; {format_count(done.files, 'file')} left over deleted" if done.files else ""
+    console, store_path = plain_console(), escape_unprintable(str(result.path))
+    if not result.made:
+        leftover_note = f"; {format_count(result.files, 'file')} left over deleted" if result.files else ""
         console.print(
-            f"Nothing to compact: {place} is one generation, and no document of it is removed{left}."
+            f"Nothing to compact: {store_path} is one generation, and no document of it is removed{leftover_note}."
         )
         return
-    ended = ", ".join(map(str, done.ended))
+    ended_generations = ", ".join(map(str, result.ended))
     console.print(
-        f"{place} is generation {done.generation} now; {ended} can be opened no longer. "
-        f"{format_count(done.documents, 'removed document')} left for good, {format_count(done.shards, 'shard')} "
+        f"{store_path} is generation {result.generation} now; {ended_generations} can be opened no longer. "
+        f"{format_count(result.documents, 'removed document')} left for good, {format_count(result.shards, 'shard')} "
         f"written anew, "
-        f"{format_count(done.files, 'file')} deleted."
+        f"{format_count(result.files, 'file')} deleted."
     )

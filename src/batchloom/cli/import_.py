@@ -23,27 +23,17 @@ def import_(
     ],
     *,
     out: Annotated[Path, typer.Option(help="Folder of the store.")],
-    val: Annotated[
-        list[str] | None, typer.Option(help="A prefix or file of the subset val (repeatable).")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="What made the ids, as for prepare (but for train:N).")
-    ] = None,
+    val: Annotated[list[str] | None, typer.Option(help="A prefix or file of the subset val (repeatable).")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="What made the ids, as for prepare (but for train:N).")] = None,
     end_token: Annotated[
         str | None,
         typer.Option(help="End-of-document token, where the tokenizer does not say."),
     ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Without a tokenizer: every id is below this.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of the ids of a flat file: uint16, uint32, int32, ...")
-    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Without a tokenizer: every id is below this.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the ids of a flat file: uint16, uint32, int32, ...")] = None,
     eod: Annotated[
         int | None,
-        typer.Option(
-            help="Id that ends each document of a flat file (the tokenizer's, when not given)."
-        ),
+        typer.Option(help="Id that ends each document of a flat file (the tokenizer's, when not given)."),
     ] = None,
     document_tokens: Annotated[
         int | None,
@@ -53,12 +43,8 @@ def import_(
         float,
         typer.Option(help="Share of documents, by hash, for validation; only with --copy."),
     ] = 0.0,
-    tokens_per_shard: Annotated[
-        str, typer.Option(help="With --copy: a shard has at most so many tokens.")
-    ] = "100M",
-    copy: Annotated[
-        bool, typer.Option("--copy", help="Write shards anew instead of linking the files.")
-    ] = False,
+    tokens_per_shard: Annotated[str, typer.Option(help="With --copy: a shard has at most so many tokens.")] = "100M",
+    copy: Annotated[bool, typer.Option("--copy", help="Write shards anew instead of linking the files.")] = False,
     symlink: Annotated[
         bool,
         typer.Option(
@@ -66,14 +52,12 @@ def import_(
             help="Link by name, where hard links are impossible; the store needs the files where they are.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> int:
     """Make a store around files of token ids, which stay as they are (hard links, no copy)."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
-    how: LinkMode = "copy" if copy else "symlink" if symlink else "link"
+    link_mode: LinkMode = "copy" if copy else "symlink" if symlink else "link"
     spec = ImportSpec(
         inputs=tuple(inputs),
         val=tuple(val or ()),
@@ -85,7 +69,7 @@ def import_(
         document_tokens=document_tokens,
         val_fraction=val_fraction,
         tokens_per_shard=parse_size(tokens_per_shard),
-        how=how,
+        how=link_mode,
     )
     with ProgressDisplay() as display:
         result = run_import(spec, out, display.show)

@@ -23,15 +23,11 @@ _BAR_WIDTH = 40
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(
-            help="A store's folder or URL, a Megatron prefix, or the name of synthetic data."
-        ),
+        typer.Argument(help="A store's folder or URL, a Megatron prefix, or the name of synthetic data."),
     ],
     *,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
-    seq_len: Annotated[
-        int, typer.Option(help="Tokens of a sequence, for the packing table.")
-    ] = 2048,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for the packing table.")] = 2048,
     first: Annotated[int, typer.Option(help="How many documents to show decoded.")] = 3,
     generation: Annotated[
         int | None, typer.Option(help="An older generation of the store; the newest by default.")
@@ -39,60 +35,62 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show shards, documents, tokens, lengths, packing efficiency and the first documents."""
-    found = batchloom.inspect(
-        path, split=split, seq_len=seq_len, first=first, generation=generation
-    )
+    inspection = batchloom.inspect(path, split=split, seq_len=seq_len, first=first, generation=generation)
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(inspection), ensure_ascii=False))
         return
     console = plain_console()
-    _print_counts(console, found)
+    _print_counts(console, inspection)
     _print_shares(console, path, generation)
-    _print_packing(console, found)
+    _print_packing(console, inspection)
     # Of a generation without an own one it is the page of the last that has one.
-    numbers = range(found.generation or 1, 0, -1)
+    numbers = range(inspection.generation or 1, 0, -1)
     pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)
-    if page := next((one for one in pages if one.is_file()), None):
+    if page := next((candidate for candidate in pages if candidate.is_file()), None):
         console.print(f"report: {escape_unprintable(str(page))}")
-    for number, text in enumerate(found.first):
+    for number, text in enumerate(inspection.first):
         console.print(f"document {number} begins {text!r}")
 
 
-def _print_counts(console: Console, found: Inspection) -> None:
-    split = f" [{found.split}]" if found.split else ""
+def _print_counts(console: Console, inspection: Inspection) -> None:
+    split = f" [{inspection.split}]" if inspection.split else ""
     documents, shards = (
-        format_count(found.documents, "document"),
-        format_count(found.shards, "shard"),
+        format_count(inspection.documents, "document"),
+        format_count(inspection.shards, "shard"),
     )
     console.print(
-        f"{escape_unprintable(str(found.path))}{split}: {documents}, {found.tokens:,} tokens ({found.dtype}) in "
+        f"{escape_unprintable(str(inspection.path))}{split}: {documents}, {inspection.tokens:,} tokens "
+        f"({inspection.dtype}) in "
         f"{shards}",
     )
-    if found.generation is not None and found.generation > 1:
+    if inspection.generation is not None and inspection.generation > 1:
         console.print(
-            f"generation {found.generation} (batchloom log {escape_unprintable(str(found.path))} lists all)"
+            f"generation {inspection.generation} (batchloom log {escape_unprintable(str(inspection.path))} lists all)"
         )
-    if found.removed:
+    if inspection.removed:
         console.print(
-            f"{format_count(found.removed, 'document')} of these removed: read as end tokens that are not trained, "
+            f"{format_count(inspection.removed, 'document')} of these removed: read as end tokens that are not "
+            "trained, "
             f"until "
             "batchloom compact"
         )
-    if found.preferences:
-        sides = ", ".join(f"{count:,} {side}" for side, count in found.sides.items())
-        console.print(f"preferences ({found.preferences}): {sides}")
-    for kind, some in found.media.items():
+    if inspection.preferences:
+        sides = ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items())
+        console.print(f"preferences ({inspection.preferences}): {sides}")
+    for kind, media_count in inspection.media.items():
         each = "video frame" if kind == "video" else kind
         console.print(
-            f"{format_count(some.media, each)} in {format_count(some.documents, 'document')}: {some.tokens:,} tokens, "
-            f"{some.tokens / found.tokens:.1%} of all ({escape_unprintable(found.processor)})"
+            f"{format_count(media_count.media, each)} in {format_count(media_count.documents, 'document')}: "
+            f"{media_count.tokens:,} tokens, "
+            f"{media_count.tokens / inspection.tokens:.1%} of all ({escape_unprintable(inspection.processor)})"
         )
     console.print(
-        f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
-        f"longest {found.longest:,}",
+        f"lengths in tokens: shortest {inspection.shortest:,}, median {inspection.median:,.0f}, mean "
+        f"{inspection.mean:,.1f}, "
+        f"longest {inspection.longest:,}",
     )
-    most = max(count for _, _, count in found.histogram)
-    for low, below, count in found.histogram:
+    most = max(count for _, _, count in inspection.histogram)
+    for low, below, count in inspection.histogram:
         console.print(
             f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR_WIDTH * count / most)}",
         )
@@ -106,8 +104,8 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
     subsets, recipe = manifest.subsets.values(), manifest.recipe
     notes = describe_missed_shares(
         {name: recipe.get(f"{name}_fraction") or 0.0 for name in ("val", "test")},
-        {name: subset.kept[1] for name, subset in manifest.subsets.items()},
-        sum(subset.kept[0] for subset in subsets),
+        {name: subset.remaining_counts[1] for name, subset in manifest.subsets.items()},
+        sum(subset.remaining_counts[0] for subset in subsets),
         balance=bool(recipe.get("balance_subsets")),
         texts="reading" in recipe,
         splits=any(source.kind in ("text", "code") for source in manifest.sources),
@@ -116,32 +114,32 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
         console.print(note)
 
 
-def _print_packing(console: Console, found: Inspection) -> None:
+def _print_packing(console: Console, inspection: Inspection) -> None:
     table = Table(
-        title=f"packing at seq_len {found.seq_len:,}, overlong={found.overlong!r}",
+        title=f"packing at seq_len {inspection.seq_len:,}, overlong={inspection.overlong!r}",
         title_justify="left",
     )
     for name in ("packing", "sequences", "filled", "documents cut"):
         table.add_column(name, justify="left" if name == "packing" else "right")
-    for row in found.efficiencies:
+    for row in inspection.efficiencies:
         about = "" if row.exact else "about "
         table.add_row(row.packing, f"{about}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
     console.print(table)
-    dropped, truncated = found.left_out["drop"], found.left_out["truncate"]
+    dropped, truncated = inspection.left_out["drop"], inspection.left_out["truncate"]
     if not dropped.documents:
-        console.print(f"no document is longer than {found.seq_len:,} tokens")
+        console.print(f"no document is longer than {inspection.seq_len:,} tokens")
         return
-    default = {found.overlong: " (the default here)"}
+    default = {inspection.overlong: " (the default here)"}
     longer = "document is" if dropped.documents == 1 else "documents are"
-    if found.media:
+    if inspection.media:
         console.print(
-            f"{dropped.documents:,} {longer} longer than {found.seq_len:,} tokens and left out, with "
+            f"{dropped.documents:,} {longer} longer than {inspection.seq_len:,} tokens and left out, with "
             f"{dropped.tokens:,} tokens: of data with images or audio nothing is cut; a larger seq_len keeps them",
             markup=False,
         )
         return
     console.print(
-        f"{dropped.documents:,} {longer} longer than {found.seq_len:,} tokens: overlong='split'"
+        f"{dropped.documents:,} {longer} longer than {inspection.seq_len:,} tokens: overlong='split'"
         f"{default.get('split', '')} cuts, 'drop'{default.get('drop', '')} leaves out their {dropped.tokens:,} tokens, "
         f"'truncate' the last {truncated.tokens:,} of those",
         markup=False,

@@ -114,9 +114,9 @@ def run_command_line(arguments: "Sequence[str]") -> int:
         remedy = _MEMORY_ADVICE.get(command, "Give the job more.")
         return _print_failure(f"Out of memory. {remedy}", 1)
     except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
+        file_note = f" ({error.filename})" if error.filename else ""
         name = errno.errorcode.get(error.errno or 0, "OSError")
-        sentence = f"The system refused{place} [{name}]: {describe_os_error(error)}."
+        sentence = f"The system refused{file_note} [{name}]: {describe_os_error(error)}."
         return _print_failure(redact_urls(sentence, arguments), 1)
     return code
 
@@ -125,6 +125,6 @@ def _print_failure(sentence: str, code: int) -> int:
     from batchloom.core.wording import escape_unprintable  # noqa: PLC0415
 
     # Names of files and columns, and what templates say, may hold commands for the terminal.
-    seen = "\n".join(map(escape_unprintable, sentence.split("\n")))
-    print(f"batchloom: {seen}", file=sys.stderr)
+    printable = "\n".join(map(escape_unprintable, sentence.split("\n")))
+    print(f"batchloom: {printable}", file=sys.stderr)
     return code

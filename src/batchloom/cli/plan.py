@@ -76,7 +76,7 @@ def plan(
     if journal is not None:
         _print_journal(journal, as_json=as_json)
         return
-    asked = PlanRequest(
+    request = PlanRequest(
         store=store,
         mixture=mixture,
         assume=assume,
@@ -86,82 +86,84 @@ def plan(
         settings=order.select_plan_settings(locals()),
     )
     if write and assume is not None:
-        raise SettingsError(
-            ["write: there is no store to keep tables of; leave --assume or --write out"]
-        )
+        raise SettingsError(["write: there is no store to keep tables of; leave --assume or --write out"])
     with order.log_to_stderr():
-        made, _ = resolve_plan(asked)
-        written = write_tables(made) if write else ()
-        adopt_tables(made)
-        found = forecast_plan(
-            made,
+        resolved_plan, _ = resolve_plan(request)
+        table_files = write_tables(resolved_plan) if write else ()
+        adopt_tables(resolved_plan)
+        forecast = forecast_plan(
+            resolved_plan,
             tokens_per_second=tokens_per_second,
             world_size=1 if world_size is None else world_size,
         )
-    mark, edits = make_data_label(made), [make_journal_entry(edit) for edit in made.journal]
+    mark, edits = (
+        make_data_label(resolved_plan),
+        [make_journal_entry(edit) for edit in resolved_plan.journal],
+    )
     if as_json:
         plain = {
-            **dataclasses.asdict(found),
+            **dataclasses.asdict(forecast),
             "edits": [dataclasses.asdict(entry) for entry in edits],
             **mark,
-            "written": [str(path) for path in written],
+            "written": [str(path) for path in table_files],
         }
         print(json.dumps(plain, ensure_ascii=False))
         return
-    _print_forecast(found, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
-    for path in written:
+    _print_forecast(forecast, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
+    for path in table_files:
         plain_console().print(f"written: {escape_unprintable(str(path))}")
 
 
-def _print_forecast(found: PlanForecast, edits: list[JournalEntry], mark: str) -> None:
+def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str) -> None:
     console = plain_console()
-    about, near = "" if found.exact else "about ", "" if found.exact_tokens else "about "
+    about, near = "" if forecast.exact else "about ", "" if forecast.exact_tokens else "about "
 
     def say(line: str) -> None:
         console.print(line + mark)
 
-    say(f"plan {found.fingerprint}")
+    say(f"plan {forecast.fingerprint}")
     say(
-        f"{about}{found.steps:,} steps of {found.global_batch_size:,} sequences of {found.seq_len:,} tokens: "
-        f"{about}{found.sequences:,} sequences, {near}{found.tokens:,} tokens"
+        f"{about}{forecast.steps:,} steps of {forecast.global_batch_size:,} sequences of {forecast.seq_len:,} tokens: "
+        f"{about}{forecast.sequences:,} sequences, {near}{forecast.tokens:,} tokens"
     )
-    if found.empty:
-        say(f"{about}{format_count(found.empty, 'sequence')} without loss fill the last step")
-    if found.skipped:
-        say(f"edits leave out {format_count(found.skipped, 'sequence')}")
+    if forecast.empty:
+        say(f"{about}{format_count(forecast.empty, 'sequence')} without loss fill the last step")
+    if forecast.skipped:
+        say(f"edits leave out {format_count(forecast.skipped, 'sequence')}")
     say(
-        f"padding: {near}{found.padding:.3%} of the run's places; no packing of whole documents, as many of each "
-        f"source as are served, has less than {about}{found.least_padding:.3%}"
+        f"padding: {near}{forecast.padding:.3%} of the run's places; no packing of whole documents, as many of each "
+        f"source as are served, has less than {about}{forecast.least_padding:.3%}"
     )
-    if found.cut_padding is not None:
+    if forecast.cut_padding is not None:
         say(
-            f"padding where each step is cut to its longest row: {found.cut_padding:.3%} of its places, in the first "
+            f"padding where each step is cut to its longest row: {forecast.cut_padding:.3%} of its places, in the "
+            "first "
             "window of --group-by-length"
         )
-    each = (
-        f", {_format_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
-        if found.world_size > 1
+    rank_note = (
+        f", {_format_bytes(forecast.rank_bytes)} by each of {forecast.world_size:,} ranks"
+        if forecast.world_size > 1
         else ""
     )
-    say(f"token ids read: {near}{_format_bytes(found.bytes)}{each}")
-    if found.hours is not None:
-        say(f"{about}{found.hours:,.2f} hours, padding included")
-    for line in [*_format_shares(found), *(f"edit {_format_edit(entry)}" for entry in edits)]:
+    say(f"token ids read: {near}{_format_bytes(forecast.bytes)}{rank_note}")
+    if forecast.hours is not None:
+        say(f"{about}{forecast.hours:,.2f} hours, padding included")
+    for line in [*_format_shares(forecast), *(f"edit {_format_edit(entry)}" for entry in edits)]:
         say(line)
-    for source in found.sources:
-        for line in _format_source_lines(source, found):
+    for source in forecast.sources:
+        for line in _format_source_lines(source, forecast):
             say(line)
-    if not found.exact:
-        remedy = "" if found.assumed else "; batchloom plan --write counts all of them, once"
+    if not forecast.exact:
+        remedy = "" if forecast.assumed else "; batchloom plan --write counts all of them, once"
         say(f"about: from a sample of the pools{remedy}")
 
 
-def _format_source_lines(source: SourceForecast, found: PlanForecast) -> list[str]:
+def _format_source_lines(source: SourceForecast, forecast: PlanForecast) -> list[str]:
     name = escape_unprintable(source.name) + (" (assumed)" if source.assumed else "")
-    near = "" if found.exact_tokens else "about "
+    near = "" if forecast.exact_tokens else "about "
     served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
-    has = f"{source.documents:,} documents, {source.tokens:,} tokens"
-    lines = [f"{name}: {has}; {source.epochs:,.3f} epochs, {served}"]
+    size_text = f"{source.documents:,} documents, {source.tokens:,} tokens"
+    lines = [f"{name}: {size_text}; {source.epochs:,.3f} epochs, {served}"]
     if source.weight == 0:
         lines.append(f"{name}: no weight at the beginning")
     elif source.weight is not None and source.effective is not None:
@@ -175,38 +177,42 @@ def _format_source_lines(source: SourceForecast, found: PlanForecast) -> list[st
         )
     if source.exhausted is not None:
         lines.append(f"{name}: exhausted after {format_count(source.exhausted, 'step')}")
-    elif source.through is not None and source.through < found.steps - 1:
-        done = format_count(source.through + 1, "step")
-        lines.append(f"{name}: passed through once after {done}, and begins again")
+    elif source.through is not None and source.through < forecast.steps - 1:
+        steps_text = format_count(source.through + 1, "step")
+        lines.append(f"{name}: passed through once after {steps_text}, and begins again")
     if source.mixing is not None:
         lines.append(_format_mixing(name, source.mixing))
     return lines
 
 
-def _format_shares(found: PlanForecast) -> list[str]:
+def _format_shares(forecast: PlanForecast) -> list[str]:
     lines = []
-    for held in found.shares[:_MAX_LISTED]:
-        largest = sorted(held.shares, key=lambda name: (-held.shares[name], name))
+    for effective_shares in forecast.shares[:_MAX_LISTED]:
+        largest = sorted(effective_shares.shares, key=lambda name: (-effective_shares.shares[name], name))
         more = f" and {len(largest) - _MAX_LISTED:,} more" if len(largest) > _MAX_LISTED else ""
-        named = ", ".join(
-            f"{escape_unprintable(name)} {held.shares[name]:.2%}" for name in largest[:_MAX_LISTED]
+        shares_text = ", ".join(
+            f"{escape_unprintable(name)} {effective_shares.shares[name]:.2%}" for name in largest[:_MAX_LISTED]
         )
-        since = f", after {format_count(held.step, 'step')}" if held is not found.shares[0] else ""
-        lines.append(f"shares: {named}{more} of the sequences{since}")
-    if len(found.shares) > _MAX_LISTED:
-        later = len(found.shares) - _MAX_LISTED
+        since = (
+            f", after {format_count(effective_shares.step, 'step')}"
+            if effective_shares is not forecast.shares[0]
+            else ""
+        )
+        lines.append(f"shares: {shares_text}{more} of the sequences{since}")
+    if len(forecast.shares) > _MAX_LISTED:
+        later = len(forecast.shares) - _MAX_LISTED
         lines.append(f"shares: {later:,} later changes are not shown; --json has them")
     return lines
 
 
 def _format_mixing(name: str, mixing: MixingMeasure) -> str:
     together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
-    drawn = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} places of the store"
+    step_text = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} places of the store"
     if mixing.documents < 1:
-        drawn = "less than 1 document"
+        step_text = "less than 1 document"
     return (
         f"{name}: {together} of the store at a time go to pools of {mixing.pool:,} documents; a document and the next "
-        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws {drawn}"
+        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws {step_text}"
     )
 
 
@@ -220,8 +226,8 @@ def _format_bytes(size: int) -> str:
 def _print_journal(path: Path, *, as_json: bool) -> None:
     first, entries = read_journal(read_checkpoint(path))
     if as_json:
-        told = [dataclasses.asdict(entry) for entry in entries]
-        print(json.dumps({"fingerprint": first, "edits": told}, ensure_ascii=False))
+        edits = [dataclasses.asdict(entry) for entry in entries]
+        print(json.dumps({"fingerprint": first, "edits": edits}, ensure_ascii=False))
         return
     console = plain_console()
     console.print(f"began as {first}; {format_count(len(entries), 'edit')}")
@@ -235,18 +241,18 @@ def _format_edit(entry: JournalEntry) -> str:
 
 
 def _format_changes(entry: JournalEntry) -> str:
-    said = []
+    change_texts = []
     for name, value in entry.changes.items():
         if name == "ban":
-            said += [
+            change_texts += [
                 f"ban {format_count(len(numbers), 'document')} of {escape_unprintable(source)}"
                 for source, numbers in value.items()
             ]
         elif name == "skip":
-            said.append(f"skip {format_count(value, 'step')}")
+            change_texts.append(f"skip {format_count(value, 'step')}")
         else:
-            said.append(f"{name} {escape_unprintable(_format_change_value(value))}")
-    return ", ".join(said)
+            change_texts.append(f"{name} {escape_unprintable(_format_change_value(value))}")
+    return ", ".join(change_texts)
 
 
 def _format_change_value(value: Any) -> str:

@@ -74,9 +74,9 @@ def collect_media_settings(
     processor: str | None, data_folder: str | None, keep: str | None = None
 ) -> dict[str, Any] | None:
     """The settings of media, where any is given."""
-    said = {"processor": processor, "data_folder": data_folder, "keep": keep}
-    given = {name: value for name, value in said.items() if value is not None}
-    return given or None
+    options = {"processor": processor, "data_folder": data_folder, "keep": keep}
+    settings = {name: value for name, value in options.items() if value is not None}
+    return settings or None
 
 
 def unescape_marker(text: str) -> str:
@@ -98,9 +98,7 @@ def prepare(
     *,
     out: Annotated[
         str | None,
-        typer.Option(
-            help="Folder of the store, or a place in an object store (s3://bucket/prefix)."
-        ),
+        typer.Option(help="Folder of the store, or a place in an object store (s3://bucket/prefix)."),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -125,9 +123,7 @@ def prepare(
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option(
-            help="Field of a record that holds the text; told from the records by default."
-        ),
+        typer.Option(help="Field of a record that holds the text; told from the records by default."),
     ] = None,
     map_: Annotated[
         str | None,
@@ -135,9 +131,7 @@ def prepare(
     ] = None,
     ignore: Annotated[
         str | None,
-        typer.Option(
-            help="Columns and message keys to treat as absent, separated by commas: lang,score."
-        ),
+        typer.Option(help="Columns and message keys to treat as absent, separated by commas: lang,score."),
     ] = None,
     split_on: Annotated[
         str | None,
@@ -218,9 +212,7 @@ def prepare(
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(
-            show_default=_format_default("test_fraction"), help="Share of the tokens for testing."
-        ),
+        typer.Option(show_default=_format_default("test_fraction"), help="Share of the tokens for testing."),
     ] = None,
     balance_subsets: Annotated[
         bool | None,
@@ -251,8 +243,7 @@ def prepare(
         str | None,
         typer.Option(
             show_default=_format_default("max_bad"),
-            help="Bad records allowed: a number, or a share that allows at least 10. They go to "
-            "quarantine.jsonl.",
+            help="Bad records allowed: a number, or a share that allows at least 10. They go to quarantine.jsonl.",
         ),
     ] = None,
     template: Annotated[
@@ -368,9 +359,7 @@ def prepare(
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Say at the end where the time went.")
-    ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Say at the end where the time went.")] = False,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -378,18 +367,14 @@ def prepare(
             "default."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> int:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
     The same command goes on where a stopped one ended, and succeeds at once when all is done.
     """
     if not inputs and recipe is None and not append:
-        raise typer.BadParameter(
-            "missing: name files, or a recipe with --recipe", param_hint="INPUT"
-        )
+        raise typer.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
     options = {
         "tokenizer": tokenizer,
         "end_token": end_token,
@@ -416,9 +401,9 @@ def prepare(
         "follow_links": follow_links,
     }
     choose = partial(make_append_request, out=out) if append else make_request
-    chosen = choose(inputs or None, options, recipe)
+    request = choose(inputs or None, options, recipe)
     if print_recipe:
-        return _print_recipe(chosen)
+        return _print_recipe(request)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     settings = RunSettings(
@@ -431,16 +416,14 @@ def prepare(
         work=work,
     )
     with ProgressDisplay() as display:
-        result = run_request(chosen, out, display.show, settings)
+        result = run_request(request, out, display.show, settings)
     _print_outcome(result, as_json=as_json)
     if profile:
         print_profile(plain_console(stderr=as_json), read_last_report(out))
     return 0
 
 
-def _make_execution(
-    workers: str, engine: str, address: str | None, memory: str | None
-) -> ExecutionSettings:
+def _make_execution(workers: str, engine: str, address: str | None, memory: str | None) -> ExecutionSettings:
     """Build the settings of workers from the words of the command line."""
     return ExecutionSettings(
         workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
@@ -450,10 +433,10 @@ def _make_execution(
     )
 
 
-def _print_recipe(chosen: PrepareRequest) -> int:
-    for note in chosen.notes:
+def _print_recipe(request: PrepareRequest) -> int:
+    for note in request.notes:
         plain_console(stderr=True).print(escape_unprintable(note))
-    sys.stdout.write(format_recipe(chosen.recipe, chosen.tokenizer_note))
+    sys.stdout.write(format_recipe(request.recipe, request.tokenizer_note))
     return 0
 
 
@@ -464,9 +447,7 @@ def _print_outcome(result: PrepareResult, *, as_json: bool) -> None:
         print_result(plain_console(), result)
 
 
-def _make_dedup_setting(
-    mode: str | None, similarity: float | None
-) -> str | dict[str, object] | None:
+def _make_dedup_setting(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:
     """What was said of duplicates; a similarity alone is one of near duplicates."""
     return mode if similarity is None else {"mode": mode or "near", "similarity": similarity}
 
@@ -483,7 +464,7 @@ class ProgressDisplay:
         self._console = plain_console(stderr=True)
         self._phase = ""
         self._made_before = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._last_report_time = time.monotonic()
         self._bars: Bars | None = None
         self._task: TaskID | None = None
 
@@ -505,8 +486,8 @@ class ProgressDisplay:
             self._made_before = event.bytes_done - event.bytes_found
         if self._console.is_terminal:
             self._show_live(event)
-        elif time.monotonic() - self._told >= _PROGRESS_SECONDS:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._last_report_time >= _PROGRESS_SECONDS:
+            self._last_report_time = time.monotonic()
             share = event.bytes_done / max(event.bytes_total, 1)
             self._console.print(f"{_PHASE_LABELS[event.phase]}: {share:.0%}, {self._facts(event)}")
 
@@ -563,14 +544,10 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {escape_unprintable(reason)}", f"{count:,}")
-    name = (
-        format_generation_file_name(QUARANTINE_NAME, result.generation)
-        if grown
-        else QUARANTINE_NAME
-    )
+    name = format_generation_file_name(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
     # A dry run has made none.
-    where = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
-    table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
+    quarantine_note = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
+    table.add_row(f"quarantined{quarantine_note}", f"{counts.quarantined:,}")
     table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
     table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")
     console.print(table)
@@ -589,9 +566,9 @@ def print_result(console: Console, result: PrepareResult) -> None:
         speed = f" ({format_size(rate)}/s)" if result.input_bytes else ""
         name, engine = result.tokenizer, result.engine
         # One that needs no engine is its own.
-        by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
-        done = f"{path}: done in {format_duration(result.seconds)}{speed}"
-        console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
+        engine_note = "" if engine.partition(" ")[0] == name else f", engine {engine}"
+        summary = f"{path}: done in {format_duration(result.seconds)}{speed}"
+        console.print(f"{summary}, tokenizer {name}{engine_note}, {result.dtype}.")
     if grown:
         console.print(_format_totals(result))
 

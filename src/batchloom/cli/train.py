@@ -164,9 +164,7 @@ def train(
     ] = None,
     packing: Annotated[
         str | None,
-        typer.Option(
-            help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA_PANEL
-        ),
+        typer.Option(help="best_fit, wrap, first_fit, window_N or none.", rich_help_panel=_DATA_PANEL),
     ] = None,
     overlong: Annotated[
         str | None,
@@ -247,22 +245,16 @@ def train(
             rich_help_panel=_MODEL_PANEL,
         ),
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_MODEL_PANEL)
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_MODEL_PANEL)] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Of the order and of the first weights.", rich_help_panel=_MODEL_PANEL),
     ] = None,
     compile_model: Annotated[
         bool | None,
-        typer.Option(
-            "--compile/--no-compile", help="torch.compile the model.", rich_help_panel=_MODEL_PANEL
-        ),
+        typer.Option("--compile/--no-compile", help="torch.compile the model.", rich_help_panel=_MODEL_PANEL),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL_PANEL)
-    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MODEL_PANEL)] = "auto",
     max_iters: Annotated[
         int | None,
         typer.Option(help="Steps of the whole run.", rich_help_panel=_RUN_PANEL),
@@ -326,12 +318,10 @@ def train(
                 if_missing=if_missing,
                 generation=generation,
                 stream=None if stream is None else tuple(stream),
-                options=StreamOptions(
-                    lanes=lanes, workers=stream_workers, keep=keep, follow_links=follow_links
-                ),
+                options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep, follow_links=follow_links),
                 media=collect_media_settings(processor, data_folder),
-                gone=tuple(gone or ()),
-                opened=_make_open_options(cache, cache_limit, verify),
+                missing_media_lists=tuple(gone or ()),
+                open_options=_make_open_options(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(
                 model_name=model_name,
@@ -380,8 +370,8 @@ def _run_in_terminal() -> Iterator[None]:
 def _make_open_options(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:
     """What was asked for of how a store is read."""
     size = None if limit is None else _parse_bytes(limit)
-    asked = {"cache": cache, "cache_limit": size, "verify": verify}
-    return {name: value for name, value in asked.items() if value is not None}
+    options = {"cache": cache, "cache_limit": size, "verify": verify}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _parse_bytes(text: str) -> int:
@@ -412,13 +402,13 @@ def _log_to_terminal() -> Iterator[None]:
     log, handler = logging.getLogger("batchloom"), _TerminalLogHandler()
     # One rank speaks for all.
     handler.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
-    before = log.level
+    previous_level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(previous_level)
         log.removeHandler(handler)
 
 
@@ -428,9 +418,9 @@ def _handle_first_interrupt() -> Iterator[None]:
 
     Under torchrun two come: one from the terminal, one from torchrun.
     """
-    before = signal.getsignal(signal.SIGINT)
+    previous_handler = signal.getsignal(signal.SIGINT)
     # A job in the background of a script ignores Ctrl-C, and goes on doing so.
-    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread() or previous_handler == signal.SIG_IGN:
         yield
         return
 
@@ -443,4 +433,4 @@ def _handle_first_interrupt() -> Iterator[None]:
         yield
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)

@@ -26,9 +26,7 @@ from batchloom.train import (
 
 # Settings whose option has a name of its own; those of one word are words of sentences, too.
 _OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
-_SETTING_PATTERN = re.compile(
-    "|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name)
-)
+_SETTING_PATTERN = re.compile("|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name))
 
 
 def worker(
@@ -44,30 +42,22 @@ def worker(
             "documents=1000,kind=text."
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Of a data set of the Hub, as prepare takes it.")
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(help="Sequences of a step for this worker; each other has as many.")
-    ] = 4,
+    tokenizer: Annotated[str | None, typer.Option(help="Of a data set of the Hub, as prepare takes it.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences of a step for this worker; each other has as many.")] = 4,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 32,
     overlong: order.Overlong = None,
     num_steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 100,
     model_size: Annotated[str, typer.Option(help=", ".join(MODEL_SIZES))] = "tiny",
     out: Annotated[
         Path,
-        typer.Option(
-            help="The run's folder, which all workers see; a run that is there is gone on with."
-        ),
+        typer.Option(help="The run's folder, which all workers see; a run that is there is gone on with."),
     ] = Path("runs/worker"),
     save_interval: Annotated[
         int,
         typer.Option(help="Steps between two checkpoints: what a kill costs at most."),
     ] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    worker_id: Annotated[
-        str | None, typer.Option(help="What its lines call it; the machine and the process.")
-    ] = None,
+    worker_id: Annotated[str | None, typer.Option(help="What its lines call it; the machine and the process.")] = None,
 ) -> None:
     """Be one worker of a run that others may join and leave.
 
@@ -93,47 +83,45 @@ def worker(
     from batchloom.train import run_worker  # noqa: PLC0415
 
     leave = LeaveEvent()
-    with _leave_on_signals(leave) as asked:
+    with _leave_on_signals(leave) as received_signals:
         report = run_worker(config, print_line, leave)
     if not report.finished:
         # Also where another worker was asked: torchrun begins anew, with those that stay.
-        raise typer.Exit(128 + (asked[0] if asked else signal.SIGTERM))
+        raise typer.Exit(128 + (received_signals[0] if received_signals else signal.SIGTERM))
 
 
 @contextmanager
 def _rename_settings_to_options() -> Iterator[None]:
     """Have what is wrong with settings name the options of the command line."""
 
-    def option(found: re.Match[str]) -> str:
-        return _OPTION_NAMES.get(found[0], f"--{found[0].replace('_', '-')}")
+    def option(match: re.Match[str]) -> str:
+        return _OPTION_NAMES.get(match[0], f"--{match[0].replace('_', '-')}")
 
     try:
         yield
     except SettingsError as error:
-        raise SettingsError(
-            [_SETTING_PATTERN.sub(option, problem) for problem in error.problems]
-        ) from None
+        raise SettingsError([_SETTING_PATTERN.sub(option, problem) for problem in error.problems]) from None
 
 
 @contextmanager
 def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
     """Have Ctrl-C, and the polite kill of torchrun or a scheduler, ask to leave; what came is in the list."""
-    came: list[int] = []
+    received_signals: list[int] = []
 
     def ask(number: int, _frame: FrameType | None) -> None:
         if not leave.heeded:
             # Nothing is lost by it before the first step, which may be hours away.
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-        came.append(number)
+        received_signals.append(number)
         leave.set()
 
-    before = {
+    previous_handlers = {
         number: signal.signal(number, ask)
         for number in (signal.SIGINT, signal.SIGTERM)
         if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
-        yield came
+        yield received_signals
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -42,7 +42,7 @@ class Formatted:
     mapping: Mapping[str, str] | None = None
     call: Formatter | None = None
 
-    def reading(self, source: Source) -> RecordParser:
+    def make_parser(self, source: Source) -> RecordParser:
         """How the records of a source are read."""
         rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
         call = self.call
@@ -51,11 +51,15 @@ class Formatted:
             if source.kind in ("text", "code"):
                 return RecordParser(_RULES)
             return make_record_parser(source, rows, _RULES, detect_schema(rows, mapping), chat)
-        made = _sample(call, rows)
-        schema = detect_schema(made, mapping)
-        found = make_record_parser(source, made, _RULES, schema, chat)
-        read = make_record_reader(schema)
-        return replace(found, rules=_RULES, read=lambda row: read(_made(call(coerce_row(row)))))
+        formatted_rows = _format_sample(call, rows)
+        schema = detect_schema(formatted_rows, mapping)
+        parser = make_record_parser(source, formatted_rows, _RULES, schema, chat)
+        read_record = make_record_reader(schema)
+        return replace(
+            parser,
+            rules=_RULES,
+            record_reader=lambda row: read_record(_as_record(call(coerce_row(row)))),
+        )
 
 
 def formatted(formatter: str | Formatter | None) -> Formatted:
@@ -75,16 +79,16 @@ def formatted(formatter: str | Formatter | None) -> Formatted:
     return Formatted(template=formatter)
 
 
-def _sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
+def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
     """What a formatter makes of the first records; one it fails on is told when it is read."""
-    made = []
+    formatted_rows = []
     for row in rows:
         with suppress(UnusableRecordError):
-            made.append(_made(call(row)))
-    return made or [_made(call(row)) for row in rows[:1]]
+            formatted_rows.append(_as_record(call(row)))
+    return formatted_rows or [_as_record(call(row)) for row in rows[:1]]
 
 
-def _made(value: Any) -> Row:
+def _as_record(value: Any) -> Row:
     """What a formatter returned, as a record."""
     if isinstance(value, str):
         return {"text": value}

@@ -72,7 +72,7 @@ class GPTDataLoader:
         self._steps: dict[str, int] = {}
         self._orders: dict[str, tuple[int, Permutation]] = {}
         if dataset_dir is not None:
-            self._set(_open_folder(Path(dataset_dir), settings.dtype))
+            self._set_splits(_open_folder(Path(dataset_dir), settings.dtype))
 
     def prepare_data(self, text: str) -> dict[str, int]:
         """Take a text as the data; its last ``val_fraction`` is ``val``.
@@ -88,16 +88,19 @@ class GPTDataLoader:
             raise_problems([f"text: {quote_value(text)} is no text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
-        self._set({"train": [self._tokenizer.encode_batch([text])[0]]})
+        self._set_splits({"train": [self._tokenizer.encode_batch([text])[0]]})
         return {split: line.size for split, line in self._lines.items()}
 
-    def _set(self, pieces: Mapping[str, Sequence[Tokens]]) -> None:
-        train = _Line(pieces["train"])
-        cut = train.size - int(train.size * self._settings.val_fraction)
-        if "val" in pieces:
-            self._lines = {"train": train, "val": _Line(pieces["val"])}
+    def _set_splits(self, arrays_by_split: Mapping[str, Sequence[Tokens]]) -> None:
+        train = _Line(arrays_by_split["train"])
+        train_size = train.size - int(train.size * self._settings.val_fraction)
+        if "val" in arrays_by_split:
+            self._lines = {"train": train, "val": _Line(arrays_by_split["val"])}
         else:
-            self._lines = {"train": train.part(0, cut), "val": train.part(cut, train.size)}
+            self._lines = {
+                "train": train.part(0, train_size),
+                "val": train.part(train_size, train.size),
+            }
         self._steps, self._orders = {}, {}
 
     def batches_per_epoch(self, split: str = "train") -> int:
@@ -119,20 +122,20 @@ class GPTDataLoader:
         self._refuse_foreign(ids)
         self._steps[name] = step + 1
         pair = {"x": ids[:, :-1].copy(), "y": ids[:, 1:].copy()}
-        made = as_asked(pair, self._settings.output)
-        return made["x"], made["y"]
+        batch = as_asked(pair, self._settings.output)
+        return batch["x"], batch["y"]
 
     def _window(self, name: str, line: "_Line", number: int) -> Tokens:
         count, size, seed = line.windows(self.block_size), self.block_size, self._settings.seed
-        epoch, place = divmod(number, count)
-        known, order = self._orders.get(name, (-1, None))
-        if order is None or known != epoch:
+        epoch, window_index = divmod(number, count)
+        cached_epoch, order = self._orders.get(name, (-1, None))
+        if order is None or cached_epoch != epoch:
             order = Permutation(count, derive_key(seed, "windows", name, epoch))
             self._orders[name] = epoch, order
-        rest = (line.size - 1) % size
-        offset = derive_key(seed, "offset", name, epoch)[0] % (rest + 1)
-        at = offset + size * int(order.at(np.array([place]))[0])
-        return line.take(at, at + size + 1)
+        max_offset = (line.size - 1) % size
+        offset = derive_key(seed, "offset", name, epoch)[0] % (max_offset + 1)
+        start = offset + size * int(order.at(np.array([window_index]))[0])
+        return line.take(start, start + size + 1)
 
     def _line(self, split: str) -> "_Line":
         if not isinstance(split, str) or split not in SPLITS:
@@ -140,9 +143,7 @@ class GPTDataLoader:
             raise_problems([f"split: {quote_value(split)} is none of train, val{hint}"])
         line = self._lines.get(SPLITS[split])
         if line is None:
-            raise InputError(
-                "There is no data yet: call prepare_data(text), or give GPTDataLoader a dataset_dir."
-            )
+            raise InputError("There is no data yet: call prepare_data(text), or give GPTDataLoader a dataset_dir.")
         if line.size <= self.block_size:
             raise InputError(
                 f"{split} has {line.size:,} tokens, and block_size {self.block_size} takes {self.block_size + 1}; give "
@@ -167,37 +168,33 @@ class _Settings:
     """What is read of a config: from its attributes or its keys."""
 
     def __init__(self, config: Any) -> None:
-        found = config if isinstance(config, Mapping) else _Attributes(config)
-        block = next((name for name in _BLOCK_SIZE if found.get(name) is not None), _BLOCK_SIZE[0])
-        self.block_size = as_int(found.get(block)) or 0
-        self.batch_size = as_int(found.get("batch_size")) or 0
-        self.seed = found.get("seed", 0)
-        self.val_fraction = found.get("val_fraction", _VAL_FRACTION)
-        self.dtype = np.dtype(found.get("dtype", "uint32")).name if _is_dtype(found) else ""
-        self.output = found.get("output", "torch")
+        options = config if isinstance(config, Mapping) else _Attributes(config)
+        block = next((name for name in _BLOCK_SIZE if options.get(name) is not None), _BLOCK_SIZE[0])
+        self.block_size = as_int(options.get(block)) or 0
+        self.batch_size = as_int(options.get("batch_size")) or 0
+        self.seed = options.get("seed", 0)
+        self.val_fraction = options.get("val_fraction", _VAL_FRACTION)
+        self.dtype = np.dtype(options.get("dtype", "uint32")).name if _is_dtype(options) else ""
+        self.output = options.get("output", "torch")
         problems = [
             f"config.{name}: missing"
-            if found.get(name) is None
-            else f"config.{name}: {quote_value(found.get(name))} is no whole number above 0"
+            if options.get(name) is None
+            else f"config.{name}: {quote_value(options.get(name))} is no whole number above 0"
             for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
             if value < 1
         ]
         if as_int(self.seed) is None:
             problems.append(f"config.seed: {quote_value(self.seed)} is no whole number")
         if not isinstance(self.val_fraction, int | float) or not 0 <= self.val_fraction < 1:
-            problems.append(
-                f"config.val_fraction: {quote_value(self.val_fraction)} is not in [0, 1)"
-            )
+            problems.append(f"config.val_fraction: {quote_value(self.val_fraction)} is not in [0, 1)")
         if self.dtype not in _DTYPES:
-            problems.append(
-                f"config.dtype: {quote_value(found.get('dtype'))} is none of {', '.join(_DTYPES)}"
-            )
+            problems.append(f"config.dtype: {quote_value(options.get('dtype'))} is none of {', '.join(_DTYPES)}")
         raise_problems(problems)
 
 
-def _is_dtype(found: Any) -> bool:
+def _is_dtype(options: Any) -> bool:
     try:
-        dtype = np.dtype(found.get("dtype", "uint32"))
+        dtype = np.dtype(options.get("dtype", "uint32"))
     except TypeError:
         return False
     # Shards are read as little-endian, whatever the machine.
@@ -217,10 +214,10 @@ class _Attributes:
 class _Line:
     """Arrays of tokens one after the other."""
 
-    def __init__(self, pieces: Sequence[Tokens]) -> None:
-        self._pieces = [piece for piece in pieces if piece.size]
-        self._ends = np.cumsum([piece.size for piece in self._pieces], dtype=np.int64)
-        self.size = int(self._ends[-1]) if self._pieces else 0
+    def __init__(self, arrays: Sequence[Tokens]) -> None:
+        self._arrays = [array for array in arrays if array.size]
+        self._ends = np.cumsum([array.size for array in self._arrays], dtype=np.int64)
+        self.size = int(self._ends[-1]) if self._arrays else 0
 
     def windows(self, size: int) -> int:
         """Windows of ``size`` targets."""
@@ -237,12 +234,12 @@ class _Line:
     def _views(self, start: int, stop: int) -> list[Tokens]:
         views = []
         first = int(np.searchsorted(self._ends, start, side="right"))
-        for number in range(first, len(self._pieces)):
-            piece = self._pieces[number]
-            begin = int(self._ends[number]) - piece.size
+        for number in range(first, len(self._arrays)):
+            array = self._arrays[number]
+            begin = int(self._ends[number]) - array.size
             if begin >= stop:
                 break
-            views.append(piece[max(start - begin, 0) : stop - begin])
+            views.append(array[max(start - begin, 0) : stop - begin])
         return views
 
 
@@ -254,32 +251,32 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         check_no_preferences(train)
         refuse_media(train.manifest, train.location.name, "GPTDataLoader")
         if any(store.masked for store in stores):
-            raise _masked(folder)
+            raise _masked_tokens_error(folder)
         if train.contents.synthetic:
             _LOG.warning("source=synthetic: the documents of %s are made up.", folder)
-        return {store.split: [_indexed(stem) for stem in store.shards.stems] for store in stores}
-    found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
-    found["train"] = found["train"] or [
-        _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
+        return {store.split: [_read_indexed_shard(stem) for stem in store.shards.stems] for store in stores}
+    arrays_by_split = {split: _read_split(folder, split, dtype) for split in ("train", "val")}
+    arrays_by_split["train"] = arrays_by_split["train"] or [
+        _read_shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
     ]
-    if not found["train"]:
+    if not arrays_by_split["train"]:
         raise make_missing_store_error(folder)
-    return {split: pieces for split, pieces in found.items() if pieces}
+    return {split: arrays for split, arrays in arrays_by_split.items() if arrays}
 
 
-def _shards(folder: Path, split: str, dtype: str) -> list[Tokens]:
+def _read_split(folder: Path, split: str, dtype: str) -> list[Tokens]:
     whole_file = folder / f"{split}.bin"
     paths = [whole_file] if whole_file.is_file() else (folder / split).glob("shard_*.bin")
-    return [_shard(path, dtype) for path in sorted(paths)]
+    return [_read_shard(path, dtype) for path in sorted(paths)]
 
 
-def _shard(path: Path, dtype: str) -> Tokens:
+def _read_shard(path: Path, dtype: str) -> Tokens:
     """The ids of a shard: what its index says, or without one all of it in ``dtype``."""
     stem = path.with_suffix("")
     # A shard of a store has a dtype of its own: its bytes are no ids of another one.
     if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
         refuse_standalone_shard(stem)
-        return _indexed(stem)
+        return _read_indexed_shard(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
     if not len(view):
         raise InputMissingError(f"{path} is empty: it has 0 bytes; write it anew, or remove it.")
@@ -291,15 +288,15 @@ def _shard(path: Path, dtype: str) -> Tokens:
     return np.frombuffer(view, item)
 
 
-def _indexed(stem: Path) -> Tokens:
+def _read_indexed_shard(stem: Path) -> Tokens:
     """The ids of a shard that has an index, all of which are trained."""
     if stem.with_name(stem.name + ".mask").exists():
-        raise _masked(stem)
+        raise _masked_tokens_error(stem)
     return map_prefix(stem)[0].tokens
 
 
-def _masked(place: Path) -> InputError:
+def _masked_tokens_error(path: Path) -> InputError:
     return InputError(
-        f"{place} holds documents of which some tokens are not trained, which a window (x, y) cannot say; take "
+        f"{path} holds documents of which some tokens are not trained, which a window (x, y) cannot say; take "
         "batchloom.Loader, whose labels say it."
     )

@@ -144,47 +144,50 @@ class RankedBatches(Sequence[Pair]):
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(self._count))]
-        place = number + self._count if number < 0 else number
-        if not 0 <= place < self._count:
+        index = number + self._count if number < 0 else number
+        if not 0 <= index < self._count:
             raise IndexError(f"There is no batch {number}: there are {self._count:,}.")
-        at, batches = self._open or (0, self._batches())
-        if at > place:
-            at, batches = 0, self._batches()
-        for _ in range(place - at):
+        next_index, batches = self._open or (0, self._batches())
+        if next_index > index:
+            next_index, batches = 0, self._batches()
+        for _ in range(index - next_index):
             next(batches)
-        found = next(batches)
-        self._open = place + 1, batches
-        return found
+        batch = next(batches)
+        self._open = index + 1, batches
+        return batch
 
     @cached_property
-    def _found(self) -> tuple[Tokenizer, SourceListing]:
+    def _inputs(self) -> tuple[Tokenizer, SourceListing]:
         return tokenizer_of(self._tokenizer), list_sources([self._name], streaming=self._streaming)
 
     def _batches(self) -> Iterator[Pair]:
         """Batches without an end."""
-        waiting: list[tuple[Row, Row]] = []
+        pending_rows: list[tuple[Row, Row]] = []
         for row in self._all_rows():
-            waiting.append(row)
-            if len(waiting) == self._rows:
-                made = {"inputs": [row[0] for row in waiting], "labels": [r[1] for r in waiting]}
-                stacked = {name: np.stack(rows) for name, rows in made.items()}
+            pending_rows.append(row)
+            if len(pending_rows) == self._rows:
+                columns = {
+                    "inputs": [row[0] for row in pending_rows],
+                    "labels": [r[1] for r in pending_rows],
+                }
+                stacked = {name: np.stack(rows) for name, rows in columns.items()}
                 arrays = as_asked(stacked, self._output)
                 yield arrays["inputs"], arrays["labels"]
-                waiting = []
+                pending_rows = []
 
     def _all_rows(self) -> Iterator[tuple[Row, Row]]:
-        tokenizer, _ = self._found
+        tokenizer, _ = self._inputs
         for epoch in count():
-            none = True
+            is_empty = True
             for number, buffer in enumerate(self._buffers()):
                 documents = EncodedDocuments(buffer, tokenizer.end_id)
                 pool = Pools(documents.lengths, self._spec, f"buffer {number}").rows(0, epoch)
                 for start in range(0, len(pool), self._rows):
                     rows = slice_rows(pool, start, min(start + self._rows, len(pool)))
-                    made = assemble_rows(documents, rows, self._spec.seq_len, "shifted")
-                    none = False
-                    yield from zip(made["input_ids"], made["labels"], strict=True)
-            if none:
+                    arrays = assemble_rows(documents, rows, self._spec.seq_len, "shifted")
+                    is_empty = False
+                    yield from zip(arrays["input_ids"], arrays["labels"], strict=True)
+            if is_empty:
                 rank, world_size = self._ranks
                 raise InputMissingError(
                     f"No document of {self._name} is of rank {rank} of {world_size}; use fewer ranks, or more data."
@@ -192,42 +195,43 @@ class RankedBatches(Sequence[Pair]):
 
     def _buffers(self) -> Iterator[list[EncodedBatch]]:
         """This rank's documents in order, ``buffer_size`` at a time."""
-        tokenizer, listing = self._found
+        tokenizer, listing = self._inputs
         recipe = Recipe(inputs=(self._name,))
-        tally = JobCounters(lambda _: None, recipe.max_bad, listing.bytes)
+        counters = JobCounters(lambda _: None, recipe.max_bad, listing.bytes)
 
         def refuse(source: Source, bad: BadRecord) -> None:
-            sentence = str(
-                make_bad_record_error(source, recipe.reading.rules(ReadLimits()), 0, bad)
-            )
-            if tally.quarantined < _SHOWN:
+            sentence = str(make_bad_record_error(source, recipe.reading.rules(ReadLimits()), 0, bad))
+            if counters.quarantined < _SHOWN:
                 _LOG.warning("Left out: %s", sentence)
-            tally.bad(sentence, 1)
+            counters.count_bad(sentence, 1)
 
-        how = DirectEncoding(
-            tokenizer, RecordParsers(recipe, ReadLimits()).of, refuse, seen=tally.read
+        encoding = DirectEncoding(
+            tokenizer,
+            RecordParsers(recipe, ReadLimits()).get_parser,
+            refuse,
+            on_read=counters.count_read,
         )
         buffer: list[EncodedBatch] = []
         size = tokens = 0
-        for made in encode_directly(listing.sources, how, *self._ranks):
-            for piece in _pieces(made, self._spec.pool_size - size, self._spec.pool_size):
-                buffer.append(piece)
-                size, tokens = size + piece.lengths.size, tokens + piece.tokens.size
+        for batch in encode_directly(listing.sources, encoding, *self._ranks):
+            for batch_part in _split_batch(batch, self._spec.pool_size - size, self._spec.pool_size):
+                buffer.append(batch_part)
+                size, tokens = size + batch_part.lengths.size, tokens + batch_part.tokens.size
                 if size >= self._spec.pool_size or tokens >= _MOST_TOKENS:
                     yield buffer
                     buffer, size, tokens = [], 0, 0
-        tally.verdict()
+        counters.check_bad_records()
         if buffer:
             yield buffer
 
 
-def _pieces(made: EncodedBatch, first: int, most: int) -> Iterator[EncodedBatch]:
+def _split_batch(batch: EncodedBatch, first: int, most: int) -> Iterator[EncodedBatch]:
     """Encoded documents cut after the first ``first`` of them, then after each ``most``."""
-    ends = np.concatenate([[0], np.cumsum(made.lengths, dtype=np.int64)])
+    ends = np.concatenate([[0], np.cumsum(batch.lengths, dtype=np.int64)])
     start = 0
-    while start < made.lengths.size:
-        stop = min(start + (first if start == 0 else most), made.lengths.size)
+    while start < batch.lengths.size:
+        stop = min(start + (first if start == 0 else most), batch.lengths.size)
         part = slice(int(ends[start]), int(ends[stop]))
-        trained = None if made.trained is None else made.trained[part]
-        yield EncodedBatch(made.tokens[part], made.lengths[start:stop], trained)
+        trained = None if batch.trained is None else batch.trained[part]
+        yield EncodedBatch(batch.tokens[part], batch.lengths[start:stop], trained)
         start = stop

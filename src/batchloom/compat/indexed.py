@@ -39,9 +39,9 @@ class IndexedDataset:
 
     def __init__(self, prefix: str | os.PathLike[str], split: str = "train") -> None:
         # Opening it checks all of the index, documents and sequences.
-        self._read(open_store(prefix, split))
+        self._load_store(open_store(prefix, split))
 
-    def _read(self, store: Store) -> None:
+    def _load_store(self, store: Store) -> None:
         self._store = store
         if self._store.manifest is None:
             path = self._store.path
@@ -52,7 +52,7 @@ class IndexedDataset:
             self.document_indices = np.arange(len(self._store) + 1)
 
     def __reduce__(self) -> tuple[Callable[[Store], "IndexedDataset"], tuple[Store]]:
-        return _dataset_of, (self._store,)
+        return _make_dataset, (self._store,)
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
@@ -78,30 +78,26 @@ class IndexedDataset:
         Raises:
             IndexError: there is no such sequence, or it is not that long.
         """
-        place = as_int(number)
-        if place is None or not -len(self) <= place < len(self):
-            raise IndexError(
-                f"There is no sequence {quote_value(number)}: there are {len(self):,}, numbered from 0."
-            )
-        place %= len(self)
-        size = int(self.sequence_lengths[place])
+        index = as_int(number)
+        if index is None or not -len(self) <= index < len(self):
+            raise IndexError(f"There is no sequence {quote_value(number)}: there are {len(self):,}, numbered from 0.")
+        index %= len(self)
+        size = int(self.sequence_lengths[index])
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:
-            raise IndexError(
-                f"Sequence {place} has {size} tokens; there are none from {offset} to {stop}."
-            )
-        document = int(np.searchsorted(self.document_indices, place, side="right")) - 1
+            raise IndexError(f"Sequence {index} has {size} tokens; there are none from {offset} to {stop}.")
+        document = int(np.searchsorted(self.document_indices, index, side="right")) - 1
         first = int(self.document_indices[document])
         # The sequences of a document lie one after the other.
-        begin = int(self.sequence_lengths[first:place].sum(dtype=np.int64)) + offset
+        begin = int(self.sequence_lengths[first:index].sum(dtype=np.int64)) + offset
         ids: Ids = self._store[document].ids[begin : begin + stop - offset]
         return ids
 
 
-def _dataset_of(store: Store) -> IndexedDataset:
+def _make_dataset(store: Store) -> IndexedDataset:
     """A dataset of an open store, which stays of its generation."""
     dataset = IndexedDataset.__new__(IndexedDataset)
-    dataset._read(store)  # noqa: SLF001
+    dataset._load_store(store)  # noqa: SLF001
     return dataset
 
 
@@ -144,8 +140,8 @@ class PretrainingDataset:
         self.store = open_store(prefix, split)
         check_no_preferences(self.store)
         refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
-        chosen = tokenizer_of(tokenizer)
-        self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
+        resolved_tokenizer = tokenizer_of(tokenizer)
+        self._end_id, self._vocab_size = resolved_tokenizer.end_id, resolved_tokenizer.vocab_size
         self._seq_length, self._output = seq_length, output
         lengths = self.store.lengths.slice(0, len(self.store))
         self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.contents.removed)

@@ -34,9 +34,9 @@ def iter_jsonl_file(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         if source.kind in ("text", "code"):
             source = replace(source, kind="jsonl")  # noqa: PLW2901 - the same source, read otherwise
         with PartReader(SourcePart(source, 0, source.size), _RULES) as reader:
-            for found in reader:
-                bad = found.bad[0] if found.bad else None
-                for row, number in zip(found.values, found.records, strict=True):
+            for records in reader:
+                bad = records.bad[0] if records.bad else None
+                for row, number in zip(records.values, records.records, strict=True):
                     if bad is None or number < bad.record:
                         yield row
                 if bad is not None:

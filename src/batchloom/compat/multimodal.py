@@ -64,14 +64,12 @@ class MultiModalDataset:
             MediumError: a medium cannot be read, or is not what it was.
             InputError: nothing was built yet.
         """
-        count, place = len(self), as_int(number)
-        if place is None:
-            raise InputError(
-                f"Rows are taken one by one, by a whole number, not by {quote_value(number)}."
-            )
-        if not -count <= place < count:
+        count, index = len(self), as_int(number)
+        if index is None:
+            raise InputError(f"Rows are taken one by one, by a whole number, not by {quote_value(number)}.")
+        if not -count <= index < count:
             raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")
-        return self._rows.row(place % count)
+        return self._rows.row(index % count)
 
     def get_collator(self) -> Collator:
         """What makes a batch of rows, for ``collate_fn``: tokens stacked, features one behind the other."""

@@ -63,17 +63,17 @@ class PackedRows:
         self._config = config if isinstance(config, DatasetConfig) else DatasetConfig.load(config)
         self._settings = self._config.plan_settings()
         if not self._settings:
-            file = self._config.written.file
-            told = f"config: {file} lists data sets and does not say how rows are made of them"
-            raise SettingsError([f"{told}; write dataset: with packing and packing_length"])
+            file = self._config.location.file
+            problem = f"config: {file} lists data sets and does not say how rows are made of them"
+            raise SettingsError([f"{problem}; write dataset: with packing and packing_length"])
         self._settings |= {"seed": seed, "output": output, "media": media}
-        self._folder = _usual_folder(self._config) if out is None else Path(out)
+        self._folder = _get_default_folder(self._config) if out is None else Path(out)
         self._store: Store | None = None
         self._by_row = False
-        self._made: tuple[int, Loader] | None = None
+        self._process_loader: tuple[int, Loader] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_process_loader": None}
 
     def build(self) -> None:
         """Prepare the data sets, or find that this was done, and open what they became.
@@ -83,10 +83,10 @@ class PackedRows:
         Raises:
             BatchloomError: whatever ``prepare`` finds wrong.
         """
-        with _one_at_a_time(self._folder):
-            done = prepare(self._config, out=self._folder, val_fraction=0)
-        _LOG.info("%s documents are in %s.", f"{done.counts.documents:,}", self._folder)
-        self._store, self._made = open_store(self._folder), None
+        with _lock_folder(self._folder):
+            result = prepare(self._config, out=self._folder, val_fraction=0)
+        _LOG.info("%s documents are in %s.", f"{result.counts.documents:,}", self._folder)
+        self._store, self._process_loader = open_store(self._folder), None
         self._by_row = stacks_features_by_row(self._store)
         self.loader().announce()
 
@@ -99,10 +99,10 @@ class PackedRows:
         if self._store is None:
             raise InputError("There are no rows yet: call build() first.")
         # Locks and maps do not cross a fork.
-        if self._made is None or self._made[0] != os.getpid():
+        if self._process_loader is None or self._process_loader[0] != os.getpid():
             settings = {**self._settings, "global_batch_size": 1, "rank": 0, "world_size": 1}
-            self._made = os.getpid(), Loader(self._store, prefetch=0, **settings)
-        return self._made[1]
+            self._process_loader = os.getpid(), Loader(self._store, prefetch=0, **settings)
+        return self._process_loader[1]
 
     def __len__(self) -> int:
         return len(self.loader())
@@ -118,33 +118,33 @@ class PackedRows:
 
     def lengths(self) -> list[int]:
         """Tokens of each row, negative where it holds no medium."""
-        loader, found = self.loader(), list[int]()
+        loader, row_lengths = self.loader(), list[int]()
         for start in range(0, len(loader), _AT_ONCE):
             rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
             tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])
             media = loader.costs.media_tokens(loader.plan, rows)
-            found += np.where(media > 0, tokens, -tokens).tolist()
-        return found
+            row_lengths += np.where(media > 0, tokens, -tokens).tolist()
+        return row_lengths
 
 
-def _usual_folder(config: DatasetConfig) -> Path:
+def _get_default_folder(config: DatasetConfig) -> Path:
     """The folder of the store of a config that nobody gave one."""
-    said = config.model_dump(mode="json")
+    plain_config = config.model_dump(mode="json")
     # Relative paths mean others elsewhere.
-    begin = str(Path(config.written.file or "").absolute())
+    base_path = str(Path(config.location.file or "").absolute())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "batchloom" / "datasets" / fingerprint({"config": said, "begin": begin})
+    return cache / "batchloom" / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process makes the store of a folder, and keep others from it."""
-    beside = folder.with_name(f"{folder.name}.lock")
+    lock_path = folder.with_name(f"{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise OutputError(f"{beside} cannot be written: {describe_os_error(error)}.") from error
+        raise OutputError(f"{lock_path} cannot be written: {describe_os_error(error)}.") from error
     try:
         # The kernel lets go of it when the process dies, however it dies.
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -51,22 +51,20 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
     ) -> None:
         size = as_int(batch_size) or 0
         if size < 1:
-            raise_problems(
-                [f"batch_size: {quote_value(batch_size)} is no whole number of at least 1"]
-            )
+            raise_problems([f"batch_size: {quote_value(batch_size)} is no whole number of at least 1"])
         self._rows = PackedRows(config, out, seed, output, media)
-        self._batch, self._asked = size, (rank, world_size)
-        self._world = self._found()
+        self._batch, self._requested_world = size, (rank, world_size)
+        self._world = self._resolve_world()
 
-    def _found(self) -> tuple[int, int]:
-        rank, world_size = find_world(*self._asked)
+    def _resolve_world(self) -> tuple[int, int]:
+        rank, world_size = find_world(*self._requested_world)
         check_world(self._batch * world_size, rank, world_size)
         return rank, world_size
 
     def build(self) -> None:
         """As of :class:`batchloom.compat.MultiModalDataset`; the rank is found out here, and handed to workers."""
         self._rows.build()
-        self._world = self._found()
+        self._world = self._resolve_world()
 
     def __len__(self) -> int:
         """Rows of this rank; of one rank alone those of the map-style one."""
@@ -80,8 +78,8 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         step = number
         # A DataLoader takes a batch from each of its workers in turn.
         while share := self._share(step):
-            for place in share:
-                yield self._rows.row(place)
+            for position in share:
+                yield self._rows.row(position)
             step += workers
 
     def _share(self, step: int) -> list[int]:
@@ -89,12 +87,12 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         rank, world_size = self._world
         count = len(self._rows)
         start = step * self._batch * world_size
-        held = min(self._batch * world_size, count - start)
-        if held <= 0:
+        row_count = min(self._batch * world_size, count - start)
+        if row_count <= 0:
             return []
-        first, stop = rank_positions(0, held, rank, world_size)
-        places = list(range(start + first, start + stop))
-        return places + [count] * (-(-held // world_size) - len(places))
+        first, stop = rank_positions(0, row_count, rank, world_size)
+        positions = list(range(start + first, start + stop))
+        return positions + [count] * (-(-row_count // world_size) - len(positions))
 
     def get_collator(self) -> Collator:
         """As of :class:`batchloom.compat.MultiModalDataset`."""

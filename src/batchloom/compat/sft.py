@@ -44,7 +44,7 @@ class SFTDataset:
 
     Attributes:
         left_out: rows that were left out, by reason.
-        cut: rows that were cut.
+        truncated_rows: rows that were cut.
 
     Raises:
         InputMissingError, InputError, RecordError: the data cannot be read or used, or nothing of
@@ -65,41 +65,47 @@ class SFTDataset:
         output: str = "torch",
     ) -> None:
         if (as_int(max_seq_length) or 0) < 2:
-            raise SettingsError(
-                [f"max_seq_length: {quote_value(max_seq_length)} is no number above 1"]
-            )
+            raise SettingsError([f"max_seq_length: {quote_value(max_seq_length)} is no number above 1"])
         check_output(output)
-        self._output, self._most = output, max_seq_length
-        chosen, form = tokenizer_of(tokenizer), formatted(formatter)
-        how = DirectEncoding(chosen, form.reading, _refuse, form.template)
-        encoded = list(encode_directly(list_sources([_place(path_or_id, split)]).sources, how))
-        self._documents = EncodedDocuments(encoded, chosen.end_id)
-        self.left_out = Counter(
-            left.reason.partition(":")[0] for one in encoded for left in one.dropped
+        self._output, self._max_seq_length = output, max_seq_length
+        resolved_tokenizer, resolved_formatter = tokenizer_of(tokenizer), formatted(formatter)
+        encoding = DirectEncoding(
+            resolved_tokenizer, resolved_formatter.make_parser, _refuse, resolved_formatter.template
         )
-        self._kept = self._trainable()
-        lengths = self._documents.lengths.take(self._kept)
-        self.cut = int((lengths > max_seq_length).sum())
-        if not self._kept.size:
+        encoded = list(encode_directly(list_sources([_format_location(path_or_id, split)]).sources, encoding))
+        self._documents = EncodedDocuments(encoded, resolved_tokenizer.end_id)
+        self.left_out = Counter(
+            dropped_record.reason.partition(":")[0] for batch in encoded for dropped_record in batch.dropped
+        )
+        self._row_documents = self._find_trainable()
+        lengths = self._documents.lengths.take(self._row_documents)
+        self.truncated_rows = int((lengths > max_seq_length).sum())
+        if not self._row_documents.size:
             raise InputMissingError(
-                f"{os.fspath(path_or_id)} gives no row to train ({_told(self.left_out)}); raise max_seq_length, or "
+                f"{os.fspath(path_or_id)} gives no row to train ({_format_counts(self.left_out)}); raise "
+                "max_seq_length, or "
                 "choose another formatter."
             )
-        if self.left_out or self.cut:
+        if self.left_out or self.truncated_rows:
             _LOG.warning(
                 "SFTDataset: %s rows; cut at %s tokens: %s; left out: %s.",
-                *(f"{self._kept.size:,}", max_seq_length, self.cut, _told(self.left_out)),
+                *(
+                    f"{self._row_documents.size:,}",
+                    max_seq_length,
+                    self.truncated_rows,
+                    _format_counts(self.left_out),
+                ),
             )
         if seed is not None:
-            order = Permutation(self._kept.size, derive_key("sft", seed))
-            self._kept = self._kept[order.at(np.arange(self._kept.size))]
+            order = Permutation(self._row_documents.size, derive_key("sft", seed))
+            self._row_documents = self._row_documents[order.at(np.arange(self._row_documents.size))]
 
     def __len__(self) -> int:
-        return int(self._kept.size)
+        return int(self._row_documents.size)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """``input_ids``, ``labels`` (-100 where nothing is trained) and ``loss_mask``, int64 [tokens]."""
-        ids, trained = self._row(int(self._kept[number]))
+        ids, trained = self._row(int(self._row_documents[number]))
         labels = np.where(trained, ids, IGNORE_INDEX)
         # Nothing comes before the first token, so that nothing predicts it.
         labels[0] = IGNORE_INDEX
@@ -118,39 +124,39 @@ class SFTDataset:
 
     def _row(self, document: int) -> tuple[Any, Any]:
         number, start = np.array([document]), np.zeros(1, np.int64)
-        length = np.minimum(self._documents.lengths.take(number), self._most).astype(np.int64)
+        length = np.minimum(self._documents.lengths.take(number), self._max_seq_length).astype(np.int64)
         (ids,) = self._documents.read(number, start, length)
         (trained,) = self._documents.mask(number, start, length)
         return ids.astype(np.int64), trained
 
-    def _trainable(self) -> Any:
+    def _find_trainable(self) -> Any:
         """Numbers of the documents of which something is trained within ``max_seq_length``."""
-        kept = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].any()]
-        if lost := self._documents.lengths.size - len(kept):
-            self.left_out["nothing to train within max_seq_length"] += lost
-        return np.array(kept, np.int64)
+        trainable_documents = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].any()]
+        if dropped_count := self._documents.lengths.size - len(trainable_documents):
+            self.left_out["nothing to train within max_seq_length"] += dropped_count
+        return np.array(trainable_documents, np.int64)
 
 
 def _refuse(source: Source, bad: BadRecord) -> None:
     raise make_bad_record_error(source, ReadRules(), 0, bad)
 
 
-def _told(left_out: Counter[str]) -> str:
+def _format_counts(left_out: Counter[str]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "none"
 
 
-def _place(path_or_id: str | os.PathLike[str], split: str) -> str:
+def _format_location(path_or_id: str | os.PathLike[str], split: str) -> str:
     """The input that a path or an id and a split mean together."""
-    place = os.fspath(path_or_id)
+    location = os.fspath(path_or_id)
     if split == "train":
-        return place
-    if os.path.isfile(place):  # noqa: PTH113 - a string stays a string
+        return location
+    if os.path.isfile(location):  # noqa: PTH113 - a string stays a string
         raise InputError(
-            f"split: {split!r} of {place}, which is one file and has no splits; name the file of that split."
+            f"split: {split!r} of {location}, which is one file and has no splits; name the file of that split."
         )
-    name = find_hub_name(place)
+    name = find_hub_name(location)
     if name is None:
-        return f"{place}/{split}"
+        return f"{location}/{split}"
     config = f":{name.config}" if name.config else ""
     revision = f"@{name.revision}" if name.revision else ""
     return f"{name.repo}{config}/{split}{revision}"

@@ -22,11 +22,11 @@ class WorkerClient:
 
     Args:
         config: what it trains on what.
-        say: told each line of the run, from a thread of its own.
+        print_line: told each line of the run, from a thread of its own.
     """
 
-    def __init__(self, config: WorkerConfig, say: Callable[[str], None] = print) -> None:
-        self.config, self._say = config, say
+    def __init__(self, config: WorkerConfig, print_line: Callable[[str], None] = print) -> None:
+        self.config, self._print_line = config, print_line
         self._started = False
         self._leave = LeaveEvent()
         self._running: asyncio.Task[WorkerReport] | None = None
@@ -52,14 +52,12 @@ class WorkerClient:
             TrainError: it was not started, or trains already; or what ``run_worker`` raises.
         """
         if not self._started or self._running is not None:
-            wrong = "trains already" if self._started else "was not started"
+            problem = "trains already" if self._started else "was not started"
             raise TrainError(
-                f"The worker {self.config.worker_id} {wrong}: await start() once, then run_training() once at a time."
+                f"The worker {self.config.worker_id} {problem}: await start() once, then run_training() once at a time."
             )
         # A task of its own: it goes on to the end of a step when whoever waits for it is cancelled.
-        self._running = asyncio.create_task(
-            asyncio.to_thread(self._train, alone=not use_distributed)
-        )
+        self._running = asyncio.create_task(asyncio.to_thread(self._train, alone=not use_distributed))
         try:
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
@@ -79,4 +77,4 @@ class WorkerClient:
     def _train(self, *, alone: bool) -> "WorkerReport":
         from batchloom.train import run_worker  # noqa: PLC0415 - torch takes seconds
 
-        return run_worker(self.config, self._say, self._leave, alone=alone)
+        return run_worker(self.config, self._print_line, self._leave, alone=alone)

@@ -16,24 +16,20 @@ _FILE_SCHEME = "file://"
 _QUERYLESS_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf", "memory")
 
 
-def is_url_or_stdin(place: str) -> bool:
+def is_url_or_stdin(location: str) -> bool:
     """Whether a place is no path of this machine: a URL, or standard input."""
-    return is_url(place) or place == STANDARD_INPUT
+    return is_url(location) or location == STANDARD_INPUT
 
 
-def is_url(place: str) -> bool:
+def is_url(location: str) -> bool:
     """Whether a place is the URL of something that is no file of this machine."""
     # Most places are paths, and the search for three characters is the cheapest that tells.
-    return (
-        "://" in place
-        and bool(_URL_PATTERN.match(place))
-        and not place.lower().startswith(_FILE_SCHEME)
-    )
+    return "://" in location and bool(_URL_PATTERN.match(location)) and not location.lower().startswith(_FILE_SCHEME)
 
 
-def strip_file_scheme(place: str) -> str:
+def strip_file_scheme(location: str) -> str:
     """The path of a ``file://`` URL; any other place as it is."""
-    return place[len(_FILE_SCHEME) :] if place.lower().startswith(_FILE_SCHEME) else place
+    return location[len(_FILE_SCHEME) :] if location.lower().startswith(_FILE_SCHEME) else location
 
 
 def get_scheme(url: str) -> str:
@@ -42,22 +38,22 @@ def get_scheme(url: str) -> str:
     return match[1].lower() if match else ""
 
 
-def redact_url(place: str) -> str:
+def redact_url(location: str) -> str:
     """The place without credentials, query and fragment; a path as it is."""
-    scheme = get_scheme(place)
+    scheme = get_scheme(location)
     if not scheme:
-        return place
-    address = place[len(scheme) + 3 :]
+        return location
+    address = location[len(scheme) + 3 :]
     if scheme not in _QUERYLESS_SCHEMES:
         # A slash too many is no reason to show a password.
         address = re.split(r"[?#]", address, maxsplit=1)[0].lstrip("/")
-    host, slash, rest = address.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{rest}"
+    host, slash, path = address.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def format_input_label(place: str) -> str:
+def format_input_label(location: str) -> str:
     """What an input that is no path is called; several may be called the same."""
-    return "stdin" if place == STANDARD_INPUT else redact_url(place)
+    return "stdin" if location == STANDARD_INPUT else redact_url(location)
 
 
 def check_url(url: str) -> None:

@@ -37,11 +37,11 @@ class Records:
         offsets: byte offset of each record in the (decompressed) source; of a columnar source,
             of the row group or record batch that holds it.
         bad: records of the same stretch that cannot be used.
-        seen: records read in this stretch, good, bad and empty ones alike.
+        records_read: records read in this stretch, good, bad and empty ones alike.
     """
 
     values: list[Any] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
-    seen: int = 0
+    records_read: int = 0

@@ -63,15 +63,13 @@ class RecordError(InputError):
         return type(self), (self.file, self.line, self.column, self.reason, self.row)
 
     @staticmethod
-    def _sentence(
-        file: str, line: int | None, column: int | None, reason: str, row: int | None
-    ) -> str:
-        place = f"{file}, line {line}" if line is not None else file
+    def _sentence(file: str, line: int | None, column: int | None, reason: str, row: int | None) -> str:
+        location = f"{file}, line {line}" if line is not None else file
         if line is None and row is not None:
-            place += f", row {row}"
+            location += f", row {row}"
         if column is not None:
-            place += f", column {column}"
-        return f"{place}: {reason}"
+            location += f", column {column}"
+        return f"{location}: {reason}"
 
 
 class InvalidJsonError(RecordError, json.JSONDecodeError):
@@ -90,12 +88,10 @@ class InvalidJsonError(RecordError, json.JSONDecodeError):
         self.lineno, self.colno = line or 1, column or 1
 
     @staticmethod
-    def _sentence(
-        file: str, line: int | None, column: int | None, reason: str, row: int | None
-    ) -> str:
-        place = f"on line {line}" if line is not None else f"in row {row}"
-        where = f", column {column}" if column is not None else ""
-        return f"Invalid JSON {place} in {file}{where}: {reason.removeprefix(INVALID_JSON_PREFIX)}"
+    def _sentence(file: str, line: int | None, column: int | None, reason: str, row: int | None) -> str:
+        location = f"on line {line}" if line is not None else f"in row {row}"
+        column_text = f", column {column}" if column is not None else ""
+        return f"Invalid JSON {location} in {file}{column_text}: {reason.removeprefix(INVALID_JSON_PREFIX)}"
 
 
 def make_record_error(
@@ -126,9 +122,7 @@ class SchemaError(InputError):
         suggestion: what ``--map`` would make it work, None where there is no guess.
     """
 
-    def __init__(
-        self, reason: str, columns: Sequence[str] = (), suggestion: str | None = None
-    ) -> None:
+    def __init__(self, reason: str, columns: Sequence[str] = (), suggestion: str | None = None) -> None:
         super().__init__(reason)
         self.columns, self.suggestion = tuple(columns), suggestion
 

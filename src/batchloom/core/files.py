@@ -29,8 +29,7 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter one",
     errno.EMFILE: "this process has too many files open; raise its limit: ulimit -n 4096",
     errno.ENFILE: "this machine has too many files open; end programs that hold many",
-    errno.EIO: "the disk or the network failed (input/output error); look at dmesg, or use a copy "
-    "on another disk",
+    errno.EIO: "the disk or the network failed (input/output error); look at dmesg, or use a copy on another disk",
     errno.ESTALE: "the network file system lost it; mount it anew",
     errno.ENOSPC: "the disk is full; free some room, then give the same command again",
     errno.ENOMEM: "out of memory; give the process more",
@@ -62,8 +61,8 @@ def describe_os_error(error: OSError, special: Mapping[int, str] | None = None) 
         error: the refusal.
         special: other remedies by errno, for what was tried.
     """
-    known = {**_REMEDIES, **(special or {})}
-    return known.get(error.errno or 0, to_mid_sentence(error.strerror or str(error)))
+    remedies = {**_REMEDIES, **(special or {})}
+    return remedies.get(error.errno or 0, to_mid_sentence(error.strerror or str(error)))
 
 
 def to_mid_sentence(reason: str) -> str:
@@ -131,21 +130,21 @@ def decode_file_name(name: str) -> str:
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
-def refuse_url(place: str | os.PathLike[str], what: str) -> None:
+def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
     """Refuse a URL where a path of this machine is wanted; its address may hold secrets, and is not repeated.
 
     Args:
-        place: what was given, also as a ``Path``, which takes one of the two slashes.
-        what: what it was given for.
+        location: what was given, also as a ``Path``, which takes one of the two slashes.
+        subject: what it was given for.
 
     Raises:
         InputError: it is a URL.
     """
-    words = os.fspath(place)
-    match = _URL_PATTERN.search(words)
-    if match and match[1].lower() != "file" and not os.path.lexists(words[: match.end(1) + 1]):
+    text = os.fspath(location)
+    match = _URL_PATTERN.search(text)
+    if match and match[1].lower() != "file" and not os.path.lexists(text[: match.end(1) + 1]):
         raise InputError(
-            f"{what} is a URL ({match[1]}://...), and must be a path of this machine: copy what lies elsewhere here "
+            f"{subject} is a URL ({match[1]}://...), and must be a path of this machine: copy what lies elsewhere here "
             "first."
         )
 
@@ -169,7 +168,7 @@ def suggest_path(path: str) -> str:
         parent, name = os.path.split(parent)
     try:
         with os.scandir(parent or ".") as scan:
-            beside = sorted(entry.name for entry in islice(scan, _MAX_SIBLINGS))
+            siblings = sorted(entry.name for entry in islice(scan, _MAX_SIBLINGS))
     except OSError:
         return "."
-    return suggest(name, beside) or "."
+    return suggest(name, siblings) or "."

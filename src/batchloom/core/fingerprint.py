@@ -18,9 +18,7 @@ def encode_canonical(value: object) -> bytes:
         except orjson.JSONEncodeError:
             # Integers beyond 64 bits, keys that are no text: what follows knows them, or says what is wrong.
             pass
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _is_orjson_safe(values: Iterable[object]) -> bool:
@@ -50,8 +48,8 @@ def find_broken_link(first: object, entries: Iterable[Mapping[str, object]]) -> 
     """
     name: object = fingerprint(first)
     for number, entry in enumerate(entries):
-        rest = {key: value for key, value in entry.items() if key != "fingerprint"}
-        name = fingerprint([name, rest])
+        fields = {key: value for key, value in entry.items() if key != "fingerprint"}
+        name = fingerprint([name, fields])
         if entry.get("fingerprint") != name:
             return number
     return None
@@ -63,7 +61,5 @@ def derive_key(*parts: str | int) -> tuple[int, int]:
     Keys come from hashing all their parts together, never from adding them, so that
     (seed 1, epoch 2) and (seed 2, epoch 1) share nothing.
     """
-    digest = hashlib.blake2b(
-        encode_canonical(list(parts)), digest_size=16, person=b"batchloom.key"
-    ).digest()
+    digest = hashlib.blake2b(encode_canonical(list(parts)), digest_size=16, person=b"batchloom.key").digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 _BASE_TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def render_page(
-    template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]
-) -> str:
+def render_page(template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]) -> str:
     """A page as text.
 
     Args:
@@ -37,8 +35,6 @@ def _make_environment(template: Path) -> "Environment":
 
     own = template.read_text("utf-8")
     pages = DictLoader({"page": _BASE_TEMPLATE.read_text("utf-8"), "own": own})
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages)
     environment.filters |= {"seen": escape_unprintable, "count": "{:,}".format}
     return environment

@@ -53,13 +53,10 @@ def _argsort_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """What ``argsort`` gives of hashes that all differ."""
     # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
     order = np.argsort((hashes >> _U48).astype(np.uint16), kind="stable")
-    found: NDArray[np.int64] = order[np.argsort(hashes[order], kind="stable")]
-    return found
+    sorted_indices: NDArray[np.int64] = order[np.argsort(hashes[order], kind="stable")]
+    return sorted_indices
 
 
 def derive_round_keys(key: HashKey, rounds: int) -> list[int]:
     """One 64-bit key a round, from a 128-bit key."""
-    return [
-        mix_int((key[0] + GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK)
-        for i in range(rounds)
-    ]
+    return [mix_int((key[0] + GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK) for i in range(rounds)]

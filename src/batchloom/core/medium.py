@@ -11,9 +11,7 @@ _EXTENSIONS_BY_KIND: dict[MediumKind, str] = {
     "audio": "wav flac mp3 ogg oga opus aif aiff au caf m4a aac wma",
     "video": "mp4 m4v mkv webm mov avi mpg mpeg wmv flv",
 }
-_KIND_BY_EXTENSION = {
-    ending: kind for kind, endings in _EXTENSIONS_BY_KIND.items() for ending in endings.split()
-}
+_KIND_BY_EXTENSION = {ending: kind for kind, endings in _EXTENSIONS_BY_KIND.items() for ending in endings.split()}
 
 
 _TAR_RANGE_PATTERN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL | re.IGNORECASE)
@@ -24,10 +22,10 @@ def format_tar_location(file: str, start: int, size: int) -> str:
     return f"{file}#{start}+{size}"
 
 
-def parse_tar_location(place: str) -> tuple[str, tuple[int, int] | None]:
+def parse_tar_location(location: str) -> tuple[str, tuple[int, int] | None]:
     """The file of a place, and where in it the medium begins and how many bytes it has; None where it is the file."""
-    match = _TAR_RANGE_PATTERN.fullmatch(place)
-    return (place, None) if match is None else (match[1], (int(match[2]), int(match[3])))
+    match = _TAR_RANGE_PATTERN.fullmatch(location)
+    return (location, None) if match is None else (match[1], (int(match[2]), int(match[3])))
 
 
 def detect_medium_kind(name: str) -> MediumKind | None:
@@ -111,13 +109,13 @@ class Medium:
 
     Attributes:
         kind: which of them; each frame of a video that was looked at is an image.
-        place: its path or URL as the record has it, of one in a tar as :func:`format_tar_location` writes it; empty
+        location: its path or URL as the record has it, of one in a tar as :func:`format_tar_location` writes it; empty
             where the record holds its bytes.
         data: its bytes where the record holds them, else None.
-        seen: what was found there; None before anybody has looked.
+        info: what was found there; None before anybody has looked.
     """
 
     kind: MediumKind
-    place: str
+    location: str
     data: bytes | None = None
-    seen: MediumInfo | None = None
+    info: MediumInfo | None = None

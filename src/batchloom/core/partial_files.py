@@ -11,11 +11,11 @@ PARTIAL_SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
-def wrap_os_errors(doing: str, path: Path) -> Iterator[None]:
+def wrap_os_errors(action: str, path: Path) -> Iterator[None]:
     """Turn the system's refusal of ``path`` into one sentence with its remedy.
 
     Args:
-        doing: what is tried, as in "Cannot write".
+        action: what is tried, as in "Cannot write".
         path: the file or folder.
 
     Raises:
@@ -27,6 +27,4 @@ def wrap_os_errors(doing: str, path: Path) -> Iterator[None]:
         # Some of ours are OSErrors too, and say already what is wrong.
         raise
     except OSError as error:
-        raise OutputError(
-            f"Cannot {doing} {path}: {describe_os_error(error, WRITE_REMEDIES)}."
-        ) from error
+        raise OutputError(f"Cannot {action} {path}: {describe_os_error(error, WRITE_REMEDIES)}.") from error

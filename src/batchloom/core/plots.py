@@ -13,8 +13,8 @@ def escape_plot_text(text: str) -> str:
 
     Of many stores a title cannot name all: it is cut.
     """
-    cut = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
-    return cut.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+    title = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
+    return title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
 
 
 def save_figure(figure: Any, png: Path) -> None:
@@ -23,9 +23,9 @@ def save_figure(figure: Any, png: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    aside = png.with_name(png.name + ".partial")
+    partial_path = png.with_name(png.name + ".partial")
     try:
-        figure.savefig(aside, format="png", dpi=120)
-        aside.rename(png)
+        figure.savefig(partial_path, format="png", dpi=120)
+        partial_path.rename(png)
     except OSError as error:
         raise OutputError(f"{png} cannot be written: {error.strerror}.") from error

@@ -21,9 +21,9 @@ _MAX_QUOTED_LENGTH = 120
 _MAX_QUOTED_BITS = 256
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, candidates: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -92,9 +92,7 @@ def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> li
             continue
         number = as_int(value)
         if number is None or not least <= number <= most:
-            problems.append(
-                f"{name}: {quote_value(value)} is not a whole number from {least} to {most}"
-            )
+            problems.append(f"{name}: {quote_value(value)} is not a whole number from {least} to {most}")
         else:
             object.__setattr__(spec, name, number)
     return problems
@@ -104,9 +102,7 @@ def to_plain(spec: object) -> dict[str, Any]:
     """A settings dataclass as a dict of plain JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
-    return {
-        field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)
-    }
+    return {field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -118,21 +114,17 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    where = f"{path}." if path else ""
-    problems = [
-        f"{where}{name}: unknown setting{suggest(name, fields)}"
-        for name in values
-        if name not in fields
-    ]
+    prefix = f"{path}." if path else ""
+    problems = [f"{prefix}{name}: unknown setting{suggest(name, fields)}" for name in values if name not in fields]
     ready: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:
             try:
-                ready[name] = _convert(hints[name], values[name], where + name)
+                ready[name] = _convert(hints[name], values[name], prefix + name)
             except SettingsError as error:
                 problems += error.problems
         elif field.default is field.default_factory is dataclasses.MISSING:
-            problems.append(f"{where}{name}: missing")
+            problems.append(f"{prefix}{name}: missing")
     raise_problems(problems)
     return cls(**ready)
 
@@ -169,11 +161,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             return float(value)
         except OverflowError as error:
             raise SettingsError([f"{path}: a whole number too large for a float"]) from error
-    elif (
-        isinstance(hint, type)
-        and isinstance(value, hint)
-        and not (isinstance(value, bool) and hint is not bool)
-    ):
+    elif isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     name = getattr(hint, "__name__", str(hint))
     raise SettingsError([f"{path}: {value!r} is not {name}"])

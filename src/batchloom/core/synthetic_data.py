@@ -72,13 +72,13 @@ class SyntheticSpec:
 
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, _BOUNDS)
-        for name, known in (("name", SYNTHETIC_NAMES), ("kind", _CONTENTS)):
+        for name, choices in (("name", SYNTHETIC_NAMES), ("kind", _CONTENTS)):
             value = getattr(self, name)
-            if value not in known:
-                hint = suggest(str(value), known)
-                problems.append(f"{name}: {quote_value(value)} is none of {', '.join(known)}{hint}")
+            if value not in choices:
+                hint = suggest(str(value), choices)
+                problems.append(f"{name}: {quote_value(value)} is none of {', '.join(choices)}{hint}")
         try:
-            shortest, longest = (as_int(one) or 0 for one in self.lengths)
+            shortest, longest = (as_int(length) or 0 for length in self.lengths)
         except (TypeError, ValueError):
             shortest = longest = 0
         if not 1 <= shortest <= longest <= _MAX_LENGTH:
@@ -91,7 +91,7 @@ class SyntheticSpec:
         object.__setattr__(self, "lengths", (shortest, longest))
 
     @property
-    def place(self) -> str:
+    def spec_string(self) -> str:
         """The whole of it as one word, which :func:`parse_synthetic_spec` takes."""
         shortest, longest = self.lengths
         return (
@@ -105,24 +105,24 @@ class SyntheticSpec:
         return {"source": SYNTHETIC, "version": SYNTHETIC_VERSION, **to_plain(self)}
 
 
-def parse_synthetic_spec(given: str) -> SyntheticSpec | None:
+def parse_synthetic_spec(text: str) -> SyntheticSpec | None:
     """The settings in ``dummy:documents=1000,kind=text``; None where it is no name of synthetic data.
 
     Raises:
         SettingsError: settings nobody knows, given twice, or out of bounds; all at once.
     """
-    name, _, rest = given.partition(":")
+    name, _, options = text.partition(":")
     if name not in SYNTHETIC_NAMES:
         return None
-    known = [field.name for field in fields(SyntheticSpec)][1:]
+    field_names = [field.name for field in fields(SyntheticSpec)][1:]
     problems: list[str] = []
     values: dict[str, Any] = {}
-    for word in rest.split(",") if rest else ():
+    for word in options.split(",") if options else ():
         key, equals, value = word.partition("=")
-        if key not in known or not equals:
+        if key not in field_names or not equals:
             problems.append(
                 f"{name}: {quote_value(word)} is no setting of it; it takes NAME=VALUE of "
-                f"{', '.join(known)}{suggest(key, known)}"
+                f"{', '.join(field_names)}{suggest(key, field_names)}"
             )
         elif key in values:
             problems.append(f"{name}: {key} is given twice")
@@ -179,10 +179,8 @@ class SyntheticDocuments:
     def lengths(self, documents: Ids) -> NDArray[np.uint32]:
         """Tokens of these documents, uint32 of the same length."""
         shortest, longest = self.spec.lengths
-        drawn = _scale_below(
-            hash_indices(documents, self._length_key) >> _U32, longest - shortest + 1
-        )
-        return (drawn + np.uint64(shortest)).astype(np.uint32)
+        offsets = _scale_below(hash_indices(documents, self._length_key) >> _U32, longest - shortest + 1)
+        return (offsets + np.uint64(shortest)).astype(np.uint32)
 
     def ids(self, documents: Ids, starts: Ids, lengths: Ids) -> Ids:
         """The ids of spans of documents back to back.
@@ -210,8 +208,8 @@ class SyntheticDocuments:
         longer = lengths + early
         hashes = _hash_tokens(streams, starts - early, longer)
         before = np.cumsum(longer) - longer
-        places = np.arange(hashes.size) + np.repeat((starts - early) - before, longer)
-        fresh = (places & (_RUN_PERIOD - 1) == 0) | (hashes & np.uint64(_RESTART_PERIOD - 1) == 0)
+        positions = np.arange(hashes.size) + np.repeat((starts - early) - before, longer)
+        fresh = (positions & (_RUN_PERIOD - 1) == 0) | (hashes & np.uint64(_RESTART_PERIOD - 1) == 0)
         begins, runs = np.flatnonzero(fresh), np.cumsum(fresh) - 1
         # Where in its run a word stands is added to the first word of the run.
         firsts = _sample_zipf(hashes[begins], words) - begins.astype(np.uint64)
@@ -229,9 +227,7 @@ def _hash_tokens(streams: NDArray[np.uint64], starts: Ids, lengths: Ids) -> NDAr
     """64 random bits of each token of spans: SplitMix64's output at its place in its document's stream."""
     before = np.cumsum(lengths) - lengths
     states = streams + (starts - before).astype(np.uint64) * _STEP
-    return mix_in_place(
-        np.repeat(states, lengths) + np.arange(int(lengths.sum()), dtype=np.uint64) * _STEP
-    )
+    return mix_in_place(np.repeat(states, lengths) + np.arange(int(lengths.sum()), dtype=np.uint64) * _STEP)
 
 
 def _scale_below(bits: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:

@@ -80,9 +80,7 @@ def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
             f"holds a control character (code {error.character}); write YAML as text",
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _make_yaml_error(
-            name, error.problem_mark or error.context_mark, _describe_yaml_error(error)
-        ) from None
+        raise _make_yaml_error(name, error.problem_mark or error.context_mark, _describe_yaml_error(error)) from None
     if not builder.documents:
         raise InputMissingError(f"{name} is empty; {remedy}.")
     return builder.documents[0]
@@ -92,29 +90,27 @@ def _parse_json(text: str, name: str) -> Any:
     """JSON, which need not be YAML: tabs, and characters in two halves."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(
-                key for key, count in Counter(key for key, _ in pairs).items() if count > 1
-            )
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            duplicate_key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise RecordError(
                 name,
                 None,
                 None,
-                f"the key {quote_value(twice)} is there twice; leave one of the two out",
+                f"the key {quote_value(duplicate_key)} is there twice; leave one of the two out",
             )
-        return found
+        return mapping
 
     try:
-        found = json.loads(text, object_pairs_hook=once)
+        value = json.loads(text, object_pairs_hook=once)
         # Half a character is no text.
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         reason = f"not valid JSON: {error.msg}"
         raise RecordError(name, error.lineno, error.colno, reason) from None
     except (RecursionError, ValueError) as error:
         raise RecordError(name, None, None, f"cannot be read as JSON: {error}") from None
-    return found
+    return value
 
 
 def _decode_text(data: bytes, name: str) -> str:
@@ -181,11 +177,7 @@ class _YamlBuilder:
             raise self._fault(event, "a second document begins here; write one file for each")
 
     def _waits_for_key(self) -> bool:
-        return (
-            bool(self._open)
-            and isinstance(self._open[-1].value, dict)
-            and self._open[-1].key is None
-        )
+        return bool(self._open) and isinstance(self._open[-1].value, dict) and self._open[-1].key is None
 
     def _take_key(self, event: yaml.ScalarEvent) -> None:
         self._check_tag(event, _SCALAR_TAGS)
@@ -199,47 +191,39 @@ class _YamlBuilder:
 
     def _take_alias(self, event: yaml.AliasEvent) -> None:
         if self._waits_for_key():
-            raise self._fault(
-                event, f"the alias *{event.anchor} stands for a key; write the key out"
-            )
+            raise self._fault(event, f"the alias *{event.anchor} stands for a key; write the key out")
         if event.anchor not in self._anchors:
-            raise self._fault(
-                event, f"the alias *{event.anchor} has no anchor before it, or lies inside of it"
-            )
-        made = self._anchors[event.anchor]
-        self._check_depth(made[2], event)
-        self._add(made, event, None)
+            raise self._fault(event, f"the alias *{event.anchor} has no anchor before it, or lies inside of it")
+        sized_value = self._anchors[event.anchor]
+        self._check_depth(sized_value[2], event)
+        self._add(sized_value, event, None)
 
     def _begin(self, event: yaml.CollectionStartEvent) -> None:
         if self._waits_for_key():
             raise self._fault(event, "a list or mapping stands for a key; write a word")
         self._check_tag(event, _COLLECTION_TAGS)
         if len(self._open) >= _MAX_DEPTH:
-            raise self._fault(
-                event, f"more than {_MAX_DEPTH} lists and mappings lie in one another"
-            )
+            raise self._fault(event, f"more than {_MAX_DEPTH} lists and mappings lie in one another")
         value: list[Any] | dict[str, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
         self._open.append(_OpenCollection(value, event.anchor))
 
     def _end(self, event: yaml.CollectionEndEvent) -> None:
-        done = self._open.pop()
-        if isinstance(done.value, dict):
+        collection = self._open.pop()
+        if isinstance(collection.value, dict):
             # Of several the first counts most.
-            for merged in done.merged:
+            for merged in collection.merged:
                 for key, value in merged.items():
-                    done.value.setdefault(key, value)
-        self._add((done.value, done.size, done.depth), event, done.anchor)
+                    collection.value.setdefault(key, value)
+        self._add((collection.value, collection.size, collection.depth), event, collection.anchor)
 
-    def _add(self, made: tuple[Any, int, int], event: yaml.Event, anchor: str | None) -> None:
+    def _add(self, sized_value: tuple[Any, int, int], event: yaml.Event, anchor: str | None) -> None:
         """Put a finished value, with its size and depth, where it belongs."""
-        value, size, depth = made
+        value, size, depth = sized_value
         if anchor is not None:
-            self._anchors[anchor] = made
+            self._anchors[anchor] = sized_value
         self._size += size if isinstance(event, yaml.AliasEvent) else 1
         if self._size > _MAX_VALUES:
-            raise self._fault(
-                event, f"more than {_MAX_VALUES:,} values, aliases followed; write fewer"
-            )
+            raise self._fault(event, f"more than {_MAX_VALUES:,} values, aliases followed; write fewer")
         if not self._open:
             self.documents.append(value)
             return
@@ -255,15 +239,13 @@ class _YamlBuilder:
 
     def _check_depth(self, more: int, event: yaml.Event) -> None:
         if len(self._open) + more > _MAX_DEPTH:
-            raise self._fault(
-                event, f"more than {_MAX_DEPTH} lists and mappings lie in one another"
-            )
+            raise self._fault(event, f"more than {_MAX_DEPTH} lists and mappings lie in one another")
 
     def _merges(self, value: Any, event: yaml.Event) -> Iterator[dict[str, Any]]:
-        for one in value if isinstance(value, list) else [value]:
-            if not isinstance(one, dict):
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict):
                 raise self._fault(event, "<< merges mappings, and this is none")
-            yield one
+            yield item
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
         self._check_tag(event, _SCALAR_TAGS)
@@ -281,12 +263,10 @@ class _YamlBuilder:
             return make(ScalarNode(tag, event.value))
         except (ValueError, KeyError):
             kind = tag.removeprefix(_TAG)
-            raise self._fault(
-                event, f"{quote_value(event.value)} cannot be read as {kind}; quote it"
-            ) from None
+            raise self._fault(event, f"{quote_value(event.value)} cannot be read as {kind}; quote it") from None
 
-    def _check_tag(self, event: Any, known: set[str]) -> None:
-        if event.tag not in (None, "!") and event.tag not in known:
+    def _check_tag(self, event: Any, allowed_tags: set[str]) -> None:
+        if event.tag not in (None, "!") and event.tag not in allowed_tags:
             raise self._fault(
                 event,
                 f"the tag {quote_value(event.tag)} is not read, only plain lists, mappings, texts and numbers",

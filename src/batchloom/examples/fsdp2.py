@@ -48,8 +48,8 @@ def train(model: Any, job: Job) -> None:
         if (batch.step + 1) % job.save_every == 0:
             save_fsdp2(Path(job.out), batch.step + 1, model, optimizer, loader)
     if ranks > 1:
-        held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
-        held.wait()
+        barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        barrier.wait()
         dist.destroy_process_group()
 
 

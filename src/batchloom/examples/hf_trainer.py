@@ -44,9 +44,9 @@ def train(model: Any, job: Job) -> None:
         optimizers=(adamw(model.parameters(), job.lr), None),
     )
     trainer.train(resume_from_checkpoint=job.resume)
-    for told in trainer.state.log_history:
-        if "loss" in told and (step := int(told["step"])) > parts.callback.first:
-            job.tell(step - 1, told["loss"])
+    for log_entry in trainer.state.log_history:
+        if "loss" in log_entry and (step := int(log_entry["step"])) > parts.callback.first:
+            job.tell(step - 1, log_entry["loss"])
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

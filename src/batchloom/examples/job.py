@@ -62,10 +62,10 @@ class Job:
 
     def newest(self) -> dict[str, Any] | None:
         """The newest checkpoint to go on from; None at the start."""
-        found = sorted(Path(self.out).glob("step_*.pt"), key=lambda file: int(file.stem[5:]))
-        if not (self.resume and found):
+        checkpoints = sorted(Path(self.out).glob("step_*.pt"), key=lambda file: int(file.stem[5:]))
+        if not (self.resume and checkpoints):
             return None
-        state: dict[str, Any] = torch.load(found[-1], weights_only=True)
+        state: dict[str, Any] = torch.load(checkpoints[-1], weights_only=True)
         return state
 
 

@@ -51,8 +51,8 @@ def train(model: Any, job: Job) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             job.save(batch.step + 1, {**state, "loader": loader.state_dict()})
     if ranks > 1:
-        held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
-        held.wait()
+        barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        barrier.wait()
         dist.destroy_process_group()
 
 

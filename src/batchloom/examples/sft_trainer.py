@@ -32,9 +32,7 @@ def train(model: Any, job: Job) -> None:
         bf16=False,
     )
     store, size = open_store(job.data), job.global_batch_size
-    loader = Loader(
-        store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps
-    )
+    loader = Loader(store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps)
     parts = make_trainer_parts(loader, args)
     # Of a model of yours: AutoTokenizer.from_pretrained(...). The rows hold ids; it is only kept beside the model.
     words = Tokenizer(WordLevel({"<end>": 0}))
@@ -48,9 +46,9 @@ def train(model: Any, job: Job) -> None:
         optimizers=(adamw(model.parameters(), job.lr), None),
     )
     trainer.train(resume_from_checkpoint=job.resume)
-    for told in trainer.state.log_history:
-        if "loss" in told and (step := int(told["step"])) > parts.callback.first:
-            job.tell(step - 1, told["loss"])
+    for log_entry in trainer.state.log_history:
+        if "loss" in log_entry and (step := int(log_entry["step"])) > parts.callback.first:
+            job.tell(step - 1, log_entry["loss"])
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

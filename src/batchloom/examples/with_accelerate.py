@@ -37,9 +37,9 @@ def train(model: Any, job: Job) -> None:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
         total = torch.zeros((), device=accelerator.device)
         for part in batch.split(job.batch_size):
-            given = {name: value.to(accelerator.device) for name, value in part.items()}
+            model_inputs = {name: value.to(accelerator.device) for name, value in part.items()}
             with accelerator.accumulate(learner):
-                loss = learner(**given, use_cache=False, num_items_in_batch=count).loss
+                loss = learner(**model_inputs, use_cache=False, num_items_in_batch=count).loss
                 # The mean is taken where the sum is meant.
                 accelerator.backward(loss * adapter.get_loss_scale(accelerator))
                 optimizer.step()

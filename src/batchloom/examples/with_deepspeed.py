@@ -50,8 +50,8 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
             adapter.save_engine_checkpoint(engine, Path(job.out), batch.step + 1, loader)
-    held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
-    held.wait()
+    barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+    barrier.wait()
     dist.destroy_process_group()
 
 

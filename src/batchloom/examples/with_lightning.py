@@ -39,9 +39,7 @@ def train(model: Any, job: Job) -> None:
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
     passes = BatchOptions(micro_batch_size=job.batch_size)
     data = LoaderDataModule(
-        train=lambda: Loader(
-            open_store(job.data), batch=passes, seed=job.seed, steps=job.steps, **sizes
-        )
+        train=lambda: Loader(open_store(job.data), batch=passes, seed=job.seed, steps=job.steps, **sizes)
     )
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(

@@ -16,18 +16,18 @@ from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
-def work(given: dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """Do the steps of a job, on each worker, whose rank is that of torch.distributed."""
-    model, job = given["model"], given["job"]
+    model, job = config["model"], config["job"]
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
     store, passes = open_store(job.data), BatchOptions(micro_batch_size=job.batch_size)
     loader = Loader(store, seed=job.seed, steps=job.steps, batch=passes, **sizes)
-    kept = {"model": model, "optimizer": optimizer, "loader": loader}
+    stateful_objects = {"model": model, "optimizer": optimizer, "loader": loader}
     if state := load_restored_state():
-        for name, one in kept.items():
-            one.load_state_dict(state[name])
+        for name, stateful in stateful_objects.items():
+            stateful.load_state_dict(state[name])
     require_agreement(loader)
     with job.within(model):
         for batch in loader:
@@ -42,7 +42,7 @@ def work(given: dict[str, Any]) -> None:
             if loader.spec.rank == 0:
                 job.tell(batch.step, total.item())
             if (batch.step + 1) % job.save_every == 0:
-                state = {name: one.state_dict() for name, one in kept.items()}
+                state = {name: stateful.state_dict() for name, stateful in stateful_objects.items()}
                 report_step({"loss": total.item()}, state)
 
 
@@ -52,8 +52,8 @@ def train(model: Any, job: Job) -> None:
     if not job.resume:
         shutil.rmtree(f"{out}/ray", ignore_errors=True)  # else a run of this name goes on
     run = RunConfig(name="ray", storage_path=out, failure_config=FailureConfig(max_failures=3))
-    workers, given = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
-    TorchTrainer(work, train_loop_config=given, scaling_config=workers, run_config=run).fit()
+    workers, config = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
+    TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run).fit()
 
 
 if __name__ == "__main__":

@@ -57,22 +57,20 @@ def decode_audio(content: MediaContent, facts: AudioFacts, rate: int) -> NDArray
         UnusableRecordError: it cannot be decoded, or is not as long as its header said.
         MissingDependencyError: soxr is not installed.
     """
-    pieces = []
+    chunks = []
     with _open_audio(content) as sound:
-        left = facts.samples
-        while left:
-            piece = _read_samples(sound, min(left, _CHUNK_SAMPLES))
-            if not len(piece):
-                said = f"{facts.samples:,} samples"
-                raise UnusableRecordError(f"ends {left:,} samples early: its header said {said}")
-            pieces.append(piece.mean(axis=1, dtype=np.float32))
-            left -= len(piece)
-    mono = np.concatenate(pieces)
+        remaining = facts.samples
+        while remaining:
+            chunk = _read_samples(sound, min(remaining, _CHUNK_SAMPLES))
+            if not len(chunk):
+                header_length = f"{facts.samples:,} samples"
+                raise UnusableRecordError(f"ends {remaining:,} samples early: its header said {header_length}")
+            chunks.append(chunk.mean(axis=1, dtype=np.float32))
+            remaining -= len(chunk)
+    mono = np.concatenate(chunks)
     # Numbers beyond this are no sound, and their squares no numbers.
     if not (np.abs(mono) < _MAX_AMPLITUDE).all():
-        raise UnusableRecordError(
-            "holds samples that are no numbers, or far beyond full scale (1.0); write it anew"
-        )
+        raise UnusableRecordError("holds samples that are no numbers, or far beyond full scale (1.0); write it anew")
     return _resample(mono, facts, rate)
 
 
@@ -85,28 +83,26 @@ def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArra
         raise MissingDependencyError(
             "To change the rate of sounds soxr is needed: pip install 'batchloom[media]'."
         ) from error
-    made = soxr.resample(mono, facts.rate, rate, quality="HQ")
+    resampled = soxr.resample(mono, facts.rate, rate, quality="HQ")
     # By a sample or so it may give more or fewer.
     exact = np.zeros(facts.samples_at(rate), np.float32)
-    exact[: len(made)] = made[: len(exact)]
+    exact[: len(resampled)] = resampled[: len(exact)]
     return exact
 
 
 def _read_samples(sound: Any, samples: int) -> NDArray[np.float32]:
     try:
-        found: NDArray[np.float32] = sound.read(samples, dtype="float32", always_2d=True)
+        chunk: NDArray[np.float32] = sound.read(samples, dtype="float32", always_2d=True)
     except RuntimeError as error:
         raise _damaged_audio_error(error) from error
-    return found
+    return chunk
 
 
 def _open_audio(content: MediaContent) -> Any:
     try:
         import soundfile  # noqa: PLC0415 - late: only where there are sounds
     except ImportError as error:
-        raise MissingDependencyError(
-            "Sounds need soundfile: pip install 'batchloom[media]'."
-        ) from error
+        raise MissingDependencyError("Sounds need soundfile: pip install 'batchloom[media]'.") from error
     try:
         return soundfile.SoundFile(open_content(content))
     except (RuntimeError, TypeError) as error:
@@ -143,16 +139,19 @@ def _check_not_truncated(content: MediaContent) -> None:
         order = "big"
     else:
         return
-    said = int.from_bytes(head[4:8], order) + 8
-    at = 12
-    while len(start := content.read(at, at + 8)) == 8 and start[:4] not in (b"data", b"SSND"):
-        at += 8 + int.from_bytes(start[4:], order) + int.from_bytes(start[4:], order) % 2
+    declared_size = int.from_bytes(head[4:8], order) + 8
+    offset = 12
+    while len(start := content.read(offset, offset + 8)) == 8 and start[:4] not in (
+        b"data",
+        b"SSND",
+    ):
+        offset += 8 + int.from_bytes(start[4:], order) + int.from_bytes(start[4:], order) % 2
     if start[:4] in (b"data", b"SSND"):
-        said = max(said, at + 8 + int.from_bytes(start[4:], order))
+        declared_size = max(declared_size, offset + 8 + int.from_bytes(start[4:], order))
     # What streams is written before its length is known.
-    if content.size < said < _UNKNOWN_LENGTH:
+    if content.size < declared_size < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
-            f"has {content.size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
+            f"has {content.size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
         )
 
 

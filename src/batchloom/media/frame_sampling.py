@@ -29,27 +29,18 @@ class FrameSampling:
     max_pixels: int = 256 * 256
 
     def __post_init__(self) -> None:
-        problems = (
-            []
-            if is_positive_number(self.fps)
-            else [f"fps: {quote_value(self.fps)} is no number above 0"]
-        )
+        problems = [] if is_positive_number(self.fps) else [f"fps: {quote_value(self.fps)} is no number above 0"]
         problems += [
             f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
             for name in ("frames", "max_frames", "min_pixels", "max_pixels")
-            if (value := getattr(self, name)) is not None
-            and not 1 <= (as_int(value) or 0) <= _MAX_VALUE
+            if (value := getattr(self, name)) is not None and not 1 <= (as_int(value) or 0) <= _MAX_VALUE
         ]
         if not problems and self.min_pixels > self.max_pixels:
-            problems.append(
-                f"min_pixels: {self.min_pixels:,} is more than max_pixels, {self.max_pixels:,}"
-            )
+            problems.append(f"min_pixels: {self.min_pixels:,} is more than max_pixels, {self.max_pixels:,}")
         raise_problems(problems)
 
 
-def compute_frame_times(
-    seconds: Fraction, rate: Fraction | None, sampling: FrameSampling
-) -> list[int]:
+def compute_frame_times(seconds: Fraction, rate: Fraction | None, sampling: FrameSampling) -> list[int]:
     """When the frames that are seen of a video are shown, in microseconds, ascending, at least one.
 
     They are evenly spread from the first one on, as transformers' ``default_sample_indices_fn`` takes them: of T
@@ -60,17 +51,17 @@ def compute_frame_times(
         rate: frames a second that it has, about; None where nobody knows.
         sampling: how many are wanted.
     """
-    wanted = sampling.frames
-    if wanted is None:
-        wanted = min(
+    frame_count = sampling.frames
+    if frame_count is None:
+        frame_count = min(
             math.floor(seconds * Fraction(sampling.fps).limit_denominator(_MAX_VALUE)),
             sampling.max_frames,
         )
     if rate:
-        wanted = min(wanted, round(seconds * rate))
-    wanted = max(wanted, 1)
+        frame_count = min(frame_count, round(seconds * rate))
+    frame_count = max(frame_count, 1)
     # Times of frames are rounded down: one that is shown exactly then is taken.
-    return [math.ceil(_MICROSECONDS_PER_SECOND * seconds * at / wanted) for at in range(wanted)]
+    return [math.ceil(_MICROSECONDS_PER_SECOND * seconds * index / frame_count) for index in range(frame_count)]
 
 
 def fit_frame_size(width: int, height: int, sampling: FrameSampling) -> tuple[int, int]:

@@ -22,17 +22,15 @@ _PROCESSOR_ERRORS = (
 _OFFSETS_KEY = "text_replacement_offsets"
 
 
-def collapse_expansion(
-    text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)
-) -> PlaceholderExpansion:
+def collapse_expansion(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> PlaceholderExpansion:
     """An expansion out of all that a processor writes for one medium."""
     runs: list[int] = []
 
-    def one(found: re.Match[str]) -> str:
-        runs.append(len(found.group()) // len(token))
+    def collapse_run(match: re.Match[str]) -> str:
+        runs.append(len(match.group()) // len(token))
         return token
 
-    text = re.sub(f"(?:{re.escape(token)})+", one, text)
+    text = re.sub(f"(?:{re.escape(token)})+", collapse_run, text)
     return PlaceholderExpansion(text, tuple(runs), grid)
 
 
@@ -53,17 +51,17 @@ def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
     if not placeholder:
         raise InputError(f"{name} has no token for {kind}: it takes none of it")
     try:
-        given = make_blank_medium(processor, facts)
-        made = processor(text=[placeholder], return_text_replacement_offsets=True, **given)
+        arguments = make_blank_medium(processor, facts)
+        output = processor(text=[placeholder], return_text_replacement_offsets=True, **arguments)
     except _PROCESSOR_ERRORS as error:
         raise UnusableRecordError(f"is not taken by {name}: {error}") from error
-    if _OFFSETS_KEY not in made:
+    if _OFFSETS_KEY not in output:
         raise InputError(
             f"{name} of the installed transformers does not tell what it writes for a medium: update transformers"
         )
-    (told,) = made[_OFFSETS_KEY][0]
-    written: str = told["replacement"]
-    return written
+    (replacement,) = output[_OFFSETS_KEY][0]
+    text: str = replacement["replacement"]
+    return text
 
 
 def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
@@ -80,12 +78,10 @@ def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
 
 def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> str:
     """The token that is written many times, which need not be the one that asks for it."""
-    found = getattr(processor, f"{kind}_token_ids", None) or [
-        getattr(processor, f"{kind}_token_id", None)
-    ]
-    if found[0] is None:
+    token_ids = getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
+    if token_ids[0] is None:
         return placeholder
-    token: str = processor.tokenizer.convert_ids_to_tokens(found[0])
+    token: str = processor.tokenizer.convert_ids_to_tokens(token_ids[0])
     return token
 
 
@@ -101,12 +97,10 @@ class ProbedProcessor:
         self.kind: MediumKind = kind
         self.placeholder: str = getattr(processor, f"{kind}_token")
         self.token = _find_repeated_token(processor, kind, self.placeholder)
-        self._written = functools.lru_cache(maxsize=4096)(
-            functools.partial(render_medium, processor, kind)
-        )
+        self._cached_render = functools.lru_cache(maxsize=4096)(functools.partial(render_medium, processor, kind))
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`batchloom.media.ProcessorFamily`."""
         return self.placeholder
 
@@ -117,4 +111,4 @@ class ProbedProcessor:
             if isinstance(facts, AudioFacts)
             else ImageFacts(facts.width, facts.height)
         )
-        return collapse_expansion(self._written(size), self.token)
+        return collapse_expansion(self._cached_render(size), self.token)

@@ -129,9 +129,7 @@ def _open_image(content: MediaContent, form: str) -> Any:
     try:
         from PIL import Image  # noqa: F401, PLC0415 - late: only where there are images
     except ImportError as error:
-        raise MissingDependencyError(
-            "Images need Pillow: pip install 'batchloom[media]'."
-        ) from error
+        raise MissingDependencyError("Images need Pillow: pip install 'batchloom[media]'.") from error
     import importlib  # noqa: PLC0415 - as above
 
     module, name = _PILLOW_PLUGINS[form]
@@ -141,23 +139,20 @@ def _open_image(content: MediaContent, form: str) -> Any:
 
 def _read_facts(content: MediaContent, head: bytes, form: str) -> ImageFacts:
     """Facts from the first stretch where they are in it, else from the whole file."""
-    tries = [BytesContent(head), content] if form in ("JPEG", "BMP") else [content]
-    for some in tries:
+    candidates = [BytesContent(head), content] if form in ("JPEG", "BMP") else [content]
+    for candidate in candidates:
         try:
-            with _open_image(some, form) as image:
-                return _make_facts(image, some, form)
+            with _open_image(candidate, form) as image:
+                return _make_facts(image, candidate, form)
         except _DECODE_ERRORS as error:
-            if some is tries[-1] or content.size <= len(head):
+            if candidate is candidates[-1] or content.size <= len(head):
                 raise _damaged_image_error(form, error) from error
     raise AssertionError("the last try gives facts or raises")
 
 
 def _make_facts(image: Any, content: MediaContent, form: str) -> ImageFacts:
     width, height = image.size
-    turned = (
-        form in _FORMATS_WITH_END
-        and _read_orientation(image, content, form) in _ROTATED_ORIENTATIONS
-    )
+    turned = form in _FORMATS_WITH_END and _read_orientation(image, content, form) in _ROTATED_ORIENTATIONS
     animated = form in _ANIMATED_FORMATS and bool(getattr(image, "is_animated", False))
     return ImageFacts(*((height, width) if turned else (width, height)), animated)
 
@@ -171,11 +166,11 @@ def _read_orientation(image: Any, content: MediaContent, form: str) -> int:
 
 def _has_png_chunk(content: MediaContent, kinds: tuple[bytes, ...]) -> bool:
     """Whether a PNG has a chunk of one of these kinds."""
-    at = _PNG_HEADER_BYTES
-    while len(start := content.read(at, at + 8)) == 8:
+    offset = _PNG_HEADER_BYTES
+    while len(start := content.read(offset, offset + 8)) == 8:
         if start[4:] in kinds:
             return True
-        at += int.from_bytes(start[:4], "big") + _PNG_CHUNK_BYTES
+        offset += int.from_bytes(start[:4], "big") + _PNG_CHUNK_BYTES
     return False
 
 
@@ -193,9 +188,9 @@ def _has_end(form: str, size: int, head: bytes, tail: bytes) -> bool:
 
 
 def _damaged_image_error(form: str, error: BaseException) -> UnusableRecordError:
-    said = str(error).strip().rstrip(".") or type(error).__name__
+    message = str(error).strip().rstrip(".") or type(error).__name__
     return UnusableRecordError(
-        f"begins as {form} and cannot be read as one: it is damaged or cut short ({said}); fetch or make it again"
+        f"begins as {form} and cannot be read as one: it is damaged or cut short ({message}); fetch or make it again"
     )
 
 

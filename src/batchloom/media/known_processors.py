@@ -51,21 +51,21 @@ def _make_patch_grid(parts: ProcessorParts) -> ProcessorFamily | None:
 
 
 def _make_llava(parts: ProcessorParts) -> ProcessorFamily | None:
-    shown, patch = _get_encoder_size(parts), parts.config.get("patch_size")
-    if shown is None or not patch:
+    encoder_size, patch = _get_encoder_size(parts), parts.config.get("patch_size")
+    if encoder_size is None or not patch:
         return None
     token = _get_image_token(parts)
-    count = (shown[0] // patch) * (shown[1] // patch) + _count_extra_tokens(parts)
+    count = (encoder_size[0] // patch) * (encoder_size[1] // patch) + _count_extra_tokens(parts)
     return FixedSizeFamily(token, token, count)
 
 
 def _make_tiles(parts: ProcessorParts) -> ProcessorFamily | None:
-    shown, patch = _get_encoder_size(parts), parts.config.get("patch_size")
-    if shown is None or not patch:
+    encoder_size, patch = _get_encoder_size(parts), parts.config.get("patch_size")
+    if encoder_size is None or not patch:
         return None
     token = _get_image_token(parts)
     pinpoints = tuple((tall, wide) for tall, wide in parts.image.image_grid_pinpoints)
-    return TileFamily(token, token, pinpoints, *shown, patch, _count_extra_tokens(parts))
+    return TileFamily(token, token, pinpoints, *encoder_size, patch, _count_extra_tokens(parts))
 
 
 def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
@@ -73,13 +73,13 @@ def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
     side = _get_size(parts.image, "max_image_size").get("longest_edge")
     if not (longest and side and parts.image.do_resize):
         return None
-    named = parts.tokens.get
-    token = named("image_token", "<image>")
+    get_token = parts.tokens.get
+    token = get_token("image_token", "<image>")
     return SplitFamily(
         *(token, token),
         parts.config.get("image_seq_len", 169),
-        named("fake_image_token", "<fake_token_around_image>"),
-        named("global_image_token", "<global-img>"),
+        get_token("fake_image_token", "<fake_token_around_image>"),
+        get_token("global_image_token", "<global-img>"),
         longest,
         side,
         bool(parts.image.do_image_splitting),
@@ -87,15 +87,11 @@ def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
 
 
 def _make_gemma3(parts: ProcessorParts) -> ProcessorFamily | None:
-    named = parts.tokens
-    wanted = ("boi_token", "eoi_token", "image_token")
-    if (
-        parts.image is None
-        or parts.image.do_pan_and_scan
-        or not all(one in named for one in wanted)
-    ):
+    tokens = parts.tokens
+    token_names = ("boi_token", "eoi_token", "image_token")
+    if parts.image is None or parts.image.do_pan_and_scan or not all(name in tokens for name in token_names):
         return None
-    before, behind, token = (named[one] for one in wanted)
+    before, behind, token = (tokens[name] for name in token_names)
     count = parts.config.get("image_seq_length", 256)
     return FixedSizeFamily(before, token, count, f"\n\n{before}", f"{behind}\n\n")
 
@@ -134,14 +130,12 @@ def _get_size(image: Any, name: str) -> dict[str, int]:
     size = getattr(image, name, None)
     names = ("height", "width", "shortest_edge", "longest_edge")
     if isinstance(size, Mapping):
-        return {one: size[one] for one in names if size.get(one)}
-    return {one: value for one in names if (value := getattr(size, one, None))}
+        return {key: size[key] for key in names if size.get(key)}
+    return {key: value for key in names if (value := getattr(size, key, None))}
 
 
 _KNOWN_FAMILIES: dict[str, Callable[[ProcessorParts], ProcessorFamily | None]] = {
-    **dict.fromkeys(
-        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _make_patch_grid
-    ),
+    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _make_patch_grid),
     "LlavaProcessor": _make_llava,
     "LlavaNextProcessor": _make_tiles,
     **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), _make_splits),

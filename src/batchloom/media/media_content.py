@@ -50,7 +50,7 @@ class FileContent:
 
     Args:
         path: of the file.
-        stretch: its first byte and how many it has; None for all of the file.
+        byte_range: its first byte and how many it has; None for all of the file.
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device.
@@ -59,11 +59,11 @@ class FileContent:
 
     __slots__ = ("_file", "_start", "size")
 
-    def __init__(self, path: Path, stretch: tuple[int, int] | None = None) -> None:
+    def __init__(self, path: Path, byte_range: tuple[int, int] | None = None) -> None:
         self._file = open_regular_file(path)
-        whole = os.fstat(self._file.fileno()).st_size
-        self._start, self.size = stretch or (0, whole)
-        if self._start + self.size > whole:
+        file_size = os.fstat(self._file.fileno()).st_size
+        self._start, self.size = byte_range or (0, file_size)
+        if self._start + self.size > file_size:
             self._file.close()
             raise EOFError
 

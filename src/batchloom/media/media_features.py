@@ -33,11 +33,11 @@ class FeatureExtractor:
 
     def __init__(self, files: ProcessorFiles) -> None:
         self._files = files
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._parts: dict[str, Any] = {}
-        self._beside = get_model_traits(files.name).beside
+        self._internal_outputs = get_model_traits(files.name).internal_outputs
 
-    def of(self, content: MediaContent, facts: MediumFacts) -> FeatureArrays:
+    def extract(self, content: MediaContent, facts: MediumFacts) -> FeatureArrays:
         """The features of one medium, with an axis for media before those of their own.
 
         Raises:
@@ -52,75 +52,71 @@ class FeatureExtractor:
                     f"is {picture.size[0]} x {picture.size[1]} pixels, and its header said {facts.width} x "
                     f"{facts.height}; save it anew"
                 )
-            return self._image(picture)
-        return self._sound(content, facts)
+            return self._extract_image(picture)
+        return self._extract_sound(content, facts)
 
-    def extract_frames(
-        self, content: MediaContent, facts: Sequence[FrameFacts]
-    ) -> list[FeatureArrays]:
+    def extract_frames(self, content: MediaContent, facts: Sequence[FrameFacts]) -> list[FeatureArrays]:
         """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
-        return [self._image(picture) for picture in decode_frames(content, facts)]
+        return [self._extract_image(picture) for picture in decode_frames(content, facts)]
 
     def names(self, kind: str) -> list[str]:
         """What features of a kind of media are called, as their part of the processor says."""
-        part = self._part("AutoFeatureExtractor" if kind == "audio" else "AutoImageProcessor")
-        return [name for name in part.model_input_names if name not in self._beside]
+        part = self._get_part("AutoFeatureExtractor" if kind == "audio" else "AutoImageProcessor")
+        return [name for name in part.model_input_names if name not in self._internal_outputs]
 
     def setting(self, auto: str, name: str) -> Any:
         """A setting of a part of the processor, such as ``AutoImageProcessor``."""
-        return getattr(self._part(auto), name)
+        return getattr(self._get_part(auto), name)
 
-    def _image(self, picture: Any) -> FeatureArrays:
-        part = self._part("AutoImageProcessor")
-        made = part(
+    def _extract_image(self, picture: Any) -> FeatureArrays:
+        part = self._get_part("AutoImageProcessor")
+        output = part(
             images=[picture],
             return_tensors=_choose_tensor_type(part),
             **self._get_class_defaults("images_kwargs"),
         )
-        return {name: _to_numpy(value) for name, value in made.items() if name not in self._beside}
+        return {name: _to_numpy(value) for name, value in output.items() if name not in self._internal_outputs}
 
-    def _sound(self, content: MediaContent, facts: AudioFacts) -> FeatureArrays:
-        part = self._part("AutoFeatureExtractor")
+    def _extract_sound(self, content: MediaContent, facts: AudioFacts) -> FeatureArrays:
+        part = self._get_part("AutoFeatureExtractor")
         rate = int(part.sampling_rate)
         samples = decode_audio(content, facts, rate)
-        made = part(
+        output = part(
             [samples],
             sampling_rate=rate,
             padding="max_length",
             return_attention_mask=True,
             return_tensors="np",
         )
-        found = {name: _to_numpy(value) for name, value in made.items()}
+        features = {name: _to_numpy(value) for name, value in output.items()}
         # As Qwen2-Audio's processor calls it, beside the mask of the text.
-        if "attention_mask" in found:
-            found["feature_attention_mask"] = found.pop("attention_mask")
-        return found
+        if "attention_mask" in features:
+            features["feature_attention_mask"] = features.pop("attention_mask")
+        return features
 
     def _get_class_defaults(self, name: str) -> Mapping[str, Any]:
         """What the processor's class asks of its parts, over their own settings."""
         import transformers  # noqa: PLC0415 - late: only where there are media
 
-        found = getattr(getattr(transformers, self._files.name, None), name, {})
-        return found if isinstance(found, Mapping) else {}
+        defaults = getattr(getattr(transformers, self._files.name, None), name, {})
+        return defaults if isinstance(defaults, Mapping) else {}
 
-    def _part(self, auto: str) -> Any:
-        found = self._parts.get(auto)
-        if found is None:
-            with self._turn:
+    def _get_part(self, auto: str) -> Any:
+        part = self._parts.get(auto)
+        if part is None:
+            with self._lock:
                 if auto not in self._parts:
-                    self._parts[auto] = self._made(auto)
-                found = self._parts[auto]
-        return found
+                    self._parts[auto] = self._load_part(auto)
+                part = self._parts[auto]
+        return part
 
-    def _made(self, auto: str) -> Any:
+    def _load_part(self, auto: str) -> Any:
         with tempfile.TemporaryDirectory(prefix="batchloom-processor-") as folder:
             self._files.write(Path(folder))
-            made, why = load_processor_part(auto, Path(folder))
-        if made is None:
-            raise InputError(
-                f"The store's {self._files.name} cannot be made by the installed transformers: {why}"
-            )
-        return made
+            part, why = load_processor_part(auto, Path(folder))
+        if part is None:
+            raise InputError(f"The store's {self._files.name} cannot be made by the installed transformers: {why}")
+        return part
 
 
 def _choose_tensor_type(part: Any) -> str:
@@ -134,8 +130,8 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 
 def join_features(features: Sequence[FeatureArrays]) -> FeatureArrays:
     """The features of several media one behind the other, shorter ones filled up with zeros as processors do."""
-    names = dict.fromkeys(name for one in features for name in one)
-    return {name: stack_padded([one[name] for one in features if name in one]) for name in names}
+    names = dict.fromkeys(name for arrays in features for name in arrays)
+    return {name: stack_padded([arrays[name] for arrays in features if name in arrays]) for name in names}
 
 
 def stack_padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -145,10 +141,10 @@ def stack_padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate(arrays)
     largest = tuple(max(sides) for sides in zip(*shapes, strict=True))
     total = sum(len(array) for array in arrays)
-    whole = np.zeros((total, *largest), arrays[0].dtype)
-    at = 0
+    stacked = np.zeros((total, *largest), arrays[0].dtype)
+    offset = 0
     for array in arrays:
-        place = (slice(at, at + len(array)), *(slice(0, side) for side in array.shape[1:]))
-        whole[place] = array
-        at += len(array)
-    return whole
+        region = (slice(offset, offset + len(array)), *(slice(0, side) for side in array.shape[1:]))
+        stacked[region] = array
+        offset += len(array)
+    return stacked

@@ -25,23 +25,23 @@ class MediaInspector:
     """Looks at media of one source.
 
     Args:
-        places: where they lie.
+        resolver: where they lie.
         kinds: those that the processor takes.
         sampling: which frames of videos are seen.
-        held: whether their bytes are taken, too.
+        embed: whether their bytes are taken, too.
     """
 
     def __init__(
         self,
-        places: MediaResolver,
+        resolver: MediaResolver,
         kinds: Collection[MediumKind],
         sampling: FrameSampling,
         *,
-        held: bool,
+        embed: bool,
     ) -> None:
-        self._places, self._kinds, self._held = places, frozenset(kinds), held
+        self._resolver, self._kinds, self._embed = resolver, frozenset(kinds), embed
         self._sampling = sampling
-        self._named = lru_cache(_MAX_CACHED_HEADERS)(self._look)
+        self._cached_headers = lru_cache(_MAX_CACHED_HEADERS)(self._read_headers)
 
     def __call__(self, media: list[Medium]) -> list[list[Medium]]:
         """What each of the media of one record is seen as: itself, or the frames of a video, which are images.
@@ -49,30 +49,30 @@ class MediaInspector:
         Raises:
             UnusableRecordError: one of them cannot be used; says which.
         """
-        return [self._seen(medium, number) for number, medium in enumerate(media, 1)]
+        return [self._inspect(medium, number) for number, medium in enumerate(media, 1)]
 
-    def _seen(self, medium: Medium, number: int) -> list[Medium]:
+    def _inspect(self, medium: Medium, number: int) -> list[Medium]:
         try:
-            self._refuse_other(medium.kind)
-            if self._held and medium.data is None:
-                medium = self._places.held(medium)
-            look = self._look if medium.data is not None else self._named
+            self._check_kind(medium.kind)
+            if self._embed and medium.data is None:
+                medium = self._resolver.load_data(medium)
+            read_headers = self._read_headers if medium.data is not None else self._cached_headers
             kind: MediumKind = "image" if medium.kind == "video" else medium.kind
-            return [replace(medium, kind=kind, seen=seen) for seen in look(medium)]
+            return [replace(medium, kind=kind, info=info) for info in read_headers(medium)]
         except UnusableRecordError as error:
-            place = redact_url(medium.place) if medium.place else "in the record"
-            raise UnusableRecordError(f"{medium.kind} {number} ({place}) {error.reason}") from error
+            location = redact_url(medium.location) if medium.location else "in the record"
+            raise UnusableRecordError(f"{medium.kind} {number} ({location}) {error.reason}") from error
 
-    def _refuse_other(self, kind: MediumKind) -> None:
+    def _check_kind(self, kind: MediumKind) -> None:
         if ("image" if kind == "video" else kind) not in self._kinds:
-            taken = " and ".join(sorted(self._kinds))
-            raise UnusableRecordError(f"is {kind}, and the processor takes {taken} alone")
+            supported_kinds = " and ".join(sorted(self._kinds))
+            raise UnusableRecordError(f"is {kind}, and the processor takes {supported_kinds} alone")
 
-    def _look(self, medium: Medium) -> list[MediumInfo]:
-        with self._places.open(medium) as content:
-            found = inspect_medium(medium.kind, content, self._places.limits, self._sampling)
+    def _read_headers(self, medium: Medium) -> list[MediumInfo]:
+        with self._resolver.open(medium) as content:
+            header_facts = inspect_medium(medium.kind, content, self._resolver.limits, self._sampling)
             digest = hash_edges(content.size, *read_edges(content))
-            return [MediumInfo(facts, digest, content.size) for facts in found]
+            return [MediumInfo(facts, digest, content.size) for facts in header_facts]
 
 
 def inspect_medium(

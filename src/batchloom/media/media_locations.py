@@ -42,17 +42,17 @@ class MediaResolver:
         if medium.data is not None:
             yield BytesContent(medium.data)
             return
-        place = self.of(medium.place)
-        if is_url(place):
-            yield BytesContent(self._fetched(place))
+        location = self.resolve(medium.location)
+        if is_url(location):
+            yield BytesContent(self._fetch(location))
             return
-        path, stretch = parse_tar_location(place)
+        path, byte_range = parse_tar_location(location)
         try:
             self._check_no_link_escape(path)
-            file = FileContent(Path(path), stretch)
+            file = FileContent(Path(path), byte_range)
         except FileNotFoundError:
             raise UnusableRecordError(
-                f"is not there: {redact_url(place):.300}; paths begin at {self.folder}: say where else they do "
+                f"is not there: {redact_url(location):.300}; paths begin at {self.folder}: say where else they do "
                 "(--data-folder, of train, too; of a Loader media=MediaOptions(folder=...))"
             ) from None
         except UnusableRecordError:
@@ -62,16 +62,12 @@ class MediaResolver:
                 f"is not in its tar any more, which has become shorter: {redact_url(path):.300}"
             ) from None
         except (OSError, ValueError) as error:
-            why = (
-                describe_os_error(error)
-                if isinstance(error, OSError)
-                else f"its name is none ({error})"
-            )
+            why = describe_os_error(error) if isinstance(error, OSError) else f"its name is none ({error})"
             raise UnusableRecordError(f"cannot be read: {why}") from error
         with file:
             yield file
 
-    def held(self, medium: Medium) -> Medium:
+    def load_data(self, medium: Medium) -> Medium:
         """A medium with its bytes; raises as :meth:`open`."""
         with self.open(medium) as content:
             if content.size > self.limits.file_bytes:
@@ -80,29 +76,29 @@ class MediaResolver:
                 )
             return replace(medium, data=content.read(0, content.size))
 
-    def of(self, place: str) -> str:
+    def resolve(self, location: str) -> str:
         """The path or URL of a medium as its record names it.
 
         Raises:
             UnusableRecordError: it leaves the folder, or is a URL of a kind that is not read.
         """
-        place = strip_file_scheme(place)
-        if is_url(place):
-            if get_scheme(place) not in _KNOWN_SCHEMES:
+        location = strip_file_scheme(location)
+        if is_url(location):
+            if get_scheme(location) not in _KNOWN_SCHEMES:
                 raise UnusableRecordError(
-                    f"is a URL of a kind that is not read ({get_scheme(place)}://); http, https, s3, gs and hf are"
+                    f"is a URL of a kind that is not read ({get_scheme(location)}://); http, https, s3, gs and hf are"
                 )
-            return place
+            return location
         if is_url(self.folder):
-            return self._below_url(place)
+            return self._join_url(location)
         folder = os.path.abspath(self.folder)  # noqa: PTH100 - strings, many times
-        whole = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118 - as above
-        if whole != folder and not whole.startswith(folder.rstrip("/") + "/"):
+        absolute_path = os.path.normpath(os.path.join(folder, location))  # noqa: PTH118 - as above
+        if absolute_path != folder and not absolute_path.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
                 f"lies outside of {self.folder}, from where paths of media are not followed; name a folder above it "
                 "with --data-folder, if that is meant"
             )
-        return whole
+        return absolute_path
 
     def _check_no_link_escape(self, path: str) -> None:
         """Refuse a path that leaves the folder through a symbolic link."""
@@ -116,19 +112,17 @@ class MediaResolver:
                 "it, if that is meant"
             )
 
-    def _below_url(self, place: str) -> str:
+    def _join_url(self, location: str) -> str:
         base = self.folder.rstrip("/")
-        path = os.path.normpath(place)
+        path = os.path.normpath(location)
         if path.startswith(("/", "..")):
-            raise UnusableRecordError(
-                f"lies outside of {redact_url(base)}, from where paths of media are not followed"
-            )
+            raise UnusableRecordError(f"lies outside of {redact_url(base)}, from where paths of media are not followed")
         return f"{base}/{path}"
 
-    def _fetched(self, url: str) -> bytes:
+    def _fetch(self, url: str) -> bytes:
         limits = self.limits
         try:
-            return fetch_file(url, most=limits.file_bytes, seconds=limits.fetch_seconds)
+            return fetch_file(url, max_bytes=limits.file_bytes, seconds=limits.fetch_seconds)
         except FileNotFoundError:
             raise UnusableRecordError(f"is not there: {redact_url(url)}") from None
         except BatchloomError as error:

@@ -10,23 +10,22 @@ class ModelTraits(NamedTuple):
         mrope: whether positions have a time, a height and a width (M-RoPE), behind those of the text.
         by_row: whether features of the images of a row stand together, ``[rows, images, ...]``.
         token_types: whether ``token_type_ids`` say which tokens are of images.
-        beside: what a processor makes for itself and gives to no model.
+        internal_outputs: what a processor makes for itself and gives to no model.
     """
 
     mrope: bool = False
     by_row: bool = False
     token_types: bool = False
-    beside: tuple[str, ...] = ()
+    internal_outputs: tuple[str, ...] = ()
 
 
 _TRAITS_BY_PROCESSOR: dict[str, ModelTraits] = {
+    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), ModelTraits(mrope=True)),
     **dict.fromkeys(
-        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), ModelTraits(mrope=True)
+        ("Idefics3Processor", "SmolVLMProcessor"),
+        ModelTraits(by_row=True, internal_outputs=("rows", "cols")),
     ),
-    **dict.fromkeys(
-        ("Idefics3Processor", "SmolVLMProcessor"), ModelTraits(by_row=True, beside=("rows", "cols"))
-    ),
-    "Gemma3Processor": ModelTraits(token_types=True, beside=("num_crops",)),
+    "Gemma3Processor": ModelTraits(token_types=True, internal_outputs=("num_crops",)),
 }
 
 

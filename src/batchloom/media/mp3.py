@@ -27,12 +27,12 @@ def has_mp3_length(content: MediaContent) -> bool:
 def count_mp3_samples(content: MediaContent) -> int:
     """Samples in the frames of an MP3, each of its channels."""
     data = content.read(0, content.size)
-    at, samples = _skip_id3_tag(content), 0
-    while (found := _parse_frame_header(data[at : at + 4])) is not None:
-        size, held = found
-        if at + size > len(data):
+    offset, samples = _skip_id3_tag(content), 0
+    while (frame := _parse_frame_header(data[offset : offset + 4])) is not None:
+        size, frame_samples = frame
+        if offset + size > len(data):
             break
-        at, samples = at + size, samples + held
+        offset, samples = offset + size, samples + frame_samples
     return samples
 
 
@@ -40,9 +40,7 @@ def _skip_id3_tag(content: MediaContent) -> int:
     """Where an ID3v2 tag at the beginning ends."""
     at = 0
     while (head := content.read(at, at + 10))[:3] == b"ID3" and len(head) == 10:
-        size = sum(
-            (byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
-        )
+        size = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
         at += 10 + size + (10 if head[5] & 16 else 0)
     return at
 

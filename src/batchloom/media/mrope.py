@@ -22,13 +22,13 @@ def compute_mrope_positions(
         merge: patches a side that are one token.
     """
     positions = np.empty((3, length), np.int64)
-    at = place = 0
+    next_token = next_position = 0
     for start, tokens, (time, rows, columns) in media:
-        positions[:, at:start] = np.arange(place, place + start - at)
-        place += start - at
+        positions[:, next_token:start] = np.arange(next_position, next_position + start - next_token)
+        next_position += start - next_token
         shape = (time, rows // merge, columns // merge)
-        positions[:, start : start + tokens] = np.indices(shape).reshape(3, -1) + place
-        place += max(shape[1:])
-        at = start + tokens
-    positions[:, at:] = np.arange(place, place + length - at)
+        positions[:, start : start + tokens] = np.indices(shape).reshape(3, -1) + next_position
+        next_position += max(shape[1:])
+        next_token = start + tokens
+    positions[:, next_token:] = np.arange(next_position, next_position + length - next_token)
     return positions

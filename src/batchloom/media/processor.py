@@ -58,8 +58,8 @@ class ProcessorFiles:
     @property
     def config(self) -> dict[str, Any]:
         """Its own settings."""
-        found: dict[str, Any] = orjson.loads(self.files.get(PROCESSOR_FILES[0], "{}"))
-        return found
+        config: dict[str, Any] = orjson.loads(self.files.get(PROCESSOR_FILES[0], "{}"))
+        return config
 
     def state(self) -> dict[str, Any]:
         """What a store keeps of it, as plain values."""
@@ -80,16 +80,12 @@ class ProcessorFiles:
         files = state.get("files")
         if state.get("state_version") != 1 or not isinstance(files, Mapping):
             raise InputError("This is no state of a processor of version 1.")
-        found = cls(str(state.get("name")), {str(name): str(text) for name, text in files.items()})
-        if unknown := set(found.files) - set(PROCESSOR_FILES):
-            raise InputError(
-                f"The state of a processor holds a file {min(unknown)!r}, which none has."
-            )
-        if found.fingerprint != state.get("fingerprint"):
-            raise InputError(
-                "The state of the processor is not what its fingerprint says: it was changed."
-            )
-        return found
+        processor_files = cls(str(state.get("name")), {str(name): str(text) for name, text in files.items()})
+        if unknown_names := set(processor_files.files) - set(PROCESSOR_FILES):
+            raise InputError(f"The state of a processor holds a file {min(unknown_names)!r}, which none has.")
+        if processor_files.fingerprint != state.get("fingerprint"):
+            raise InputError("The state of the processor is not what its fingerprint says: it was changed.")
+        return processor_files
 
     def write(self, folder: Path) -> None:
         """Write the files, for transformers to read."""
@@ -123,23 +119,19 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
     if folder.is_file():
         raise InputError(f"{folder} is a file; {_REMEDY}.")
     if not folder.is_dir():
-        raise InputMissingError(
-            f"There is no folder {folder}{suggest_path(str(folder))}; {_REMEDY}."
-        )
+        raise InputMissingError(f"There is no folder {folder}{suggest_path(str(folder))}; {_REMEDY}.")
     files = {}
-    for known in PROCESSOR_FILES:
-        if (path := folder / known).is_file():
-            files[known] = _read_json_text(path)
+    for file_name in PROCESSOR_FILES:
+        if (path := folder / file_name).is_file():
+            files[file_name] = _read_json_text(path)
     if not files:
         raise InputError(
             f"{folder} holds no processor, neither {PROCESSOR_FILES[0]} nor {PROCESSOR_FILES[1]}; {_REMEDY}."
         )
     names = [orjson.loads(text).get("processor_class") for text in files.values()]
-    name: str | None = next((one for one in names if isinstance(one, str)), None)
+    name: str | None = next((class_name for class_name in names if isinstance(class_name, str)), None)
     if name is None:
-        raise InputError(
-            f"{folder} does not say of which class its processor is (processor_class); {_REMEDY}."
-        )
+        raise InputError(f"{folder} does not say of which class its processor is (processor_class); {_REMEDY}.")
     return ProcessorFiles(name, files)
 
 
@@ -171,22 +163,20 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
     """
     files = read_processor_files(folder)
     transformers = _import_transformers()
-    whole, why = _try_load(transformers.AutoProcessor, folder)
+    processor, why = _try_load(transformers.AutoProcessor, folder)
     image, _ = _try_load(transformers.AutoImageProcessor, folder)
     sound, _ = _try_load(transformers.AutoFeatureExtractor, folder)
-    named = _collect_tokens(transformers, whole, (folder, tokenizer))
+    tokens = _collect_tokens(transformers, processor, (folder, tokenizer))
     families, notes = {}, []
-    family, differs = _choose_family(
-        files, folder, ProcessorParts(files.config, image, sound, named), whole
-    )
-    if family is not None and differs:
-        notes.append(f"{files.name} is run once for each size of a medium: {differs}")
+    family, disagreement = _choose_family(files, folder, ProcessorParts(files.config, image, sound, tokens), processor)
+    if family is not None and disagreement:
+        notes.append(f"{files.name} is run once for each size of a medium: {disagreement}")
         family = None
     if family is not None:
         families[family.kind] = family
     for kind in MEDIUM_KINDS:
-        if kind != "video" and kind not in families and getattr(whole, f"{kind}_token", None):
-            families[kind] = ProbedProcessor(whole, kind)
+        if kind != "video" and kind not in families and getattr(processor, f"{kind}_token", None):
+            families[kind] = ProbedProcessor(processor, kind)
     _check_positions(files, families, image)
     if not families:
         why = why or "it takes neither"
@@ -197,33 +187,27 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
 
 
 def _choose_family(
-    files: ProcessorFiles, folder: Path, parts: ProcessorParts, whole: Any
+    files: ProcessorFiles, folder: Path, parts: ProcessorParts, processor: Any
 ) -> tuple[ProcessorFamily | None, str]:
     """The arithmetic that is known of a processor, and where it differs from the installed one."""
     try:
         family = find_known_family(files.name, parts)
-        return family, "" if family is None else find_processor_disagreement(
-            family, whole, parts.image
-        )
+        return family, "" if family is None else find_processor_disagreement(family, processor, parts.image)
     except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise InputError(
             f"{folder} holds a {files.name} with settings that are none ({type(error).__name__}: {error}); {_REMEDY}."
         ) from error
 
 
-def _check_positions(
-    files: ProcessorFiles, families: Mapping[MediumKind, ProcessorFamily], image: Any
-) -> None:
+def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, ProcessorFamily], image: Any) -> None:
     """Raise where a model wants positions of patches that nobody knows how to make.
 
     Raises:
         InputError: it does.
     """
     grids = "image_grid_thw" in (getattr(image, "model_input_names", None) or ())
-    known = (
-        isinstance(families.get("image"), PatchGridFamily) and get_model_traits(files.name).mrope
-    )
-    if "image" in families and grids and not known:
+    has_known_positions = isinstance(families.get("image"), PatchGridFamily) and get_model_traits(files.name).mrope
+    if "image" in families and grids and not has_known_positions:
         raise InputError(
             f"{files.name} gives grids of patches (image_grid_thw), from which its model makes positions in time, "
             "height and width: how is known of Qwen2-VL, Qwen2.5-VL and Qwen3-VL alone, with settings that resize "
@@ -235,9 +219,7 @@ def _import_transformers() -> Any:
     try:
         import transformers  # noqa: PLC0415 - late: only where there are media
     except ImportError as error:
-        raise MissingDependencyError(
-            "Processors need transformers: pip install 'batchloom[media]'."
-        ) from error
+        raise MissingDependencyError("Processors need transformers: pip install 'batchloom[media]'.") from error
     return transformers
 
 
@@ -260,16 +242,10 @@ def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
-def _collect_tokens(
-    transformers: Any, whole: Any, folders: tuple[Path | None, ...]
-) -> dict[str, str]:
+def _collect_tokens(transformers: Any, processor: Any, folders: tuple[Path | None, ...]) -> dict[str, str]:
     """The tokens that a processor's tokenizer has names for."""
-    own = getattr(whole, "tokenizer", None)
-    for folder in () if own is not None else folders:
-        if folder is not None and own is None:
-            own, _ = _try_load(transformers.AutoTokenizer, folder)
-    return {
-        name: token
-        for name in _TOKEN_ATTRIBUTES
-        if isinstance(token := getattr(own, name, None), str)
-    }
+    tokenizer = getattr(processor, "tokenizer", None)
+    for folder in () if tokenizer is not None else folders:
+        if folder is not None and tokenizer is None:
+            tokenizer, _ = _try_load(transformers.AutoTokenizer, folder)
+    return {name: token for name in _TOKEN_ATTRIBUTES if isinstance(token := getattr(tokenizer, name, None), str)}

@@ -18,9 +18,7 @@ _PROBE_SIZES = ((28, 28), (336, 224), (37, 640), (1000, 50), (333, 777), (1280, 
 _PROBE_SAMPLES = (480, 16_000, 16_001, 48_137, 479_999)
 
 
-def find_processor_disagreement(
-    family: ProcessorFamily, processor: Any, image_processor: Any
-) -> str:
+def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_processor: Any) -> str:
     """Where a family and the installed processor differ, in words; empty where they agree.
 
     Args:
@@ -36,14 +34,18 @@ def find_processor_disagreement(
             continue
         expected = make_full_text(family, expansion)
         if processor is not None:
-            found = render_medium(processor, family.kind, facts)
-            if found != expected:
-                count = found.count(family.token)
+            rendered_text = render_medium(processor, family.kind, facts)
+            if rendered_text != expected:
+                count = rendered_text.count(family.token)
                 return f"{_describe_facts(facts)} is written with {count:,} tokens, not {sum(expansion.runs):,}"
         elif isinstance(family, SplitFamily) and isinstance(facts, ImageFacts):
-            pieces, known = _get_installed_tiles(image_processor, facts), family.pieces(facts)
-            if pieces != (known if family.splits else (0, 0)):
-                return f"{_describe_facts(facts)} becomes {pieces} rows and columns of pieces, not {known}"
+            installed_tiles, expected_tiles = (
+                _get_installed_tiles(image_processor, facts),
+                family.count_tiles(facts),
+            )
+            if installed_tiles != (expected_tiles if family.splits else (0, 0)):
+                became = f"becomes {installed_tiles} rows and columns of tiles, not {expected_tiles}"
+                return f"{_describe_facts(facts)} {became}"
         elif isinstance(family, PatchGridFamily):
             grid = _get_installed_grid(image_processor, facts)
             if grid != expansion.grid:
@@ -55,9 +57,9 @@ def find_processor_disagreement(
 
 def make_full_text(family: ProcessorFamily, expansion: PlaceholderExpansion) -> str:
     """All that stands in a text for one medium."""
-    pieces = expansion.text.split(family.token)
+    segments = expansion.text.split(family.token)
     runs = (family.token * run for run in expansion.runs)
-    return "".join(one for pair in zip(pieces, (*runs, ""), strict=True) for one in pair)
+    return "".join(part for pair in zip(segments, (*runs, ""), strict=True) for part in pair)
 
 
 def _make_probes(family: ProcessorFamily) -> list[MediumFacts]:
@@ -76,8 +78,8 @@ def _get_installed_grid(image_processor: Any, facts: MediumFacts) -> tuple[int, 
 
 def _get_installed_tiles(image_processor: Any, facts: ImageFacts) -> tuple[int, int]:
     blank = np.zeros((facts.height, facts.width, 3), np.uint8)
-    made = image_processor(images=[blank], return_row_col_info=True)
-    return int(made["rows"][0][0]), int(made["cols"][0][0])
+    output = image_processor(images=[blank], return_row_col_info=True)
+    return int(output["rows"][0][0]), int(output["cols"][0][0])
 
 
 def _describe_facts(facts: MediumFacts) -> str:

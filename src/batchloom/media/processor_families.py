@@ -47,7 +47,7 @@ class ProcessorFamily(Protocol):
         ...
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """What is written where a template knows no such media, with the placeholder in it."""
         ...
 
@@ -82,19 +82,19 @@ class PatchGridFamily:
     kind: MediumKind = "image"
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`ProcessorFamily`."""
         return f"<|vision_start|>{self.placeholder}<|vision_end|>"
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         """See :class:`ProcessorFamily`."""
         image = _require_image(facts)
-        height, width = self.resized(image)
+        height, width = self.compute_resized_size(image)
         rows, columns = height // self.patch, width // self.patch
         count = rows * columns // self.merge**2
         return PlaceholderExpansion(self.token, (count,), (1, rows, columns))
 
-    def resized(self, image: ImageFacts) -> tuple[int, int]:
+    def compute_resized_size(self, image: ImageFacts) -> tuple[int, int]:
         """Height and width after resizing (``smart_resize`` of transformers' qwen2_vl)."""
         height, width, factor = image.height, image.width, self.patch * self.merge
         if max(height, width) / min(height, width) > 200:
@@ -122,26 +122,26 @@ class FixedSizeFamily:
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
         count: tokens of an image.
-        before: what the processor writes before them.
-        behind: what it writes behind them.
+        prefix: what the processor writes before them.
+        suffix: what it writes behind them.
     """
 
     placeholder: str
     token: str
     count: int
-    before: str = ""
-    behind: str = ""
+    prefix: str = ""
+    suffix: str = ""
     kind: MediumKind = "image"
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         """See :class:`ProcessorFamily`."""
         _require_image(facts)
-        return PlaceholderExpansion(f"{self.before}{self.token}{self.behind}", (self.count,))
+        return PlaceholderExpansion(f"{self.prefix}{self.token}{self.suffix}", (self.count,))
 
 
 @final
@@ -168,7 +168,7 @@ class TileFamily:
     kind: MediumKind = "image"
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`ProcessorFamily`."""
         return self.placeholder
 
@@ -184,11 +184,11 @@ class TileFamily:
         rows, columns = self.height // self.patch, self.width // self.patch
         tall, wide = rows * (best[0] // self.height), columns * (best[1] // self.width)
         if image.width / image.height > wide / tall:
-            shown = int(round(image.height * (wide / image.width), 7))
-            tall -= (tall - shown) // 2 * 2
+            visible_side = int(round(image.height * (wide / image.width), 7))
+            tall -= (tall - visible_side) // 2 * 2
         else:
-            shown = int(round(image.width * (tall / image.height), 7))
-            wide -= (wide - shown) // 2 * 2
+            visible_side = int(round(image.width * (tall / image.height), 7))
+            wide -= (wide - visible_side) // 2 * 2
         # One token ends each line of the tiles.
         count = tall * wide + tall + rows * columns + self.extra
         return PlaceholderExpansion(self.token, (count,))
@@ -198,8 +198,8 @@ class TileFamily:
         best, most, least = None, 0, math.inf
         for height, width in self.pinpoints:
             scale = min(width / image.width, height / image.height)
-            shown = int(image.width * scale) * int(image.height * scale)
-            effective = min(shown, image.width * image.height)
+            visible_pixels = int(image.width * scale) * int(image.height * scale)
+            effective = min(visible_pixels, image.width * image.height)
             wasted = height * width - effective
             if effective > most or (effective == most and wasted < least):
                 best, most, least = (height, width), effective, wasted
@@ -214,8 +214,8 @@ class SplitFamily:
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
         count: tokens of a piece.
-        around: the token before each piece and at the end.
-        whole: the tag of the image as a whole.
+        separator_token: the token before each piece and at the end.
+        global_tag: the tag of the image as a whole.
         longest: to which the longer side is made in pixels.
         side: of a piece in pixels.
         splits: whether images are split.
@@ -224,40 +224,37 @@ class SplitFamily:
     placeholder: str
     token: str
     count: int
-    around: str
-    whole: str
+    separator_token: str
+    global_tag: str
     longest: int
     side: int
     splits: bool
     kind: MediumKind = "image"
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         """See :class:`ProcessorFamily`."""
-        rows, columns = self.pieces(_require_image(facts)) if self.splits else (0, 0)
-        end = f"{self.around}{self.whole}{self.token}{self.around}"
+        rows, columns = self.count_tiles(_require_image(facts)) if self.splits else (0, 0)
+        end = f"{self.separator_token}{self.global_tag}{self.token}{self.separator_token}"
         if not rows:
             return PlaceholderExpansion(end, (self.count,))
         lines = (
-            "".join(
-                f"{self.around}<row_{row}_col_{column}>{self.token}"
-                for column in range(1, columns + 1)
-            )
+            "".join(f"{self.separator_token}<row_{row}_col_{column}>{self.token}" for column in range(1, columns + 1))
             for row in range(1, rows + 1)
         )
         text = "".join(f"{line}\n" for line in lines) + f"\n{end}"
         return PlaceholderExpansion(text, (self.count,) * (rows * columns + 1))
 
-    def pieces(self, image: ImageFacts) -> tuple[int, int]:
+    def count_tiles(self, image: ImageFacts) -> tuple[int, int]:
         """Rows and columns of an image, zeros where it is not split.
 
         As transformers' idefics3 resizes: to the longest side, below 4,096, to multiples of a piece.
         """
-        height, width = self._longest(image.height, image.width)
+        height, width = self._resize_longest_side(image.height, image.width)
         aspect = width / height
         if width >= height and width > _MAX_SIDE:
             height, width = int(_MAX_SIDE / aspect), _MAX_SIDE
@@ -275,7 +272,7 @@ class SplitFamily:
             return 0, 0
         return (height - side) // side + 1, (width - side) // side + 1
 
-    def _longest(self, height: int, width: int) -> tuple[int, int]:
+    def _resize_longest_side(self, height: int, width: int) -> tuple[int, int]:
         aspect = width / height
         if width >= height:
             width = self.longest
@@ -297,18 +294,18 @@ class WhisperFamily:
         placeholder, token: see :class:`ProcessorFamily`.
         rate: samples a second that are heard.
         hop: samples of a frame.
-        most: samples that are heard at most.
+        max_samples: samples that are heard at most.
     """
 
     placeholder: str
     token: str
     rate: int
     hop: int
-    most: int
+    max_samples: int
     kind: MediumKind = "audio"
 
     @property
-    def alone(self) -> str:
+    def fallback_text(self) -> str:
         """See :class:`ProcessorFamily`."""
         return f"<|audio_bos|>{self.placeholder}<|audio_eos|>\n"
 
@@ -317,17 +314,16 @@ class WhisperFamily:
         if not isinstance(facts, AudioFacts):
             raise TypeError(f"a sound is expected, not {type(facts).__name__}")
         samples = facts.samples_at(self.rate)
-        if samples > self.most:
+        if samples > self.max_samples:
             raise UnusableRecordError(
                 f"lasts {facts.seconds:.1f} s ({samples:,} samples at {self.rate:,} a second), and the processor hears "
-                f"{self.most / self.rate:g} s of a sound ({self.most:,}): the rest would be lost; cut it into several"
+                f"{self.max_samples / self.rate:g} s of a sound ({self.max_samples:,}): the rest would be lost; cut "
+                "it into several"
             )
         frames = -(-samples // self.hop)
         count = (((frames - 1) // 2 + 1) - 2) // 2 + 1
         if count < 1:
-            raise UnusableRecordError(
-                f"lasts {facts.seconds:.3f} s, too short for the processor to hear anything"
-            )
+            raise UnusableRecordError(f"lasts {facts.seconds:.3f} s, too short for the processor to hear anything")
         return PlaceholderExpansion(self.token, (count,))
 
 

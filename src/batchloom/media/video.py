@@ -28,9 +28,7 @@ _MAX_SHOWN_BYTES = 16
 _UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 
 
-def inspect_video(
-    content: MediaContent, limits: MediaLimits, sampling: FrameSampling
-) -> list[FrameFacts]:
+def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSampling) -> list[FrameFacts]:
     """The frames that are to be seen of a video, after checking that the last of them is there.
 
     Raises:
@@ -47,7 +45,7 @@ def inspect_video(
                 "(image_pixels): make them smaller, or allow more"
             )
         times = compute_frame_times(film.seconds, film.stream.average_rate, sampling)
-        last = film.at(times[-1])
+        last = film.get_frame(times[-1])
         end = film.end
         if end is not None and end + _END_TOLERANCE < times[-1]:
             raise UnusableRecordError(
@@ -74,10 +72,10 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
     from PIL import Image  # noqa: PLC0415 - late: only where there are media
 
     with _open_video(content) as film:
-        for one in facts:
-            picture = _to_upright_rgb(film.at(one.time))
-            if picture.size != (one.width, one.height):
-                picture = picture.resize((one.width, one.height), Image.Resampling.BICUBIC)
+        for frame_facts in facts:
+            picture = _to_upright_rgb(film.get_frame(frame_facts.time))
+            if picture.size != (frame_facts.width, frame_facts.height):
+                picture = picture.resize((frame_facts.width, frame_facts.height), Image.Resampling.BICUBIC)
             yield picture
 
 
@@ -108,11 +106,11 @@ def detect_video_format(head: bytes, size: int) -> str:
     )
 
 
-def _check_not_truncated(said: int, size: int) -> None:
+def _check_not_truncated(declared_size: int, size: int) -> None:
     """Raise where a file is shorter than it says: of an AVI FFmpeg reads what is left."""
-    if size < said < _UNKNOWN_LENGTH:
+    if size < declared_size < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
-            f"has {size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
+            f"has {size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
         )
 
 
@@ -130,10 +128,10 @@ class _VideoDecoder:
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self.stream = container, stream
         self._origin = stream.start_time or 0
-        self._coming: Iterator[Any] = iter(())
-        self._shown: _TimedFrame | None = None
+        self._frames: Iterator[Any] = iter(())
+        self._current: _TimedFrame | None = None
         self._next: _TimedFrame | None = None
-        self._far = _SEEK_DISTANCE
+        self._seek_distance = _SEEK_DISTANCE
 
     @property
     def seconds(self) -> Fraction:
@@ -148,54 +146,54 @@ class _VideoDecoder:
             )
         return Fraction(self._container.duration, _MICROSECONDS_PER_SECOND)
 
-    def at(self, time: int) -> Any:
+    def get_frame(self, time: int) -> Any:
         """The frame that is shown at a time; the first or the last one where it is none's."""
-        if self._shown is None or not self._shown.time <= time <= self._shown.time + self._far:
+        if self._current is None or not self._current.time <= time <= self._current.time + self._seek_distance:
             self._seek(time)
         while self._next is not None and self._next.time <= time:
-            self._shown, self._next = self._next, self._read()
-        if self._shown is None:
+            self._current, self._next = self._next, self._decode_next()
+        if self._current is None:
             raise UnusableRecordError("holds no frame that can be decoded: it is damaged or cut")
-        if self._shown.frame.is_corrupt:
+        if self._current.frame.is_corrupt:
             raise UnusableRecordError(
-                f"is damaged at {format_duration(self._shown.time / _MICROSECONDS_PER_SECOND)}; fetch it again"
+                f"is damaged at {format_duration(self._current.time / _MICROSECONDS_PER_SECOND)}; fetch it again"
             )
-        return self._shown.frame
+        return self._current.frame
 
     @property
     def end(self) -> int | None:
         """Until when the last frame is shown, in microseconds, as far as it says so; None before it is reached."""
-        if self._shown is None or self._next is not None:
+        if self._current is None or self._next is not None:
             return None
-        frame = self._shown.frame
-        return self._time(frame.pts + (frame.duration or 0))
+        frame = self._current.frame
+        return self._to_microseconds(frame.pts + (frame.duration or 0))
 
     def _seek(self, time: int) -> None:
         """Go to the last frame before a time from which decoding can begin."""
-        before = self._shown
+        previous = self._current
         self._begin(self._origin + int(time / _MICROSECONDS_PER_SECOND / self.stream.time_base))
         if self._next is None or self._next.time > time:
             self._begin(self._origin)
-        if before is not None and self._next is not None and self._next.time <= before.time:
-            self._far *= 2  # decoding on would have come there sooner
-        self._shown, self._next = self._next, self._read()
+        if previous is not None and self._next is not None and self._next.time <= previous.time:
+            self._seek_distance *= 2  # decoding on would have come there sooner
+        self._current, self._next = self._next, self._decode_next()
 
     def _begin(self, ticks: int) -> None:
         self._container.seek(ticks, stream=self.stream)
-        self._coming = self._container.decode(self.stream)
-        self._next = self._read()
+        self._frames = self._container.decode(self.stream)
+        self._next = self._decode_next()
 
-    def _read(self) -> _TimedFrame | None:
-        frame = next(self._coming, None)
+    def _decode_next(self) -> _TimedFrame | None:
+        frame = next(self._frames, None)
         if frame is None:
             return None
         if frame.pts is None:
             raise UnusableRecordError(
                 "has frames that do not say when they are shown; write it anew: ffmpeg -i IN OUT.mp4"
             )
-        return _TimedFrame(self._time(frame.pts), frame)
+        return _TimedFrame(self._to_microseconds(frame.pts), frame)
 
-    def _time(self, ticks: int) -> int:
+    def _to_microseconds(self, ticks: int) -> int:
         return int((ticks - self._origin) * self.stream.time_base * _MICROSECONDS_PER_SECOND)
 
 
@@ -209,9 +207,7 @@ def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
     try:
         with av.open(open_content(content), format=form, metadata_errors="ignore") as container:
             if not container.streams.video:
-                raise UnusableRecordError(
-                    "holds no video: it has no pictures, or is cut before it says that it has"
-                )
+                raise UnusableRecordError("holds no video: it has no pictures, or is cut before it says that it has")
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise UnusableRecordError("is of a codec that is not there, or damaged")

@@ -150,15 +150,13 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         StoreConflictError, OutputError: ``out`` holds another job's work, or cannot be written.
         WorkerError: workers cannot be had, or die for ever.
     """
-    asked = locals()
-    options = {name: asked[name] for name in SETTINGS}
-    choose = partial(make_append_request, out=out) if append else make_request
-    chosen = choose(inputs, options, recipe)
+    arguments = locals()
+    options = {name: arguments[name] for name in SETTINGS}
+    build_request = partial(make_append_request, out=out) if append else make_request
+    request = build_request(inputs, options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
-    execution = ExecutionSettings(
-        workers=workers, engine=engine, address=address, memory=memory_per_worker
-    )
+    execution = ExecutionSettings(workers=workers, engine=engine, address=address, memory=memory_per_worker)
     settings = RunSettings(
         execution=execution,
         append=append,
@@ -168,12 +166,10 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         streaming=streaming,
         work=None if work is None else Path(work),
     )
-    return run_request(chosen, folder, progress or log_note, settings)
+    return run_request(request, folder, progress or log_note, settings)
 
 
-def run_request(
-    chosen: PrepareRequest, out: str, listener: Listener, settings: RunSettings
-) -> PrepareResult:
+def run_request(request: PrepareRequest, out: str, listener: Listener, settings: RunSettings) -> PrepareResult:
     """Carry out a job as it was asked for, into a folder of this machine or a URL; see :func:`prepare`.
 
     Where a store is made again it is said whether it is the same.
@@ -181,29 +177,25 @@ def run_request(
     if is_url(out):
         if settings.append:
             raise SettingsError(
-                [
-                    f"append: {quote_value(out)} lies elsewhere, and only a store of this machine is appended to"
-                ]
+                [f"append: {quote_value(out)} lies elsewhere, and only a store of this machine is appended to"]
             )
-        if chosen.partial:
-            raise InputError(chosen.partial)
-        make = partial(_make_store, how=_JobOptions(settings, chosen.kept))
-        return run_remote(chosen, out, listener, make, settings)
+        if request.partial:
+            raise InputError(request.partial)
+        make = partial(_make_store, job_options=_JobOptions(settings, request.tokenizer_state))
+        return run_remote(request, out, listener, make, settings)
     if settings.work is not None:
         raise SettingsError(
-            [
-                f"work: {quote_value(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
-            ]
+            [f"work: {quote_value(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"]
         )
-    if chosen.partial and not settings.append:
-        raise InputError(chosen.partial)
-    result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
+    if request.partial and not settings.append:
+        raise InputError(request.partial)
+    result = run_recipe(request.recipe, Path(out), listener, request=request, settings=settings)
     # A dry run leaves no store to compare.
-    told = "" if settings.dry_run else describe_remade_store(Path(out), chosen.store)
-    if not told:
+    note = "" if settings.dry_run else describe_remade_store(Path(out), request.store)
+    if not note:
         return result
-    listener(Note(told))
-    return replace(result, notes=(*result.notes, told))
+    listener(Note(note))
+    return replace(result, notes=(*result.notes, note))
 
 
 def run_recipe(
@@ -211,7 +203,7 @@ def run_recipe(
     out: Path,
     listener: Listener,
     *,
-    chosen: PrepareRequest | None = None,
+    request: PrepareRequest | None = None,
     settings: RunSettings | None = None,
 ) -> PrepareResult:
     """Carry out a recipe into ``out``; see :func:`prepare`.
@@ -220,17 +212,19 @@ def run_recipe(
         recipe: what to do.
         out: the store's folder.
         listener: is told of notes and progress.
-        chosen: where the recipe comes from: its notes, and the tokenizer that a store has kept.
+        request: where the recipe comes from: its notes, and the tokenizer that a store has kept.
         settings: how the job is run.
     """
     began, settings = time.perf_counter(), settings or RunSettings()
-    if made_up := parse_synthetic_input(recipe.inputs):
-        return write_synthetic(made_up, recipe, out, listener)
+    if synthetic_spec := parse_synthetic_input(recipe.inputs):
+        return write_synthetic(synthetic_spec, recipe, out, listener)
     check_separate(recipe.inputs, out)
-    told, kept = (chosen.initial_notes, chosen.kept) if chosen is not None else ((), None)
+    initial_notes, tokenizer_state = (
+        (request.initial_notes, request.tokenizer_state) if request is not None else ((), None)
+    )
     with wrap_write_errors(out):
-        there = (out / MANIFEST_NAME).exists()
-    if not there:
+        has_store = (out / MANIFEST_NAME).exists()
+    if not has_store:
         # Before anything is laid into it.
         check_output_folder(out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
@@ -238,13 +232,13 @@ def run_recipe(
         with pause_gc():
             report = read_report(out)
             # A file may be of another kind than it was, under its old size and time.
-            seen = {} if settings.hash_inputs else previous_detections(report, recipe)
-            listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
-        listing = replace(listing, notes=(*told, *listing.notes))
-        how = _JobOptions(
-            settings, kept, report, read_base_manifest(out) if settings.append else None
+            detected_files = {} if settings.hash_inputs else previous_detections(report, recipe)
+            listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, detected_files=detected_files)
+        listing = replace(listing, notes=(*initial_notes, *listing.notes))
+        job_options = _JobOptions(
+            settings, tokenizer_state, report, read_base_manifest(out) if settings.append else None
         )
-        return _make_store(recipe, out, listing, spool, listener, began, how)
+        return _make_store(recipe, out, listing, spool, listener, began, job_options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +247,13 @@ class _JobOptions:
 
     Attributes:
         settings: of the run.
-        kept: the state of a tokenizer that is kept.
+        tokenizer_state: the state of a tokenizer that is kept.
         report: the sidecar of the store that is there.
         base: the newest generation of the store to append to; None where there is none.
     """
 
     settings: RunSettings
-    kept: Mapping[str, Any] | None = None
+    tokenizer_state: Mapping[str, Any] | None = None
     report: PrepareReport | None = None
     base: Manifest | None = None
 
@@ -271,27 +265,27 @@ def _make_store(
     spool: Spool,
     listener: Listener,
     began: float,
-    how: _JobOptions,
+    job_options: _JobOptions,
 ) -> PrepareResult:
     """Make the store of inputs that are listed."""
-    appended = _append_generation(recipe, out, listing, spool, listener, began, how)
+    appended = _append_generation(recipe, out, listing, spool, listener, began, job_options)
     if appended is not None:
         return appended
-    if how.settings.append:
+    if job_options.settings.append:
         note = f"There is no store at {out} yet: it is made, with the tokenizer {recipe.tokenizer}."
         listing = replace(listing, notes=(*listing.notes, note))
-    done = _find_finished_job(recipe, out, listing, began, how)
-    if done is not None:
-        remove_leftover_work(out, done.generation)
-        return done
+    finished_result = _find_finished_job(recipe, out, listing, began, job_options)
+    if finished_result is not None:
+        remove_leftover_work(out, finished_result.generation)
+        return finished_result
     with WorkFolder(out) as work:
         # Another run may have ended since.
-        done = _find_finished_job(recipe, out, listing, began, how)
-        if done is not None:
-            clear_leftover_work(work, done.generation)
-            return done
+        finished_result = _find_finished_job(recipe, out, listing, began, job_options)
+        if finished_result is not None:
+            clear_leftover_work(work, finished_result.generation)
+            return finished_result
         spool.sweep()
-        return PrepareRun(work, recipe, listing, listener, how.settings, began).run(how.kept)
+        return PrepareRun(work, recipe, listing, listener, job_options.settings, began).run(job_options.tokenizer_state)
 
 
 def _append_generation(
@@ -301,14 +295,14 @@ def _append_generation(
     spool: Spool,
     listener: Listener,
     began: float,
-    how: _JobOptions,
+    job_options: _JobOptions,
 ) -> PrepareResult | None:
     """Make a new generation of a store of those inputs that it does not hold yet; None where there is no store."""
-    base = how.base
+    base = job_options.base
     if base is None:
         return None
-    check_same_recipe(recipe, base, out, how.kept)
-    listing = select_new_inputs(listing, base, out, hashed=how.settings.hash_inputs)
+    check_same_recipe(recipe, base, out, job_options.tokenizer_state)
+    listing = select_new_inputs(listing, base, out, hashed=job_options.settings.hash_inputs)
     if not listing.sources:
         remove_leftover_work(out, base.generation)
         for note in listing.notes:
@@ -326,18 +320,18 @@ def _append_generation(
             )
         spool.sweep()
         clear_leftover_work(work, base.generation)
-        job = PrepareRun(work, recipe, listing, listener, how.settings, began, base)
+        job = PrepareRun(work, recipe, listing, listener, job_options.settings, began, base)
         return job.run(read_tokenizer_state(out))
 
 
 def _find_finished_job(
-    recipe: Recipe, out: Path, listing: SourceListing, began: float, how: _JobOptions
+    recipe: Recipe, out: Path, listing: SourceListing, began: float, job_options: _JobOptions
 ) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
-    report = how.report
+    report = job_options.report
     with pause_gc():
-        hashed = how.settings.hash_inputs
-        manifest = find_finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
+        hashed = job_options.settings.hash_inputs
+        manifest = find_finished_store(out, recipe, listing, report, job_options.tokenizer_state, hashed=hashed)
     if manifest is None:
         return None
     bad, records = manifest.counts.quarantined, manifest.counts.records

@@ -86,21 +86,20 @@ def sort_for_upload(names: Iterable[str]) -> list[str]:
     What is no file of a store (work, files half written, hidden ones) is left out.
     """
     ranks = {name: rank for rank, name in enumerate(SUBSETS)}
-    kept = [
+    store_files = [
         name
         for name in names
-        if not name.endswith(PARTIAL_SUFFIX)
-        and not any(one.startswith(".") for one in name.split("/"))
+        if not name.endswith(PARTIAL_SUFFIX) and not any(path_part.startswith(".") for path_part in name.split("/"))
     ]
 
     def rank(name: str) -> tuple[bool, int, str]:
         return name == MANIFEST_NAME, ranks.get(name.partition("/")[0], len(ranks)), name
 
-    return sorted(kept, key=rank)
+    return sorted(store_files, key=rank)
 
 
 def claim_folder(
-    far: RemoteFolder,
+    remote_folder: RemoteFolder,
     files: dict[str, RemoteFile],
     owner: StoreOwner,
     recipe: Recipe | None,
@@ -112,7 +111,7 @@ def claim_folder(
     Where the store can (S3 and Google's can), of two jobs at the same time one alone gets it.
 
     Args:
-        far: the folder.
+        remote_folder: the folder.
         files: what lies there, and no finished store.
         owner: this job.
         recipe: its recipe; None for synthetic data.
@@ -122,21 +121,21 @@ def claim_folder(
         StoreConflictError: it is another job's, or holds something else.
         OutputError: it cannot be read or written.
     """
-    data = far.read(OWNER_NAME) if OWNER_NAME in files else None
+    data = remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
     if data is None:
-        if strange := sorted(files):
-            some = ", ".join(name or "a file of that name" for name in strange[:_MAX_LISTED])
-            more = ", ..." if len(strange) > _MAX_LISTED else ""
+        if unknown_files := sorted(files):
+            listed_files = ", ".join(name or "a file of that name" for name in unknown_files[:_MAX_LISTED])
+            more = ", ..." if len(unknown_files) > _MAX_LISTED else ""
             raise StoreConflictError(
-                f"{far.shown} is not empty ({some}{more}) and no store; choose another --out."
+                f"{remote_folder.redacted_url} is not empty ({listed_files}{more}) and no store; choose another --out."
             )
-        data = far.create(OWNER_NAME, msgspec.json.encode(owner))
+        data = remote_folder.create(OWNER_NAME, msgspec.json.encode(owner))
     elif restart and _describe_owner_differences(data, owner, recipe):
-        data = _take_over_claim(far, owner)
-    _check_same_job(far, data, owner, recipe)
+        data = _take_over_claim(remote_folder, owner)
+    _check_same_job(remote_folder, data, owner, recipe)
 
 
-def check_ownership(far: RemoteFolder, owner: StoreOwner, recipe: Recipe | None) -> None:
+def check_ownership(remote_folder: RemoteFolder, owner: StoreOwner, recipe: Recipe | None) -> None:
     """Make sure that nobody has taken a folder elsewhere from this job; see :func:`claim_folder`.
 
     Raises:
@@ -144,27 +143,27 @@ def check_ownership(far: RemoteFolder, owner: StoreOwner, recipe: Recipe | None)
         OutputError: it cannot be read.
     """
     # Nobody's it is where the same job has just ended on another machine.
-    if (data := far.read(OWNER_NAME)) is not None:
-        _check_same_job(far, data, owner, recipe)
+    if (data := remote_folder.read(OWNER_NAME)) is not None:
+        _check_same_job(remote_folder, data, owner, recipe)
 
 
-def release_claim(far: RemoteFolder, owner: StoreOwner) -> None:
+def release_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> None:
     """Leave nothing in a folder elsewhere that holds this job's claim and nothing else.
 
     Raises:
         OutputError: it cannot be read, or the claim not deleted.
     """
-    claims = msgspec.json.encode(owner)
-    if far.files().keys() == {OWNER_NAME} and far.read(OWNER_NAME) == claims:
-        far.delete(OWNER_NAME)
+    claim = msgspec.json.encode(owner)
+    if remote_folder.list_files().keys() == {OWNER_NAME} and remote_folder.read(OWNER_NAME) == claim:
+        remote_folder.delete(OWNER_NAME)
 
 
-def _check_same_job(
-    far: RemoteFolder, data: bytes, owner: StoreOwner, recipe: Recipe | None
-) -> None:
+def _check_same_job(remote_folder: RemoteFolder, data: bytes, owner: StoreOwner, recipe: Recipe | None) -> None:
     if differences := _describe_owner_differences(data, owner, recipe):
         raise StoreConflictError(
-            f"{far.shown} holds unfinished work of another job ({differences}); give --restart to begin anew, or "
+            f"{remote_folder.redacted_url} holds unfinished work of another job ({differences}); give --restart to "
+            "begin "
+            "anew, or "
             "choose another --out."
         )
 
@@ -172,54 +171,54 @@ def _check_same_job(
 def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe | None) -> str:
     """How the job that a claim names differs from this one; empty where it is the same."""
     try:
-        found = msgspec.json.decode(data, type=StoreOwner)
-        differences = describe_job_differences(found.job, owner.job, recipe, found.tokenizer)
-        if not differences and found.job.recipe != msgspec.to_builtins(owner.job.recipe):
+        claimed_owner = msgspec.json.decode(data, type=StoreOwner)
+        differences = describe_job_differences(claimed_owner.job, owner.job, recipe, claimed_owner.tokenizer)
+        if not differences and claimed_owner.job.recipe != msgspec.to_builtins(owner.job.recipe):
             differences = "its recipe is another one"
     except JSON_DECODE_ERRORS:
         differences = "it was begun by another version of batchloom"
     return differences
 
 
-def _take_over_claim(far: RemoteFolder, owner: StoreOwner) -> bytes:
+def _take_over_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> bytes:
     """Delete what another job has sent, and put this job's claim in the place of its own; the claim that lies there."""
     # Since it was looked at first, all inputs may have been read.
-    files = far.files()
-    if read_remote_manifest(far, files) is not None:
+    files = remote_folder.list_files()
+    if read_remote_manifest(remote_folder, files) is not None:
         raise StoreConflictError(
-            f"Another run has just finished a store in {far.shown}; choose another --out."
+            f"Another run has just finished a store in {remote_folder.redacted_url}; choose another --out."
         )
     # What is claimed last stands to the end, so that whoever is stopped here can begin anew again.
-    _delete_sent_files(far, files)
-    far.delete(OWNER_NAME)
-    claims = msgspec.json.encode(owner)
-    data = far.create(OWNER_NAME, claims)
-    if data == claims:
+    _delete_sent_files(remote_folder, files)
+    remote_folder.delete(OWNER_NAME)
+    claim = msgspec.json.encode(owner)
+    data = remote_folder.create(OWNER_NAME, claim)
+    if data == claim:
         # The other job, if it is at work, stops before its manifest; what it sent meanwhile is no whole store.
-        _delete_sent_files(far, far.files())
+        _delete_sent_files(remote_folder, remote_folder.list_files())
     return data
 
 
-def _delete_sent_files(far: RemoteFolder, files: Iterable[str]) -> None:
+def _delete_sent_files(remote_folder: RemoteFolder, files: Iterable[str]) -> None:
     """Delete the files of a store; what else somebody put beside them stays."""
-    sent = [name for name in files if _STORE_FILE.fullmatch(name)]
+    store_files = [name for name in files if _STORE_FILE.fullmatch(name)]
     with ThreadPoolExecutor(_REMOTE_THREADS, "deletes") as pool:
-        for _ in pool.map(far.delete, sent):
+        for _ in pool.map(remote_folder.delete, store_files):
             pass
 
 
-def read_remote_manifest(far: RemoteFolder, files: dict[str, RemoteFile]) -> Manifest | None:
+def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFile]) -> Manifest | None:
     """The manifest of the store in a folder elsewhere; None where there is none that is finished.
 
     Raises:
         StoreError: it is damaged.
         OutputError: it cannot be read.
     """
-    data = far.read(MANIFEST_NAME) if MANIFEST_NAME in files else None
+    data = remote_folder.read(MANIFEST_NAME) if MANIFEST_NAME in files else None
     if data is None:
         return None
     try:
-        return decode_manifest(data, f"{far.shown}/{MANIFEST_NAME}")
+        return decode_manifest(data, f"{remote_folder.redacted_url}/{MANIFEST_NAME}")
     except StoreError:
         # Of some file systems a file can be half written; the job goes on.
         if OWNER_NAME in files:
@@ -234,25 +233,25 @@ class StoreUploader:
     Its methods may be called from several threads.
 
     Args:
-        far: the folder elsewhere.
+        remote_folder: the folder elsewhere.
         files: what lies there.
-        record: a file of this machine in which it is kept what was sent.
+        log_path: a file of this machine in which it is kept what was sent.
     """
 
-    def __init__(self, far: RemoteFolder, files: dict[str, RemoteFile], record: Path) -> None:
-        self._far, self._files, self._record = far, dict(files), record
+    def __init__(self, remote_folder: RemoteFolder, files: dict[str, RemoteFile], log_path: Path) -> None:
+        self._remote_folder, self._files, self._log_path = remote_folder, dict(files), log_path
         self._lock = threading.Lock()
-        self._known = _read_upload_log(record)
-        make_folder(record.parent)
+        self._upload_records = _read_upload_log(log_path)
+        make_folder(log_path.parent)
 
-    def known(self, name: str) -> bool:
+    def is_uploaded(self, name: str) -> bool:
         """Whether a file that need not be here any more was sent, and lies there as it was sent."""
-        sent, found = self._known.get(name), self._files.get(name)
-        return sent is not None and found == RemoteFile(sent.size, sent.mark)
+        upload_record, remote_file = self._upload_records.get(name), self._files.get(name)
+        return upload_record is not None and remote_file == RemoteFile(upload_record.size, upload_record.mark)
 
     def stop(self) -> None:
         """Try nothing again from now on."""
-        self._far.stop()
+        self._remote_folder.stop()
 
     def send(self, local: Path, name: str) -> bool:
         """Have a file lie there; whether it was sent now, rather than found there.
@@ -262,73 +261,79 @@ class StoreUploader:
         """
         with wrap_write_errors(local):
             status = local.stat()
-        if self.known(name) and self._known[name][1::2] == (status.st_size, status.st_mtime_ns):
+        if self.is_uploaded(name) and self._upload_records[name][1::2] == (
+            status.st_size,
+            status.st_mtime_ns,
+        ):
             return False
-        found = self._files.get(name)
-        if there := found is not None and self._far.holds(local, name, found):
-            now = found
+        remote_file = self._files.get(name)
+        if is_present := remote_file is not None and self._remote_folder.holds(local, name, remote_file):
+            uploaded_file = remote_file
         else:
-            now = self._far.upload(local, name)
+            uploaded_file = self._remote_folder.upload(local, name)
         with self._lock:
-            self._files[name] = now
-            self._known[name] = UploadRecord(name, now.size, now.mark, status.st_mtime_ns)
-            with wrap_write_errors(self._record), self._record.open("ab") as file:
-                file.write(msgspec.json.encode(self._known[name]) + b"\n")
-        return not there
+            self._files[name] = uploaded_file
+            self._upload_records[name] = UploadRecord(name, uploaded_file.size, uploaded_file.mark, status.st_mtime_ns)
+            with wrap_write_errors(self._log_path), self._log_path.open("ab") as file:
+                file.write(msgspec.json.encode(self._upload_records[name]) + b"\n")
+        return not is_present
 
 
-def _read_upload_log(record: Path) -> dict[str, UploadRecord]:
+def _read_upload_log(log_path: Path) -> dict[str, UploadRecord]:
     """What an earlier run sent; a line that a kill cut off says nothing."""
-    known = {}
-    with wrap_write_errors(record):
-        lines = record.read_bytes().splitlines() if record.exists() else []
+    upload_records = {}
+    with wrap_write_errors(log_path):
+        lines = log_path.read_bytes().splitlines() if log_path.exists() else []
     for line in lines:
         try:
-            one = msgspec.json.decode(line, type=UploadRecord)
+            upload_record = msgspec.json.decode(line, type=UploadRecord)
         except JSON_DECODE_ERRORS:
             continue
-        known[one.name] = one
-    return known
+        upload_records[upload_record.name] = upload_record
+    return upload_records
 
 
 def publish_store(
     store: Path,
-    uploads: StoreUploader,
-    tell: Callable[[int, int, int], Any],
-    before_last: Callable[[], Any] = lambda: None,
+    uploader: StoreUploader,
+    on_progress: Callable[[int, int, int], Any],
+    before_manifest: Callable[[], Any] = lambda: None,
 ) -> None:
     """Send a finished store, its manifest last.
 
     Args:
         store: its folder on this machine.
-        uploads: what lies there already.
-        tell: is called with the bytes that lie there, all bytes, and those of the first that were found there.
-        before_last: is called before the manifest is sent; what it raises keeps it here.
+        uploader: what lies there already.
+        on_progress: is called with the bytes that lie there, all bytes, and those of the first that were found there.
+        before_manifest: is called before the manifest is sent; what it raises keeps it here.
 
     Raises:
         OutputError: it cannot be sent; what was sent stays.
     """
     with wrap_write_errors(store):
-        places = [path for path in store.rglob("*") if path.is_file()]
-        names = sort_for_upload(path.relative_to(store).as_posix() for path in places)
+        paths = [path for path in store.rglob("*") if path.is_file()]
+        names = sort_for_upload(path.relative_to(store).as_posix() for path in paths)
         sizes = {name: (store / name).stat().st_size for name in names}
-    total, done, found = sum(sizes.values()), 0, 0
-    tell(done, total, found)
+    total, finished_bytes, resumed_bytes = sum(sizes.values()), 0, 0
+    on_progress(finished_bytes, total, resumed_bytes)
     *first, last = names
     with ThreadPoolExecutor(_REMOTE_THREADS, "uploads") as pool:
-        waiting = {pool.submit(uploads.send, store / name, name): name for name in first}
+        pending = {pool.submit(uploader.send, store / name, name): name for name in first}
         try:
-            while waiting:
-                ready, _ = wait(waiting, return_when=FIRST_EXCEPTION, timeout=_WAIT_SECONDS)
-                for one in ready:
-                    size = sizes[waiting.pop(one)]
-                    done, found = done + size, found + (0 if one.result() else size)
-                tell(done, total, found)
+            while pending:
+                ready, _ = wait(pending, return_when=FIRST_EXCEPTION, timeout=_WAIT_SECONDS)
+                for future in ready:
+                    size = sizes[pending.pop(future)]
+                    finished_bytes, resumed_bytes = (
+                        finished_bytes + size,
+                        resumed_bytes + (0 if future.result() else size),
+                    )
+                on_progress(finished_bytes, total, resumed_bytes)
         except BaseException:
-            for one in waiting:
-                one.cancel()
-            uploads.stop()
+            for future in pending:
+                future.cancel()
+            uploader.stop()
             raise
-    before_last()
-    uploads.send(store / last, last)
-    tell(total, total, found)
+    before_manifest()
+    uploader.send(store / last, last)
+    on_progress(total, total, resumed_bytes)

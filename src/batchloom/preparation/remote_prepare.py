@@ -83,64 +83,67 @@ def default_work_folder(url: str) -> Path:
 
 
 def run_remote(
-    chosen: PrepareRequest, url: str, listener: Listener, make: StoreBuilder, settings: RunSettings
+    request: PrepareRequest, url: str, listener: Listener, make: StoreBuilder, settings: RunSettings
 ) -> PrepareResult:
     """Carry out a recipe into a folder elsewhere; see :func:`batchloom.prepare`.
 
     Args:
-        chosen: what to do, and where that comes from.
+        request: what to do, and where that comes from.
         url: the folder.
         listener: is told of notes and progress.
         make: makes the store on this machine.
         settings: how the job is run.
     """
-    began, recipe = time.perf_counter(), chosen.recipe
+    began, recipe = time.perf_counter(), request.recipe
     folder = settings.work or default_work_folder(url)
     check_remote_separate(recipe.inputs, url)
-    with RemoteFolder(url) as far, _lock_work_folder(folder):
-        files = far.files(first=True)
+    with RemoteFolder(url) as remote_folder, _lock_work_folder(folder):
+        files = remote_folder.list_files(first=True)
         with (
-            _release_on_failure(far, folder / _STORE_NAME) as claimed,
+            _release_on_failure(remote_folder, folder / _STORE_NAME) as claimed_owners,
             _open_spool(folder) as spool,
         ):
-            manifest = read_remote_manifest(far, files)
-            task = _plan_remote_build(
-                chosen, folder, spool, settings, finished=manifest is not None
-            )
-            task.begin(far, files, manifest, restart=settings.restart)
+            manifest = read_remote_manifest(remote_folder, files)
+            build = _plan_remote_build(request, folder, spool, settings, finished=manifest is not None)
+            build.begin(remote_folder, files, manifest, restart=settings.restart)
             if manifest is not None:
-                _delete_leftovers(far, files, folder)
+                _delete_leftovers(remote_folder, files, folder)
                 seconds = time.perf_counter() - began
-                return make_result(far.shown, manifest, seconds=seconds, already_done=True)
-            claimed.append(task.owner)
+                return make_result(remote_folder.redacted_url, manifest, seconds=seconds, already_done=True)
+            claimed_owners.append(build.owner)
             if settings.restart:
-                task.delete_previous_work()
+                build.delete_previous_work()
             note = (
-                f"{far.shown} is made in {folder} and sent from there; that folder goes when the store is whole "
+                f"{remote_folder.redacted_url} is made in {folder} and sent from there; that folder goes when the "
+                "store is "
+                "whole "
                 "(--work names another)."
             )
             listener(Note(note))
-            far.end_uploads()
-            made = task.make(make, spool, listener, began)
+            remote_folder.end_uploads()
+            result = build.make(make, spool, listener, began)
         if settings.dry_run:
-            return replace(made, path=far.shown, notes=(note, *made.notes))
-        _record_location(folder / _STORE_NAME, far.shown)
+            return replace(result, path=remote_folder.redacted_url, notes=(note, *result.notes))
+        _record_location(folder / _STORE_NAME, remote_folder.redacted_url)
         # Hours may have passed, and not every store keeps two jobs apart that begin together.
-        files = far.files()
-        manifest = read_remote_manifest(far, files)
-        task.begin(far, files, manifest)
+        files = remote_folder.list_files()
+        manifest = read_remote_manifest(remote_folder, files)
+        build.begin(remote_folder, files, manifest)
         if manifest is None:
-            uploads = StoreUploader(far, files, folder / _UPLOADS_NAME)
+            uploader = StoreUploader(remote_folder, files, folder / _UPLOADS_NAME)
             publish_store(
-                task.store, uploads, _make_upload_listener(made, listener), partial(task.go_on, far)
+                build.store,
+                uploader,
+                _make_upload_listener(result, listener),
+                partial(build.check_claim, remote_folder),
             )
-        _delete_leftovers(far, {**files, OWNER_NAME: RemoteFile(0, "")}, folder)
+        _delete_leftovers(remote_folder, {**files, OWNER_NAME: RemoteFile(0, "")}, folder)
     return replace(
-        made,
-        path=far.shown,
+        result,
+        path=remote_folder.redacted_url,
         seconds=time.perf_counter() - began,
         already_done=False,
-        notes=(note, *made.notes),
+        notes=(note, *result.notes),
     )
 
 
@@ -149,15 +152,15 @@ def _open_spool(folder: Path) -> Spool:
 
 
 @contextlib.contextmanager
-def _release_on_failure(far: RemoteFolder, store: Path) -> Iterator[list[StoreOwner]]:
+def _release_on_failure(remote_folder: RemoteFolder, store: Path) -> Iterator[list[StoreOwner]]:
     """Leave nothing there of a job that failed before anything was finished; gives where it is noted that it began."""
-    claimed: list[StoreOwner] = []
+    claimed_owners: list[StoreOwner] = []
     try:
-        yield claimed
+        yield claimed_owners
     except BaseException:
-        if claimed and not store.exists():
+        if claimed_owners and not store.exists():
             with contextlib.suppress(OutputError):
-                release_claim(far, claimed[0])
+                release_claim(remote_folder, claimed_owners[0])
         raise
 
 
@@ -168,13 +171,13 @@ class _RemoteBuild:
     recipe: Recipe
     store: Path
     owner: StoreOwner
-    of: SourceListing | SyntheticSpec
-    kept: Mapping[str, Any] | None = None
+    inputs: SourceListing | SyntheticSpec
+    tokenizer_state: Mapping[str, Any] | None = None
     hashed: bool = False
 
     def begin(
         self,
-        far: RemoteFolder,
+        remote_folder: RemoteFolder,
         files: dict[str, RemoteFile],
         manifest: Manifest | None,
         *,
@@ -183,7 +186,7 @@ class _RemoteBuild:
         """Make a folder elsewhere this job's, or make sure that what is finished there is.
 
         Args:
-            far: the folder.
+            remote_folder: the folder.
             files: what lies there.
             manifest: of the finished store there; None where there is none.
             restart: whether unfinished work of another job gives way.
@@ -192,27 +195,32 @@ class _RemoteBuild:
             StoreConflictError: it is another job's, or holds something else.
         """
         if manifest is None:
-            claim_folder(far, files, self.owner, self._own_recipe, restart=restart)
+            claim_folder(remote_folder, files, self.owner, self._own_recipe, restart=restart)
         else:
-            self._refuse_other(far, manifest)
+            self._check_same_store(remote_folder, manifest)
 
-    def go_on(self, far: RemoteFolder) -> None:
+    def check_claim(self, remote_folder: RemoteFolder) -> None:
         """Make sure that the folder elsewhere is this job's still.
 
         Raises:
             StoreConflictError: it is another job's now.
         """
-        check_ownership(far, self.owner, self._own_recipe)
+        check_ownership(remote_folder, self.owner, self._own_recipe)
 
     def delete_previous_work(self) -> None:
         """Delete the store of another job that was made here and not sent; of unfinished work the same units stay."""
-        if isinstance(self.of, SyntheticSpec):
+        if isinstance(self.inputs, SyntheticSpec):
             shutil.rmtree(self.store, ignore_errors=True)
             return
         try:
             report = read_report(self.store)
             find_finished_store(
-                self.store, self.recipe, self.of, report, self.kept, hashed=self.hashed
+                self.store,
+                self.recipe,
+                self.inputs,
+                report,
+                self.tokenizer_state,
+                hashed=self.hashed,
             )
         except StoreError:
             with wrap_write_errors(self.store):
@@ -228,43 +236,45 @@ class _RemoteBuild:
     @property
     def _own_recipe(self) -> Recipe | None:
         """The recipe, where it has a tokenizer of its own."""
-        return self.recipe if isinstance(self.of, SourceListing) else None
+        return self.recipe if isinstance(self.inputs, SourceListing) else None
 
-    def _refuse_other(self, far: RemoteFolder, manifest: Manifest) -> None:
-        if isinstance(self.of, SyntheticSpec):
-            check_same_data(far.shown, manifest, self.owner.job.recipe)
+    def _check_same_store(self, remote_folder: RemoteFolder, manifest: Manifest) -> None:
+        if isinstance(self.inputs, SyntheticSpec):
+            check_same_data(remote_folder.redacted_url, manifest, self.owner.job.recipe)
             return
-        report = parse_report(far.read(REPORT_NAME) or b"")
+        report = parse_report(remote_folder.read(REPORT_NAME) or b"")
         check_same_finished_job(
-            far.shown, manifest, report, self.recipe, self.of, self.kept, hashed=self.hashed
+            remote_folder.redacted_url,
+            manifest,
+            report,
+            self.recipe,
+            self.inputs,
+            self.tokenizer_state,
+            hashed=self.hashed,
         )
 
-    def make(
-        self, make: StoreBuilder, spool: Spool, listener: Listener, began: float
-    ) -> PrepareResult:
+    def make(self, make: StoreBuilder, spool: Spool, listener: Listener, began: float) -> PrepareResult:
         """Make the store on this machine."""
-        if isinstance(self.of, SyntheticSpec):
-            return write_synthetic(self.of, self.recipe, self.store, listener)
-        return make(self.recipe, self.store, self.of, spool, listener, began)
+        if isinstance(self.inputs, SyntheticSpec):
+            return write_synthetic(self.inputs, self.recipe, self.store, listener)
+        return make(self.recipe, self.store, self.inputs, spool, listener, began)
 
 
 def _plan_remote_build(
-    chosen: PrepareRequest, folder: Path, spool: Spool, settings: RunSettings, *, finished: bool
+    request: PrepareRequest, folder: Path, spool: Spool, settings: RunSettings, *, finished: bool
 ) -> _RemoteBuild:
     """What is to be made; ``finished``: whether a store is there already, and nothing is to be claimed."""
-    recipe, store = chosen.recipe, folder / _STORE_NAME
-    if made_up := parse_synthetic_input(recipe.inputs):
-        plain = synthetic_to_plain(made_up, recipe)
-        return _RemoteBuild(
-            recipe, store, StoreOwner(JobIdentity(WORK_VERSION, plain, [], [])), made_up
-        )
+    recipe, store = request.recipe, folder / _STORE_NAME
+    if synthetic_spec := parse_synthetic_input(recipe.inputs):
+        plain = synthetic_to_plain(synthetic_spec, recipe)
+        return _RemoteBuild(recipe, store, StoreOwner(JobIdentity(WORK_VERSION, plain, [], [])), synthetic_spec)
     listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
-    listing = replace(listing, notes=(*chosen.initial_notes, *listing.notes))
+    listing = replace(listing, notes=(*request.initial_notes, *listing.notes))
     if settings.hash_inputs and not finished:
         listing = replace(listing, content=hash_sources(listing.sources))
-    facts = make_job_identity(recipe, listing, [], list(listing.content.values()))
-    owner = StoreOwner(facts, fingerprint_tokenizer_file(recipe))
-    return _RemoteBuild(recipe, store, owner, listing, chosen.kept, settings.hash_inputs)
+    identity = make_job_identity(recipe, listing, [], list(listing.content.values()))
+    owner = StoreOwner(identity, fingerprint_tokenizer_file(recipe))
+    return _RemoteBuild(recipe, store, owner, listing, request.tokenizer_state, settings.hash_inputs)
 
 
 def check_remote_separate(inputs: Sequence[str], url: str) -> None:
@@ -274,22 +284,22 @@ def check_remote_separate(inputs: Sequence[str], url: str) -> None:
         StoreConflictError: names the input.
     """
     out = _normalize_url(url)
-    for given in inputs:
-        if not is_url(given):
+    for input_url in inputs:
+        if not is_url(input_url):
             continue
-        place = _normalize_url(given)
-        fixed = re.split(r"[*?\[]", place, maxsplit=1)[0]
-        if fixed != place:
-            fixed = fixed.rpartition("/")[0]
-        if f"{place}/".startswith(f"{out}/"):
+        normalized_url = _normalize_url(input_url)
+        fixed_prefix = re.split(r"[*?\[]", normalized_url, maxsplit=1)[0]
+        if fixed_prefix != normalized_url:
+            fixed_prefix = fixed_prefix.rpartition("/")[0]
+        if f"{normalized_url}/".startswith(f"{out}/"):
             raise StoreConflictError(
-                f"The input {redact_url(given)} lies inside --out {redact_url(url)}, where only the store may lie; "
+                f"The input {redact_url(input_url)} lies inside --out {redact_url(url)}, where only the store may lie; "
                 f"choose "
                 "another --out."
             )
-        if f"{out}/".startswith(f"{fixed}/") and (fixed == place or "**" in place):
+        if f"{out}/".startswith(f"{fixed_prefix}/") and (fixed_prefix == normalized_url or "**" in normalized_url):
             raise StoreConflictError(
-                f"--out {redact_url(url)} lies inside the input {redact_url(given)}, where it would be read; "
+                f"--out {redact_url(url)} lies inside the input {redact_url(input_url)}, where it would be read; "
                 f"choose another "
                 "--out, beside it."
             )
@@ -301,39 +311,43 @@ def _normalize_url(url: str) -> str:
     return usual + redact_url(url)[len(scheme) :].rstrip("/")
 
 
-def _make_upload_listener(
-    made: PrepareResult, listener: Listener
-) -> Callable[[int, int, int], None]:
+def _make_upload_listener(result: PrepareResult, listener: Listener) -> Callable[[int, int, int], None]:
     """What tells how far sending is: of bytes that lie there, all bytes, and those that were found there."""
-    counts = made.counts
+    counts = result.counts
 
-    def tell(done: int, total: int, found: int) -> None:
+    def on_progress(finished_bytes: int, total: int, resumed_bytes: int) -> None:
         listener(
             Progress(
-                "upload", done, total, found, counts.documents, counts.tokens, counts.quarantined
+                "upload",
+                finished_bytes,
+                total,
+                resumed_bytes,
+                counts.documents,
+                counts.tokens,
+                counts.quarantined,
             )
         )
 
-    return tell
+    return on_progress
 
 
-def _record_location(store: Path, place: str) -> None:
+def _record_location(store: Path, location: str) -> None:
     """Have the sidecar and its page say where the store lies, not where it was made."""
     plain = msgspec.json.decode((store / REPORT_NAME).read_bytes())
-    if plain.get("out") == place:
+    if plain.get("out") == location:
         return
-    facts = read_report(store)
-    if facts is not None and (store / PAGE_NAME).exists():
-        write_report_page(msgspec.structs.replace(facts, out=place), store / PAGE_NAME)
+    report = read_report(store)
+    if report is not None and (store / PAGE_NAME).exists():
+        write_report_page(msgspec.structs.replace(report, out=location), store / PAGE_NAME)
     # Last: by it a later run tells that both are as they should be.
-    named = msgspec.json.encode({**plain, "out": place})
-    write_file(store / REPORT_NAME, msgspec.json.format(named, indent=1) + b"\n")
+    encoded_report = msgspec.json.encode({**plain, "out": location})
+    write_file(store / REPORT_NAME, msgspec.json.format(encoded_report, indent=1) + b"\n")
 
 
-def _delete_leftovers(far: RemoteFolder, files: dict[str, RemoteFile], folder: Path) -> None:
+def _delete_leftovers(remote_folder: RemoteFolder, files: dict[str, RemoteFile], folder: Path) -> None:
     """Delete what a finished job needs no longer, there and here."""
     if OWNER_NAME in files:
-        far.delete(OWNER_NAME)
+        remote_folder.delete(OWNER_NAME)
     shutil.rmtree(folder / _STORE_NAME, ignore_errors=True)
     with contextlib.suppress(OSError):
         (folder / _UPLOADS_NAME).unlink(missing_ok=True)
@@ -347,12 +361,12 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
         StoreConflictError: another run is at work in it, or it holds something else.
         OutputError: it cannot be written.
     """
-    there = folder.exists()
+    existed_before = folder.exists()
     with wrap_write_errors(folder):
-        strange = sorted(path.name for path in folder.iterdir()) if there else []
-    if strange := [name for name in strange if name not in _WORK_FILES]:
+        unknown_names = sorted(path.name for path in folder.iterdir()) if existed_before else []
+    if unknown_names := [name for name in unknown_names if name not in _WORK_FILES]:
         raise StoreConflictError(
-            f"The work folder {folder} holds something else ({strange[0]}); choose another --work."
+            f"The work folder {folder} holds something else ({unknown_names[0]}); choose another --work."
         )
     make_folder(folder)
     path = folder / _LOCK_NAME
@@ -367,7 +381,7 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
                 # While it is held, so that nobody begins in it.
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    if not there:
+                    if not existed_before:
                         folder.rmdir()
 
 
@@ -377,7 +391,5 @@ def _acquire_lock(lock: IO[str], folder: Path) -> None:
         folder / _LOCK_NAME,
         busy=lambda: f"Another run is at work in {folder}; wait for it, or choose another --work.",
         ended=f"Another run in {folder} has just ended; give the command again.",
-        unable=lambda why: (
-            f"Cannot lock {folder}: {why}; choose a --work on a file system with locks."
-        ),
+        unable=lambda why: f"Cannot lock {folder}: {why}; choose a --work on a file system with locks.",
     )

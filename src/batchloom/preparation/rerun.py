@@ -33,7 +33,7 @@ def find_finished_store(
     recipe: Recipe,
     listing: SourceListing,
     report: PrepareReport | None,
-    kept: Mapping[str, Any] | None = None,
+    tokenizer_state: Mapping[str, Any] | None = None,
     *,
     hashed: bool = False,
 ) -> Manifest | None:
@@ -46,7 +46,7 @@ def find_finished_store(
         recipe: of this job.
         listing: its inputs.
         report: the sidecar of the store, if it has one.
-        kept: the state of its tokenizer, where it is not to be found by the recipe.
+        tokenizer_state: the state of its tokenizer, where it is not to be found by the recipe.
         hashed: whether inputs are told apart by their contents alone.
 
     Raises:
@@ -57,79 +57,84 @@ def find_finished_store(
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
-    steps = [entry for entry in manifest.all_history if entry.reads] or [*manifest.all_history[:1]]
+    steps = [entry for entry in manifest.all_history if entry.has_inputs] or [*manifest.all_history[:1]]
     # What made it first may be given again when it has grown, and what made it grow, too.
     for entry in steps[1:]:
-        told = read_report(out, entry.number)
-        made = _as_generation(manifest, entry)
-        if not _list_job_differences(made, told, recipe, listing, kept, hashed=hashed):
+        step_report = read_report(out, entry.number)
+        step_manifest = _select_generation(manifest, entry)
+        if not _list_job_differences(step_manifest, step_report, recipe, listing, tokenizer_state, hashed=hashed):
             return manifest
-    made = _as_generation(manifest, steps[0])
+    step_manifest = _select_generation(manifest, steps[0])
     if (
         len(steps) > 1
         and not hashed
-        and _covers_all_inputs(out, made, steps, recipe, listing, kept)
+        and _covers_all_inputs(out, step_manifest, steps, recipe, listing, tokenizer_state)
     ):
         return manifest
-    check_same_finished_job(f"{out}", made, report, recipe, listing, kept, hashed=hashed)
+    check_same_finished_job(f"{out}", step_manifest, report, recipe, listing, tokenizer_state, hashed=hashed)
     return manifest
 
 
 def _covers_all_inputs(
     out: Path,
-    made: Manifest,
+    manifest: Manifest,
     steps: Sequence[GenerationEntry],
     recipe: Recipe,
     listing: SourceListing,
-    kept: Mapping[str, Any] | None,
+    tokenizer_state: Mapping[str, Any] | None,
 ) -> bool:
     """Whether a job differs from the one that made a store by nothing but inputs that were appended since."""
-    if list_recipe_differences(made.recipe, _comparable_recipe(made.recipe, recipe)):
+    if list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe)):
         return False
-    if _list_tokenizer_differences(recipe, made.tokenizer.fingerprint, kept):
+    if _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state):
         return False
-    reports = [told for entry in steps if (told := read_report(out, entry.number))]
-    there = {(one.path, one.bytes, one.mtime_ns) for told in reports for one in told.sources}
-    listed = {(one.path, one.bytes, one.mtime_ns) for one in make_report_sources(listing.sources)}
+    reports = [step_report for entry in steps if (step_report := read_report(out, entry.number))]
+    known_files = {
+        (reported_source.path, reported_source.bytes, reported_source.mtime_ns)
+        for step_report in reports
+        for reported_source in step_report.sources
+    }
+    listed_files = {
+        (reported_source.path, reported_source.bytes, reported_source.mtime_ns)
+        for reported_source in make_report_sources(listing.sources)
+    }
     # Of what was read first all names are there still: a file less is another job.
-    first = {one.name for one in made.sources}
-    return listed <= there and first <= {source.name for source in listing.sources}
+    first_names = {source_entry.name for source_entry in manifest.sources}
+    return listed_files <= known_files and first_names <= {source.name for source in listing.sources}
 
 
-def _as_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
+def _select_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
     """A manifest with the recipe and the sources of one of its generations alone."""
-    return msgspec.structs.replace(
-        manifest, recipe=entry.recipe, sources=manifest.list_sources_of(entry)
-    )
+    return msgspec.structs.replace(manifest, recipe=entry.recipe, sources=manifest.list_sources_of(entry))
 
 
 def check_same_finished_job(
-    place: str,
+    location: str,
     manifest: Manifest,
     report: PrepareReport | None,
     recipe: Recipe,
     listing: SourceListing,
-    kept: Mapping[str, Any] | None = None,
+    tokenizer_state: Mapping[str, Any] | None = None,
     *,
     hashed: bool = False,
 ) -> None:
     """Refuse a finished store that another job has written.
 
     Args:
-        place: what the store's folder is called.
+        location: what the store's folder is called.
         manifest: the store's.
         report: the sidecar beside it; None where there is none.
         recipe: this job's.
         listing: this job's inputs.
-        kept: the state of its tokenizer, where it is not to be found by the recipe.
+        tokenizer_state: the state of its tokenizer, where it is not to be found by the recipe.
         hashed: whether inputs are told apart by their contents alone.
 
     Raises:
         StoreConflictError: it is of another recipe or of other inputs; says what differs.
     """
-    if differences := _list_job_differences(manifest, report, recipe, listing, kept, hashed=hashed):
+    if differences := _list_job_differences(manifest, report, recipe, listing, tokenizer_state, hashed=hashed):
         raise StoreConflictError(
-            f"{place} holds a finished store of another job ({_format_differences(differences)}); choose another "
+            f"{location} holds a finished store of another job ({_format_differences(differences)}); choose another "
             f"--out, "
             "or delete that folder; what is new can be added to it with --append."
         )
@@ -140,40 +145,34 @@ def _list_job_differences(
     report: PrepareReport | None,
     recipe: Recipe,
     listing: SourceListing,
-    kept: Mapping[str, Any] | None,
+    tokenizer_state: Mapping[str, Any] | None,
     *,
     hashed: bool,
 ) -> list[str]:
     """How a job differs from the one that a manifest is of, in a few words each."""
-    differences = list_recipe_differences(
-        manifest.recipe, _comparable_recipe(manifest.recipe, recipe)
-    )
-    differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
-    same = report is not None and _are_same_files(report.sources, listing.sources)
-    if not same:
+    differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe))
+    differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state)
+    has_same_files = report is not None and _are_same_files(report.sources, listing.sources)
+    if not has_same_files:
         differences += _list_source_differences(manifest.sources, listing.sources)
-    if not differences and (hashed or not same):
+    if not differences and (hashed or not has_same_files):
         differences = _list_content_differences(manifest, report, listing.sources, hashed=hashed)
     if not differences:
         differences = _list_kind_differences(
-            [one.kind for one in manifest.sources],
-            [one.kind for one in listing.sources],
-            [one.name for one in listing.sources],
+            [source_entry.kind for source_entry in manifest.sources],
+            [source.kind for source in listing.sources],
+            [source.name for source in listing.sources],
         )
     return differences
 
 
-def _comparable_recipe(then: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+def _make_comparable_recipe(previous: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as a finished store's manifest would hold it.
 
     A store of a version that did not balance its subsets is finished, and stays as it is.
     """
     plain = recipe_to_plain(recipe)
-    return (
-        plain
-        if "balance_subsets" in then
-        else {n: v for n, v in plain.items() if n != "balance_subsets"}
-    )
+    return plain if "balance_subsets" in previous else {n: v for n, v in plain.items() if n != "balance_subsets"}
 
 
 def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[str, DetectedFile]:
@@ -187,9 +186,7 @@ def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[st
         # What somebody says of an input has a say in what its files are.
         return {}
     return {
-        source.path: DetectedFile(
-            source.bytes, source.mtime_ns, source.kind, source.compression or None
-        )
+        source.path: DetectedFile(source.bytes, source.mtime_ns, source.kind, source.compression or None)
         for source in report.sources
         # Bytes that are no UTF-8 were replaced, and such a path may be that of another file.
         if source.kind and "\ufffd" not in source.path
@@ -206,18 +203,18 @@ def check_separate(inputs: Sequence[str], out: Path) -> None:
         if not out.is_dir():
             return
     folder = os.path.realpath(out)
-    for given in inputs:
+    for input_path in inputs:
         # What is not here, on the Hub perhaps, lies in no folder.
-        if is_url_or_stdin(given) or not os.path.lexists(strip_wildcard_part(given)):
+        if is_url_or_stdin(input_path) or not os.path.lexists(strip_wildcard_part(input_path)):
             continue
-        place = os.path.realpath(strip_wildcard_part(given))
-        if place == folder:
+        real_path = os.path.realpath(strip_wildcard_part(input_path))
+        if real_path == folder:
             raise StoreConflictError(
-                f"--out {out} is the folder of the input {given} itself; choose another --out, beside or below it."
+                f"--out {out} is the folder of the input {input_path} itself; choose another --out, beside or below it."
             )
-        if place.startswith(folder.rstrip("/") + "/"):
+        if real_path.startswith(folder.rstrip("/") + "/"):
             raise StoreConflictError(
-                f"The input {given} lies inside --out {out}, where only the store may lie; choose another --out."
+                f"The input {input_path} lies inside --out {out}, where only the store may lie; choose another --out."
             )
 
 
@@ -232,11 +229,11 @@ def check_output_folder(out: Path) -> None:
     with wrap_write_errors(out):
         if not out.is_dir() or (out / WORK_NAME).is_dir():
             return
-        strange = sorted(path.name for path in out.iterdir())
-    if strange:
+        unknown_names = sorted(path.name for path in out.iterdir())
+    if unknown_names:
         raise StoreConflictError(
             f"{out} is not empty "
-            f"({', '.join(strange[:_MAX_LISTED])}{', ...' if len(strange) > _MAX_LISTED else ''}) and "
+            f"({', '.join(unknown_names[:_MAX_LISTED])}{', ...' if len(unknown_names) > _MAX_LISTED else ''}) and "
             "no store; choose another --out."
         )
 
@@ -245,7 +242,7 @@ def begin_or_resume(
     work: WorkFolder,
     recipe: Recipe,
     job: JobIdentity,
-    kept: Mapping[str, Any] | None = None,
+    tokenizer_state: Mapping[str, Any] | None = None,
     *,
     restart: bool = False,
 ) -> None:
@@ -258,15 +255,15 @@ def begin_or_resume(
         StoreConflictError: it holds the work of another recipe, of other inputs or of another
             version.
     """
-    found, results = work.job(), work.has_results()
-    if found is None or not (results or work.has_learned_tokenizer()):
+    previous_job, has_results = work.job(), work.has_results()
+    if previous_job is None or not (has_results or work.has_learned_tokenizer()):
         work.clear()
         work.begin(job)
         return
-    state = work.tokenizer_state()
-    fingerprint = None if state is None else str(state.get("fingerprint"))
-    differences = describe_job_differences(found, job, recipe, fingerprint, kept)
-    if differences and results and not restart:
+    previous_state = work.tokenizer_state()
+    fingerprint = None if previous_state is None else str(previous_state.get("fingerprint"))
+    differences = describe_job_differences(previous_job, job, recipe, fingerprint, tokenizer_state)
+    if differences and has_results and not restart:
         raise StoreConflictError(
             f"{work.out} holds unfinished work of another job ({differences}); give --restart to begin anew (units "
             "that are the same stay), or choose another --out."
@@ -292,10 +289,7 @@ def make_job_identity(
         work_version=WORK_VERSION,
         recipe=recipe_to_plain(recipe),
         constants=constants,
-        sources=[
-            (source.name, source.size, 0 if content else source.mtime_ns)
-            for source in listing.sources
-        ],
+        sources=[(source.name, source.size, 0 if content else source.mtime_ns) for source in listing.sources],
         content=content,
         kinds=[source.kind for source in listing.sources],
         base=base,
@@ -303,43 +297,41 @@ def make_job_identity(
 
 
 def describe_job_differences(
-    found: JobIdentity,
+    previous_job: JobIdentity,
     job: JobIdentity,
     recipe: Recipe | None,
     tokenizer: str | None,
-    kept: Mapping[str, Any] | None = None,
+    tokenizer_state: Mapping[str, Any] | None = None,
 ) -> str:
     """How an unfinished job differs from this one, in a few words; empty where it is the same.
 
     Args:
-        found: the unfinished one.
+        previous_job: the unfinished one.
         job: this one.
         recipe: this one's; None where it has no tokenizer of its own.
         tokenizer: the fingerprint of the unfinished one's tokenizer; None where it has none yet.
-        kept: the state of this one's tokenizer, where it is not to be found by the recipe.
+        tokenizer_state: the state of this one's tokenizer, where it is not to be found by the recipe.
     """
-    differences = list_recipe_differences(found.recipe, job.recipe)
+    differences = list_recipe_differences(previous_job.recipe, job.recipe)
     if recipe is not None and tokenizer is not None:
-        differences += _list_tokenizer_differences(recipe, tokenizer, kept)
-    if bool(found.content) != bool(job.content):
-        given = "is given now, and was not" if job.content else "was given, and is not now"
-        differences.append(f"--hash-inputs {given}: contents cannot be compared")
+        differences += _list_tokenizer_differences(recipe, tokenizer, tokenizer_state)
+    if bool(previous_job.content) != bool(job.content):
+        hash_change = "is given now, and was not" if job.content else "was given, and is not now"
+        differences.append(f"--hash-inputs {hash_change}: contents cannot be compared")
         return _format_differences(differences)
-    if found.sources == job.sources and found.content != job.content:
-        pairs = zip(found.content, job.content, job.sources, strict=False)
+    if previous_job.sources == job.sources and previous_job.content != job.content:
+        pairs = zip(previous_job.content, job.content, job.sources, strict=False)
         changed = [name for old, new, (name, _, _) in pairs if old != new]
         differences.append(f"inputs: {changed[0] if changed else 'one'} has other content")
-    if found.sources != job.sources:
-        differences += _list_input_differences(found.sources, job.sources)
-    elif found.work_version == job.work_version:
-        differences += _list_kind_differences(
-            found.kinds, job.kinds, [one[0] for one in job.sources]
-        )
-    if (found.work_version, found.constants) != (job.work_version, job.constants):
+    if previous_job.sources != job.sources:
+        differences += _list_input_differences(previous_job.sources, job.sources)
+    elif previous_job.work_version == job.work_version:
+        differences += _list_kind_differences(previous_job.kinds, job.kinds, [source[0] for source in job.sources])
+    if (previous_job.work_version, previous_job.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
-    if found.base != job.base:
+    if previous_job.base != job.base:
         differences.append(
-            f"it appends to generation {found.base}" if found.base else "it makes a new store"
+            f"it appends to generation {previous_job.base}" if previous_job.base else "it makes a new store"
         )
     return _format_differences(differences)
 
@@ -367,14 +359,14 @@ def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
         ReportedSource(
-            *(source.name, _original_path(source), source.size, source.mtime_ns),
+            *(source.name, _get_original_path(source), source.size, source.mtime_ns),
             *(source.kind, source.compression or ""),
         )
         for source in sources
     ]
 
 
-def _original_path(source: Source) -> str:
+def _get_original_path(source: Source) -> str:
     """Where a source lay, without what it took to read it there."""
     if is_url(source.file):
         return decode_file_name(redact_url(source.file) + source.path[len(source.file) :])
@@ -383,8 +375,8 @@ def _original_path(source: Source) -> str:
 
 def _are_same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
     """Whether the very files that were read are listed, untouched; their names may differ."""
-    then = [(source.path, source.bytes, source.mtime_ns) for source in reported]
-    return then == [(_original_path(now), now.size, now.mtime_ns) for now in sources]
+    previous_files = [(source.path, source.bytes, source.mtime_ns) for source in reported]
+    return previous_files == [(_get_original_path(now), now.size, now.mtime_ns) for now in sources]
 
 
 def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
@@ -396,51 +388,53 @@ def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
 
 
 def _list_tokenizer_differences(
-    recipe: Recipe, fingerprint: str, kept: Mapping[str, Any] | None
+    recipe: Recipe, fingerprint: str, tokenizer_state: Mapping[str, Any] | None
 ) -> list[str]:
-    if kept is not None:
-        same = kept.get("fingerprint") == fingerprint
-        return [] if same else [f"tokenizer: another one is called {recipe.tokenizer}"]
+    if tokenizer_state is not None:
+        is_same = tokenizer_state.get("fingerprint") == fingerprint
+        return [] if is_same else [f"tokenizer: another one is called {recipe.tokenizer}"]
     if fingerprint_tokenizer_file(recipe) in (None, fingerprint):
         return []
     return [f"tokenizer: {recipe.tokenizer} is another than before"]
 
 
-def _list_source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
+def _list_source_differences(previous_sources: Sequence[SourceEntry], current_sources: Sequence[Source]) -> list[str]:
     return _describe_list_changes(
-        [(source.name, source.bytes) for source in then],
-        [(source.name, source.size) for source in now],
+        [(source.name, source.bytes) for source in previous_sources],
+        [(source.name, source.size) for source in current_sources],
     )
 
 
 def _list_input_differences(
-    then: Sequence[tuple[str, int, int]], now: Sequence[tuple[str, int, int]]
+    previous_sources: Sequence[tuple[str, int, int]],
+    current_sources: Sequence[tuple[str, int, int]],
 ) -> list[str]:
-    found = _describe_list_changes(
-        [(name, size) for name, size, _ in then], [(name, size) for name, size, _ in now]
+    differences = _describe_list_changes(
+        [(name, size) for name, size, _ in previous_sources],
+        [(name, size) for name, size, _ in current_sources],
     )
-    if found:
-        return found
-    changed = [a[0] for a, b in zip(then, now, strict=True) if a != b]
+    if differences:
+        return differences
+    changed = [a[0] for a, b in zip(previous_sources, current_sources, strict=True) if a != b]
     return [f"inputs: {changed[0]} was written anew"]
 
 
 def _list_kind_differences(
-    then: Sequence[str], now: Sequence[str], names: Sequence[str]
+    previous_kinds: Sequence[str], current_kinds: Sequence[str], names: Sequence[str]
 ) -> list[str]:
     """Files that are asked for as something else than they were."""
     return [
         f"inputs: {name} was read as {old} and would be read as {new}"
-        for old, new, name in zip(then, now, names, strict=True)
+        for old, new, name in zip(previous_kinds, current_kinds, names, strict=True)
         if old != new
     ]
 
 
-def _describe_list_changes(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[str]:
+def _describe_list_changes(previous: list[tuple[str, int]], current: list[tuple[str, int]]) -> list[str]:
     """How two lists of (name, bytes) differ, in a few words each."""
-    if then == now:
+    if previous == current:
         return []
-    old, new = dict(then), dict(now)
+    old, new = dict(previous), dict(current)
     differences = [f"inputs: {name} is new" for name in new if name not in old]
     differences += [f"inputs: {name} is missing" for name in old if name not in new]
     differences += [
@@ -470,14 +464,14 @@ def hash_sources(sources: Sequence[Source]) -> dict[str, str]:
     Raises:
         InputError: a source cannot be read.
     """
-    found = {}
+    hashes = {}
     for source in sources:
         digest = xxhash.xxh3_128()
         with PartStream(source) as stream:
             while data := stream.read(1 << 20):
                 digest.update(data)
-        found[source.path] = digest.hexdigest()
-    return found
+        hashes[source.path] = digest.hexdigest()
+    return hashes
 
 
 def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
@@ -485,10 +479,10 @@ def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
     digests = []
     with PartStream(source) as stream:
         for part in entry.parts:
-            digest, left = xxhash.xxh3_128(), part.stop - part.start
-            while left and (data := stream.read(min(left, 1 << 20))):
+            digest, remaining_bytes = xxhash.xxh3_128(), part.stop - part.start
+            while remaining_bytes and (data := stream.read(min(remaining_bytes, 1 << 20))):
                 digest.update(data)
-                left -= len(data)
+                remaining_bytes -= len(data)
             digests.append(digest.hexdigest())
         # What lies beyond the last part would change the hash of it.
         if stream.read(1):

@@ -58,16 +58,14 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
     Raises:
         SettingsError: settings that are none, or synthetic data among other inputs.
     """
-    named = [one for one in inputs if not os.path.lexists(one) and parse_synthetic_spec(one)]
-    if named and len(inputs) > 1:
+    synthetic_names = [name for name in inputs if not os.path.lexists(name) and parse_synthetic_spec(name)]
+    if synthetic_names and len(inputs) > 1:
         alone = "synthetic data, which is never mixed with other inputs"
-        raise SettingsError([f"inputs: {named[0]} is {alone}; prepare it into a store of its own"])
-    return parse_synthetic_spec(named[0]) if named else None
+        raise SettingsError([f"inputs: {synthetic_names[0]} is {alone}; prepare it into a store of its own"])
+    return parse_synthetic_spec(synthetic_names[0]) if synthetic_names else None
 
 
-def write_synthetic(
-    spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener
-) -> PrepareResult:
+def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:
     """Write all documents of a spec as a store; a job that was stopped begins anew.
 
     Args:
@@ -88,7 +86,7 @@ def write_synthetic(
         remove_leftover_work(out)
         return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
     check_output_folder(out)
-    notes = [f"source={SYNTHETIC}: {spec.place} is made up, and the manifest of its store says so."]
+    notes = [f"source={SYNTHETIC}: {spec.spec_string} is made up, and the manifest of its store says so."]
     listener(Note(notes[0]))
     with WorkFolder(out) as work:
         _begin_synthetic(work, plain)
@@ -111,17 +109,17 @@ def synthetic_to_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
-    given = flatten_settings(to_plain(recipe))
-    usual = flatten_settings(to_plain(Recipe(inputs=recipe.inputs)))
+    settings = flatten_settings(to_plain(recipe))
+    default_settings = flatten_settings(to_plain(Recipe(inputs=recipe.inputs)))
     problems = [
         f"{name}: {quote_value(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a "
         f"setting of "
         f"its own ({spec.name}:vocab=50257)"
-        for name, value in given.items()
-        if name not in _SYNTHETIC_SETTINGS and value != usual[name]
+        for name, value in settings.items()
+        if name not in _SYNTHETIC_SETTINGS and value != default_settings[name]
     ]
     if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
-        problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
+        problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.spec_string}")
     raise_problems(problems)
 
 
@@ -134,19 +132,21 @@ def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | Non
     return manifest
 
 
-def check_same_data(place: str, manifest: Manifest, plain: dict[str, Any]) -> None:
+def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) -> None:
     """Refuse a finished store of other data, or of other settings.
 
     Raises:
         StoreConflictError: it is one; says what differs.
     """
-    then, now = manifest.recipe, msgspec.to_builtins(plain)
-    names = sorted(then.keys() | now.keys())
-    differing = [name for name in names if then.get(name) != now.get(name)]
-    if differing:
-        shown_ones = "; ".join(f"{n}: {then.get(n)!r} -> {now.get(n)!r}" for n in differing[:3])
+    previous_recipe, current_recipe = manifest.recipe, msgspec.to_builtins(plain)
+    names = sorted(previous_recipe.keys() | current_recipe.keys())
+    differing_names = [name for name in names if previous_recipe.get(name) != current_recipe.get(name)]
+    if differing_names:
+        differences = "; ".join(
+            f"{n}: {previous_recipe.get(n)!r} -> {current_recipe.get(n)!r}" for n in differing_names[:3]
+        )
         raise StoreConflictError(
-            f"{place} holds a finished store of another job ({shown_ones}); choose another --out, or delete that "
+            f"{location} holds a finished store of another job ({differences}); choose another --out, or delete that "
             "folder."
         )
 
@@ -171,17 +171,17 @@ def _write_synthetic_shards(
         TOKEN_DTYPES[choose_token_dtype(recipe.dtype, spec.vocab)],
     )
     membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
-    task = ShardSettings(work.store, dtype, membership, membership, recipe.tokens_per_shard)
-    writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
+    settings = ShardSettings(work.store, dtype, membership, membership, recipe.tokens_per_shard)
+    writers = {name: SubsetWriter(settings, name, 0, 0) for name in SUBSETS}
     total, documents, tokens = data.tokens, 0, 0
     try:
-        for stretch in _iter_synthetic_batches(data):
-            rows = _make_synthetic_rows(stretch)
+        for batch in _iter_synthetic_batches(data):
+            rows = _make_synthetic_rows(batch)
             codes = membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
-                mine = np.flatnonzero(codes == code)
-                writers[name].add(rows, stretch.tokens, stretch.starts, mine)
-            documents, tokens = documents + len(rows), tokens + stretch.tokens.size
+                row_indices = np.flatnonzero(codes == code)
+                writers[name].add(rows, batch.tokens, batch.starts, row_indices)
+            documents, tokens = documents + len(rows), tokens + batch.tokens.size
             size = dtype.itemsize
             listener(Progress("write", tokens * size, total * size, 0, documents, tokens, 0))
         return {name: writer.finish() for name, writer in writers.items()}
@@ -204,11 +204,11 @@ def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
         first += len(lengths)
 
 
-def _make_synthetic_rows(stretch: TokenBatch) -> NDArray[np.void]:
-    rows = np.zeros(len(stretch.lengths), ROW)
-    rows["hash"] = hash_ids(stretch)
-    rows["record"] = stretch.first + np.arange(len(rows))
-    rows["length"] = stretch.lengths
+def _make_synthetic_rows(batch: TokenBatch) -> NDArray[np.void]:
+    rows = np.zeros(len(batch.lengths), ROW)
+    rows["hash"] = hash_ids(batch)
+    rows["record"] = batch.first + np.arange(len(rows))
+    rows["length"] = batch.lengths
     return rows
 
 
@@ -222,7 +222,9 @@ def _finish_synthetic(
     """Write everything but the shards, the manifest last."""
     make_folder(work.store)
     subsets = {
-        name: make_subset_entry(work.store / name, found) for name, found in shards.items() if found
+        name: make_subset_entry(work.store / name, shard_entries)
+        for name, shard_entries in shards.items()
+        if shard_entries
     }
     manifest = make_synthetic_manifest(
         spec,
@@ -234,9 +236,7 @@ def _finish_synthetic(
     report = {"sources": [], "out": str(work.out.absolute()), "notes": notes}
     state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(state))
-    write_file(
-        work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-    )
+    write_file(work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     sealed = seal_manifest(manifest)
     write_file(work.store / MANIFEST_NAME, encode_manifest(sealed))
     return sealed

@@ -49,10 +49,10 @@ def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
         InputError: it is shorter than it was.
     """
     if stamp is None:
-        get: RangeReader = lambda start, stop: fetch_range(url, start, stop, size)  # noqa: E731
+        read_range: RangeReader = lambda start, stop: fetch_range(url, start, stop, size)  # noqa: E731
     else:
-        get = lambda start, stop: fetch_through_cache((url, size, stamp), start, stop)  # noqa: E731
-    return io.BufferedReader(_RemoteRawFile(size, get), _BUFFER_BYTES)
+        read_range = lambda start, stop: fetch_through_cache((url, size, stamp), start, stop)  # noqa: E731
+    return io.BufferedReader(_RemoteRawFile(size, read_range), _BUFFER_BYTES)
 
 
 def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
@@ -60,19 +60,19 @@ def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
     first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
     pages: dict[int, bytes] = {}
     while len(pages) <= last - first:
-        wanted = [number for number in range(first, last + 1) if number not in pages]
-        for number in wanted:
-            if (page := PAGE_CACHE.page(version, number)) is not None:
+        pending_numbers = [number for number in range(first, last + 1) if number not in pages]
+        for number in pending_numbers:
+            if (page := PAGE_CACHE.read_page(version, number)) is not None:
                 pages[number] = page
-        missing = [number for number in wanted if number not in pages]
-        mine = PAGE_CACHE.claim(version, missing) if missing else []
+        missing = [number for number in pending_numbers if number not in pages]
+        claimed_numbers = PAGE_CACHE.claim(version, missing) if missing else []
         try:
-            for run in _group_consecutive(mine):
+            for run in _group_consecutive(claimed_numbers):
                 pages.update(_fetch_pages(version, run))
         finally:
-            PAGE_CACHE.release(version, mine)
-    whole = b"".join(pages[number] for number in range(first, last + 1))
-    return whole[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
+            PAGE_CACHE.release(version, claimed_numbers)
+    content = b"".join(pages[number] for number in range(first, last + 1))
+    return content[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
 
 
 def _group_consecutive(numbers: list[int]) -> list[range]:
@@ -91,56 +91,56 @@ def _fetch_pages(version: FileVersion, numbers: range) -> Iterator[tuple[int, by
     start, stop = numbers.start * PAGE_BYTES, min(numbers.stop * PAGE_BYTES, size)
     data = fetch_range(url, start, stop, size)
     PAGE_CACHE.keep(version, numbers.start, data)
-    for at, number in enumerate(numbers):
-        yield number, data[at * PAGE_BYTES : (at + 1) * PAGE_BYTES]
+    for index, number in enumerate(numbers):
+        yield number, data[index * PAGE_BYTES : (index + 1) * PAGE_BYTES]
 
 
 def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
     """Bytes [start, stop) of the file at a URL, all of them."""
-    pieces: list[bytes] = []
-    at, step, failures = start, stop - start, 0
-    while at < stop:
-        end = min(at + step, stop)
+    chunks: list[bytes] = []
+    position, step, failures = start, stop - start, 0
+    while position < stop:
+        end = min(position + step, stop)
         try:
-            data = fetch(url, at, end, size)
+            data = fetch(url, position, end, size)
         except (InputError, MissingDependencyError):
             raise
         except list_library_errors() as error:
             data, fault = b"", classify_error(error)
         else:
-            fault = RemoteFault("passing", f"only {len(data):,} of {end - at:,} bytes came")
-            data = data[: end - at]
+            fault = RemoteFault("passing", f"only {len(data):,} of {end - position:,} bytes came")
+            data = data[: end - position]
         if data:
-            pieces.append(data)
-            at += len(data)
-        if at == end:
+            chunks.append(data)
+            position += len(data)
+        if position == end:
             failures = 0
             continue
-        if fault.what in ("missing", "denied", "refused"):
+        if fault.kind in ("missing", "denied", "refused"):
             raise make_remote_error(fault, url) from None
         failures = 1 if data else failures + 1
         if failures == _MAX_ATTEMPTS:
             raise DownloadError(
-                f"Failed to download {redact_url(url)}: from byte {at:,} of {size:,} on nothing came in "
+                f"Failed to download {redact_url(url)}: from byte {position:,} of {size:,} on nothing came in "
                 f"{_MAX_ATTEMPTS} tries "
-                f"({fault.words}); give the same command again: what was finished stays."
+                f"({fault.description}); give the same command again: what was finished stays."
             ) from None
         step = max(step // 2, _MIN_REQUEST_BYTES)
         time.sleep(compute_backoff(failures))
-    return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+    return b"".join(chunks) if len(chunks) != 1 else chunks[0]
 
 
 @final
 class _RemoteRawFile(io.RawIOBase):
     """The raw file below a buffer: the block in hand, and those on their way."""
 
-    def __init__(self, size: int, get: RangeReader) -> None:
-        self._size, self._get = size, get
-        self._at = 0
+    def __init__(self, size: int, read_range: RangeReader) -> None:
+        self._size, self._read_range = size, read_range
+        self._position = 0
         self._block, self._start = b"", 0
         self._step = _FIRST_BLOCK_BYTES
-        self._coming: deque[tuple[int, Future[bytes]]] = deque()
-        self._next = 0
+        self._pending_blocks: deque[tuple[int, Future[bytes]]] = deque()
+        self._next_start = 0
         self._pool: ThreadPoolExecutor | None = None
 
     def readable(self) -> bool:
@@ -150,57 +150,57 @@ class _RemoteRawFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        wanted = min(len(target), self._size - self._at)
-        if wanted <= 0:
+        requested_bytes = min(len(target), self._size - self._position)
+        if requested_bytes <= 0:
             return 0
-        if not self._start <= self._at < self._start + len(self._block):
-            self._turn(wanted)
-        offset = self._at - self._start
-        count = min(wanted, len(self._block) - offset)
+        if not self._start <= self._position < self._start + len(self._block):
+            self._load_block(requested_bytes)
+        offset = self._position - self._start
+        count = min(requested_bytes, len(self._block) - offset)
         target[:count] = memoryview(self._block)[offset : offset + count]
-        self._at += count
+        self._position += count
         return count
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        self._coming.clear()
+        self._pending_blocks.clear()
         self._block = b""
         super().close()
 
-    def _turn(self, wanted: int) -> None:
+    def _load_block(self, requested_bytes: int) -> None:
         """Take the block that holds the place: the one that was ordered, or another at once."""
-        onward = self._start + len(self._block) == self._at and self._block
+        is_sequential = self._start + len(self._block) == self._position and self._block
         self._block = b""
-        if onward:
+        if is_sequential:
             self._step = min(2 * self._step, _MAX_BLOCK_BYTES)
-            self._order()
-            self._start, coming = self._coming.popleft()
-            self._block = coming.result()
-            self._order()
+            self._schedule_blocks()
+            self._start, future = self._pending_blocks.popleft()
+            self._block = future.result()
+            self._schedule_blocks()
             return
-        for _, coming in self._coming:
-            coming.cancel()
-        self._coming.clear()
+        for _, future in self._pending_blocks:
+            future.cancel()
+        self._pending_blocks.clear()
         self._step = _FIRST_BLOCK_BYTES
-        self._start = self._at
-        stop = min(self._at + min(max(wanted, self._step), _MAX_BLOCK_BYTES), self._size)
-        self._block = self._get(self._at, stop)
-        self._next = stop
+        self._start = self._position
+        stop = min(self._position + min(max(requested_bytes, self._step), _MAX_BLOCK_BYTES), self._size)
+        self._block = self._read_range(self._position, stop)
+        self._next_start = stop
 
-    def _order(self) -> None:
+    def _schedule_blocks(self) -> None:
         """Have the next blocks fetched while this one is read."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, "fetch")
-        while len(self._coming) < _READ_AHEAD_BLOCKS and self._next < self._size:
-            stop = min(self._next + self._step, self._size)
-            self._coming.append((self._next, self._pool.submit(self._get, self._next, stop)))
-            self._next = stop
+        while len(self._pending_blocks) < _READ_AHEAD_BLOCKS and self._next_start < self._size:
+            stop = min(self._next_start + self._step, self._size)
+            self._pending_blocks.append((self._next_start, self._pool.submit(self._read_range, self._next_start, stop)))
+            self._next_start = stop

@@ -46,13 +46,12 @@ class BlockTable(NamedTuple):
     """What a file of blocks holds: rows of ``BLOCK_TABLE_DTYPE``, and the byte its first block begins at.
 
     Attributes:
-        whole: whether the machine has not been started again since: a power cut may leave zeros in what was not
-            on its way to the disk.
+        written_this_boot: whether the machine has not rebooted since: a power cut may leave zeros in unsynced data.
     """
 
     rows: NDArray[np.void]
     begin: int
-    whole: bool
+    written_this_boot: bool
 
     @property
     def size(self) -> int:
@@ -64,9 +63,7 @@ class BlockTable(NamedTuple):
 def _read_boot_id() -> bytes:
     """What names this start of the machine."""
     try:
-        return bytes.fromhex(_BOOT_ID_PATH.read_text().strip().replace("-", "")).ljust(16, b"\0")[
-            :16
-        ]
+        return bytes.fromhex(_BOOT_ID_PATH.read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
     except (OSError, ValueError):
         return _NO_BOOT_ID
 
@@ -93,10 +90,10 @@ class BlockCache:
 
     def __init__(self, folder: Path, store: str, limit: int) -> None:
         self._root, self.folder, self.limit = folder, folder / store, limit
-        self._added = limit
-        self._told = False
+        self._added_bytes = limit
+        self._warned = False
         self.after_fork()
-        self._begun()
+        self._create_folder()
 
     def after_fork(self) -> None:
         """A thread that was making room does not live on in a child, but the lock it held would."""
@@ -106,14 +103,14 @@ class BlockCache:
         """Claim blocks of the store for a while."""
         return open_fetch_locks(self.folder / "claims")
 
-    def names(self) -> set[str]:
+    def list_names(self) -> set[str]:
         """The files of blocks that are there."""
         try:
             return {name for name in os.listdir(self.folder) if name.endswith(_BLOCKS_SUFFIX)}  # noqa: PTH208
         except OSError:
             return set()
 
-    def look(self, name: str) -> BlockTable | None:
+    def read_table(self, name: str) -> BlockTable | None:
         """What a file of blocks holds; None where it is gone, or was torn by a power cut."""
         try:
             with (self.folder / name).open("rb") as file:
@@ -145,66 +142,64 @@ class BlockCache:
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()
 
-    def keep(
-        self, rows: NDArray[np.void], pieces: list[bytes]
-    ) -> tuple[str | None, BlockTable, NDArray[np.uint8]]:
+    def keep(self, rows: NDArray[np.void], contents: list[bytes]) -> tuple[str | None, BlockTable, NDArray[np.uint8]]:
         """Keep blocks for all processes: the name of their file, what it holds, and its blocks.
 
         Where it cannot be written there is no name, and the blocks are in memory; the log says so once.
 
         Args:
             rows: of ``BLOCK_TABLE_DTYPE``, the extents.
-            pieces: the bytes of each; the last block of a file is shorter.
+            contents: the bytes of each; the last block of a file is shorter.
         """
         head = _encode_header(rows)
-        table = BlockTable(rows, len(head), whole=True)
-        padded = [head]
-        for piece, count in zip(pieces, rows["blocks"].tolist(), strict=True):
-            padded += [piece, bytes(BLOCK_BYTES * count - len(piece))]
+        table = BlockTable(rows, len(head), written_this_boot=True)
+        chunks = [head]
+        for content, count in zip(contents, rows["blocks"].tolist(), strict=True):
+            chunks += [content, bytes(BLOCK_BYTES * count - len(content))]
         name = xxhash.xxh3_128_hexdigest(head) + _BLOCKS_SUFFIX
-        for again in (True, True, False):
+        for may_retry in (True, True, False):
             try:
-                blocks = self._write(name, padded, table)
+                blocks = self._write(name, chunks, table)
             except OSError as error:
                 # Somebody deleted the folder, or took a file that was just begun for one of a killed process.
-                if isinstance(error, FileNotFoundError) and again and self._begun():
+                if isinstance(error, FileNotFoundError) and may_retry and self._create_folder():
                     continue
-                self._tell(error)
+                self._warn_once(error)
                 break
             self._make_room(table.size)
             return name, table, blocks
-        return None, table, np.frombuffer(b"".join(padded[1:]), np.uint8)
+        return None, table, np.frombuffer(b"".join(chunks[1:]), np.uint8)
 
-    def _begun(self) -> bool:
+    def _create_folder(self) -> bool:
         """Make the store's folder; whether it is there."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self._tell(error)
+            self._warn_once(error)
             return False
         return True
 
-    def _write(self, name: str, pieces: list[bytes], table: BlockTable) -> NDArray[np.uint8]:
-        descriptor, aside = tempfile.mkstemp(suffix=PARTIAL_SUFFIX, dir=self.folder)
+    def _write(self, name: str, chunks: list[bytes], table: BlockTable) -> NDArray[np.uint8]:
+        descriptor, partial_path = tempfile.mkstemp(suffix=PARTIAL_SUFFIX, dir=self.folder)
         try:
             with os.fdopen(descriptor, "wb+") as file:
                 # Whoever tidies up takes a file that nobody has locked for one of a killed process.
                 with contextlib.suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.writelines(pieces)
+                file.writelines(chunks)
                 file.flush()
                 view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            os.replace(aside, self.folder / name)  # noqa: PTH105 - mkstemp gives a string
+            os.replace(partial_path, self.folder / name)  # noqa: PTH105 - mkstemp gives a string
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(aside)  # noqa: PTH108
+                os.unlink(partial_path)  # noqa: PTH108
             raise
         return np.frombuffer(view, np.uint8, offset=table.begin)
 
-    def _tell(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         """Say once that the cache cannot be written; what is read goes on without it."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             LOG.warning(
                 "Blocks of a remote store are not kept in %s: %s. They are read without it, by each process for "
                 "itself, until it can be written.",
@@ -212,13 +207,13 @@ class BlockCache:
                 describe_os_error(error),
             )
 
-    def _make_room(self, added: int) -> None:
+    def _make_room(self, added_bytes: int) -> None:
         """Delete the files that were not used for the longest time, where there are too many."""
         with self._lock:
-            self._added += added
-            if self._added * _EVICTION_CHECK_SHARE < self.limit:
+            self._added_bytes += added_bytes
+            if self._added_bytes * _EVICTION_CHECK_SHARE < self.limit:
                 return
-            self._added = 0
+            self._added_bytes = 0
         with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
             # Another process is at it, or a file system has no locks: then both delete the same files.
             with contextlib.suppress(OSError):
@@ -231,25 +226,25 @@ class BlockCache:
                 fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
 
     def _evict(self) -> None:
-        found, total = [], 0
+        candidates, total = [], 0
         for entry in _iter_cache_files(self._root):
             with contextlib.suppress(OSError):
                 if entry.name.endswith(PARTIAL_SUFFIX):
                     _delete_abandoned(Path(entry.path))
                 elif entry.name.endswith(_BLOCKS_SUFFIX):
                     status = entry.stat()
-                    found.append((status.st_mtime_ns, status.st_size, entry.path))
+                    candidates.append((status.st_mtime_ns, status.st_size, entry.path))
                     total += status.st_size
-        room = self.limit - self.limit // (_EVICTION_CHECK_SHARE // 5)
-        for _, size, path in sorted(found) if total > self.limit else []:
-            if total <= room:
+        target_bytes = self.limit - self.limit // (_EVICTION_CHECK_SHARE // 5)
+        for _, size, path in sorted(candidates) if total > self.limit else []:
+            if total <= target_bytes:
                 return
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
             total -= size
 
 
-def _parse_table(start: bytes, more: Callable[[int], bytes]) -> BlockTable | None:
+def _parse_table(start: bytes, read_more: Callable[[int], bytes]) -> BlockTable | None:
     if len(start) < _HEADER.size:
         return None
     magic, version, count, digest = _HEADER.unpack_from(start)
@@ -257,14 +252,14 @@ def _parse_table(start: bytes, more: Callable[[int], bytes]) -> BlockTable | Non
         return None
     size = _HEADER.size + len(_NO_BOOT_ID) + BLOCK_TABLE_DTYPE.itemsize * count
     begin = -(-size // BLOCK_BYTES) * BLOCK_BYTES
-    raw = (start + more(max(0, begin - len(start))))[_HEADER.size : size]
+    raw = (start + read_more(max(0, begin - len(start))))[_HEADER.size : size]
     if len(raw) != size - _HEADER.size or xxhash.xxh3_64_intdigest(raw) != digest:
         return None
-    boot, rows = (
+    boot_id, rows = (
         raw[: len(_NO_BOOT_ID)],
         np.frombuffer(raw, BLOCK_TABLE_DTYPE, offset=len(_NO_BOOT_ID)),
     )
-    return BlockTable(rows, begin, whole=boot == _read_boot_id() != _NO_BOOT_ID)
+    return BlockTable(rows, begin, written_this_boot=boot_id == _read_boot_id() != _NO_BOOT_ID)
 
 
 def _iter_cache_files(root: Path) -> Iterator["os.DirEntry[str]"]:

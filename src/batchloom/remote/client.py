@@ -62,14 +62,14 @@ def fetch(url: str, start: int, stop: int, size: int) -> bytes:
     return fetch_from_filesystem(open_filesystem(url)[0], url, (start, stop), size)
 
 
-def fetch_from_filesystem(fs: Any, url: str, stretch: tuple[int, int], size: int) -> bytes:
+def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: int) -> bytes:
     """As :func:`fetch`, of a file system that was reached before."""
-    start, stop = stretch
+    start, stop = byte_range
     if is_web_url(url):
         from fsspec.asyn import sync  # noqa: PLC0415 - late
 
-        found: bytes = sync(fs.loop, fetch_web_range, fs, url, start, stop)
-        return found
+        web_data: bytes = sync(fs.loop, fetch_web_range, fs, url, start, stop)
+        return web_data
     path = fs._strip_protocol(url)  # noqa: SLF001 - as url_to_fs does
     if get_scheme(url) == "hf":
         # Without a size and a cache of its own it asks for more than it is asked for.
@@ -131,11 +131,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         fs, path = url_to_fs(scheme + url[len(scheme) :], **_make_storage_options(scheme))
     except ImportError:
         extra = _EXTRA_BY_SCHEME.get(scheme)
-        wanted = (
-            f"pip install 'batchloom[{extra}]'" if extra else f"the fsspec library for {scheme}"
-        )
+        remedy = f"pip install 'batchloom[{extra}]'" if extra else f"the fsspec library for {scheme}"
         raise MissingDependencyError(
-            f"{redact_url(url)} needs a library that is not installed: {wanted}, or name local files."
+            f"{redact_url(url)} needs a library that is not installed: {remedy}, or name local files."
         ) from None
     # dir:// takes its missing file system for a string.
     except (ValueError, TypeError, AttributeError):
@@ -168,9 +166,7 @@ def _make_storage_options(scheme: str) -> dict[str, Any]:
     if scheme in ("http", "https"):
         import aiohttp  # noqa: PLC0415 - optional
 
-        seconds = aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=_READ_TIMEOUT
-        )
+        seconds = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=_READ_TIMEOUT)
         client = {"timeout": seconds, "trust_env": _has_proxies(), "auto_decompress": False}
         return {"client_kwargs": client, "headers": {"Accept-Encoding": "identity"}}
     if scheme in ("gs", "gcs"):
@@ -203,8 +199,8 @@ def fetch_file_info(url: str) -> dict[str, Any]:
         return info
     if get_scheme(url) in ("s3", "s3a", "gs", "gcs"):
         fs.invalidate_cache()
-    found: dict[str, Any] = fs.info(path)
-    return found
+    file_info: dict[str, Any] = fs.info(path)
+    return file_info
 
 
 def is_web_url(url: str) -> bool:
@@ -224,29 +220,27 @@ def _request_web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[
     return data, info
 
 
-async def _request_web_range(
-    fs: Any, url: str, start: int, stop: int
-) -> tuple[bytes, dict[str, Any]]:
+async def _request_web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
     session = await fs.set_session()
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
-    async with session.get(fs.encode_url(url), headers=headers) as answer:
-        facts = {
-            name: answer.headers[name]
+    async with session.get(fs.encode_url(url), headers=headers) as response:
+        metadata = {
+            name: response.headers[name]
             for name in ("ETag", "Content-MD5", "Last-Modified")
-            if name in answer.headers
+            if name in response.headers
         }
-        place = re.fullmatch(r"bytes (\*|\d+-\d+)/(\d+)", answer.headers.get("Content-Range", ""))
-        if answer.status == 416 and place:
-            return b"", {**facts, "type": "file", "size": int(place[2]), "ranges": True}
-        answer.raise_for_status()
-        if answer.status == 206 and place and place[1].startswith(f"{start}-"):
-            data = await answer.read()
-            return data, {**facts, "type": "file", "size": int(place[2]), "ranges": True}
-        size = answer.headers.get("Content-Length")
-        answer.close()
-        page = answer.content_type == "text/html" and not answer.url.path.endswith(_PAGE_SUFFIXES)
-        facts |= {"type": "file", "size": size and int(size), "ranges": False, "page": page}
-        return b"", facts
+        content_range = re.fullmatch(r"bytes (\*|\d+-\d+)/(\d+)", response.headers.get("Content-Range", ""))
+        if response.status == 416 and content_range:
+            return b"", {**metadata, "type": "file", "size": int(content_range[2]), "ranges": True}
+        response.raise_for_status()
+        if response.status == 206 and content_range and content_range[1].startswith(f"{start}-"):
+            data = await response.read()
+            return data, {**metadata, "type": "file", "size": int(content_range[2]), "ranges": True}
+        size = response.headers.get("Content-Length")
+        response.close()
+        is_page = response.content_type == "text/html" and not response.url.path.endswith(_PAGE_SUFFIXES)
+        metadata |= {"type": "file", "size": size and int(size), "ranges": False, "page": is_page}
+        return b"", metadata
 
 
 def iter_web_file(url: str) -> Iterator[bytes]:
@@ -259,78 +253,78 @@ def iter_web_file(url: str) -> Iterator[bytes]:
 
     fs, _ = open_filesystem(url)
 
-    async def opened() -> Any:
+    async def open_response() -> Any:
         session = await fs.set_session()
-        answer = await session.get(fs.encode_url(url), headers={"Accept-Encoding": "identity"})
-        answer.raise_for_status()
-        return answer
+        response = await session.get(fs.encode_url(url), headers={"Accept-Encoding": "identity"})
+        response.raise_for_status()
+        return response
 
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, fs.loop).result()
 
-    answer = run(opened())
+    response = run(open_response())
     try:
-        while data := run(answer.content.read(1 << 20)):
+        while data := run(response.content.read(1 << 20)):
             yield data
     finally:
-        answer.close()
+        response.close()
 
 
-def fetch_file(url: str, *, most: int, seconds: float) -> bytes:
+def fetch_file(url: str, *, max_bytes: int, seconds: float) -> bytes:
     """All of a file at a URL, asked again where that may help.
 
     Args:
         url: where it lies.
-        most: bytes it may have.
+        max_bytes: bytes it may have.
         seconds: until it has come, all attempts together.
 
     Raises:
         FileNotFoundError: there is none.
         InputError: it is larger, does not come in time, or cannot be had.
     """
-    ends = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
 
-    def look() -> bytes:
-        left = ends - time.monotonic()
-        if left <= 0:
+    def read_file() -> bytes:
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0:
             raise _make_timeout_error(url, seconds)
         fs, path = open_filesystem(url)
         try:
             if is_web_url(url):
-                return _fetch_web_file(fs, url, most, left)
+                return _fetch_web_file(fs, url, max_bytes, remaining_seconds)
             size = int(fs.info(path)["size"])
-            if size > most:
-                raise _make_too_large_error(url, size, most)
+            if size > max_bytes:
+                raise _make_too_large_error(url, size, max_bytes)
             return fetch_from_filesystem(fs, url, (0, size), size) if size else b""
         except TimeoutError:
             raise _make_timeout_error(url, seconds) from None
 
-    return run_with_retries(url, look)
+    return run_with_retries(url, read_file)
 
 
-def _fetch_web_file(fs: Any, url: str, most: int, seconds: float) -> bytes:
+def _fetch_web_file(fs: Any, url: str, max_bytes: int, seconds: float) -> bytes:
     """A file of the web, read to its end while it is not larger than allowed."""
     from fsspec.asyn import sync  # noqa: PLC0415 - late
 
     async def read() -> bytes:
         session = await fs.set_session()
-        pieces, size = [], 0
+        chunks, size = [], 0
         headers = {"Accept-Encoding": "identity"}
-        async with session.get(fs.encode_url(url), headers=headers) as answer:
-            answer.raise_for_status()
-            async for piece in answer.content.iter_chunked(1 << 20):
-                size += len(piece)
-                if size > most:
-                    raise _make_too_large_error(url, max(size, answer.content_length or 0), most)
-                pieces.append(piece)
-        return b"".join(pieces)
+        async with session.get(fs.encode_url(url), headers=headers) as response:
+            response.raise_for_status()
+            async for chunk in response.content.iter_chunked(1 << 20):
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _make_too_large_error(url, max(size, response.content_length or 0), max_bytes)
+                chunks.append(chunk)
+        return b"".join(chunks)
 
-    found: bytes = sync(fs.loop, read, timeout=seconds)
-    return found
+    content: bytes = sync(fs.loop, read, timeout=seconds)
+    return content
 
 
-def _make_too_large_error(url: str, size: int, most: int) -> InputError:
-    return InputError(f"{redact_url(url)} has {size:,} bytes or more, where {most:,} are allowed")
+def _make_too_large_error(url: str, size: int, max_bytes: int) -> InputError:
+    return InputError(f"{redact_url(url)} has {size:,} bytes or more, where {max_bytes:,} are allowed")
 
 
 def _make_timeout_error(url: str, seconds: float) -> DownloadError:
@@ -340,17 +334,17 @@ def _make_timeout_error(url: str, seconds: float) -> DownloadError:
     )
 
 
-def run_with_retries(url: str, look: Callable[[], T]) -> T:
+def run_with_retries(url: str, operation: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
     tries = 0
-    while isinstance(found := capture_fault(look), RemoteFault):
+    while isinstance(result := capture_fault(operation), RemoteFault):
         tries += 1
-        if found.what == "missing":
+        if result.kind == "missing":
             raise FileNotFoundError
-        if found.what != "passing" or tries == MAX_CONNECT_ATTEMPTS:
-            raise make_remote_error(found, url)
+        if result.kind != "passing" or tries == MAX_CONNECT_ATTEMPTS:
+            raise make_remote_error(result, url)
         time.sleep(compute_backoff(tries))
-    return found
+    return result
 
 
 def capture_fault(work: Callable[[], T]) -> T | RemoteFault:

@@ -29,23 +29,21 @@ class FetchLocks:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def take(self, extents: Intervals) -> Intervals:
+    def acquire(self, intervals: Intervals) -> Intervals:
         """Claim those of the extents that nobody else has; gives these."""
         if self._descriptor is None or _SET_LOCK_COMMAND is None:
-            return extents
-        taken = []
-        for start, stop in extents.tolist():
+            return intervals
+        locked_intervals = []
+        for start, stop in intervals.tolist():
             try:
-                fcntl.fcntl(
-                    self._descriptor, _SET_LOCK_COMMAND, _pack_flock(fcntl.F_WRLCK, start, stop)
-                )
+                fcntl.fcntl(self._descriptor, _SET_LOCK_COMMAND, _pack_flock(fcntl.F_WRLCK, start, stop))
             except BlockingIOError:
                 continue
             except OSError:
                 # No such locks here.
-                return extents
-            taken.append((start, stop))
-        return np.array(taken, np.int64) if taken else NO_INTERVALS
+                return intervals
+            locked_intervals.append((start, stop))
+        return np.array(locked_intervals, np.int64) if locked_intervals else NO_INTERVALS
 
     def release(self) -> None:
         """Give back all of them, also from children that were forked meanwhile."""
@@ -69,12 +67,12 @@ def open_fetch_locks(path: Path) -> Iterator[FetchLocks]:
     except OSError:
         yield FetchLocks(None)
         return
-    claims = FetchLocks(descriptor)
+    fetch_locks = FetchLocks(descriptor)
     try:
-        yield claims
+        yield fetch_locks
     finally:
         try:
-            claims.release()
+            fetch_locks.release()
         except OSError:
             pass  # There are no such locks here, and none was taken.
         finally:

@@ -55,10 +55,7 @@ def plan_parts(size: int, least: int = PART_BYTES) -> list[UploadPart]:
     """A file of ``size`` bytes in parts of one size, at most 10,000; a file without bytes is one."""
     step = max(least, -(-size // _MAX_PARTS // _MIB) * _MIB)
     starts = range(0, max(size, 1), step)
-    return [
-        UploadPart(number, start, min(start + step, size))
-        for number, start in enumerate(starts, start=1)
-    ]
+    return [UploadPart(number, start, min(start + step, size)) for number, start in enumerate(starts, start=1)]
 
 
 @contextlib.contextmanager
@@ -103,11 +100,9 @@ def combine_checksums(parts: Sequence[PartChecksums]) -> ObjectChecksums:
     """
     if len(parts) == 1:
         return ObjectChecksums(parts[0].md5.hex(), encode_base64(parts[0].sha256))
-    md5 = hashlib.md5(b"".join(one.md5 for one in parts), usedforsecurity=False)
-    sha256 = hashlib.sha256(b"".join(one.sha256 for one in parts)).digest()
-    return ObjectChecksums(
-        f"{md5.hexdigest()}-{len(parts)}", f"{encode_base64(sha256)}-{len(parts)}"
-    )
+    md5 = hashlib.md5(b"".join(part.md5 for part in parts), usedforsecurity=False)
+    sha256 = hashlib.sha256(b"".join(part.sha256 for part in parts)).digest()
+    return ObjectChecksums(f"{md5.hexdigest()}-{len(parts)}", f"{encode_base64(sha256)}-{len(parts)}")
 
 
 def compute_object_checksums(path: Path, size: int) -> ObjectChecksums:
@@ -116,24 +111,22 @@ def compute_object_checksums(path: Path, size: int) -> ObjectChecksums:
     Raises:
         OutputError: it cannot be read.
     """
-    return combine_checksums(
-        [compute_part_checksums(read_part(path, part)) for part in plan_parts(size)]
-    )
+    return combine_checksums([compute_part_checksums(read_part(path, part)) for part in plan_parts(size)])
 
 
-def confirms_content(answer: Mapping[str, Any], known: ObjectChecksums) -> bool | None:
+def confirms_content(response: Mapping[str, Any], expected: ObjectChecksums) -> bool | None:
     """Whether an answer of the store says that an object has this content; None where it does not say.
 
     A checksum that is given back is believed only where the ETag can be none: a store that
     merely keeps what it was told would prove nothing.
     """
-    if str(answer.get("ETag", "")).strip('"') == known.etag:
+    if str(response.get("ETag", "")).strip('"') == expected.etag:
         return True
-    found = answer.get("ChecksumSHA256")
-    if found is not None and found != known.sha256:
+    reported_sha256 = response.get("ChecksumSHA256")
+    if reported_sha256 is not None and reported_sha256 != expected.sha256:
         return False
-    own_keys = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms")
-    if found is not None and (own_keys or answer.get("SSECustomerAlgorithm")):
+    own_keys = str(response.get("ServerSideEncryption", "")).startswith("aws:kms")
+    if reported_sha256 is not None and (own_keys or response.get("SSECustomerAlgorithm")):
         return True
     return None
 

@@ -34,8 +34,8 @@ def stat_remote(url: str) -> os.stat_result | None:
         AccessError: it may not be read.
         DownloadError: it cannot be reached.
     """
-    if (known := _STATUS_CACHE.pop(url, None)) is not None:
-        return known
+    if (cached_status := _STATUS_CACHE.pop(url, None)) is not None:
+        return cached_status
     try:
         return run_with_retries(url, lambda: make_stat_result(url, _fetch_info(url)))
     except FileNotFoundError:
@@ -53,10 +53,10 @@ def prefetch_status(url: str) -> os.stat_result | None:
     Raises:
         InputError: as :func:`stat_remote`.
     """
-    found = stat_remote(url)
-    if found is not None:
-        _STATUS_CACHE[url] = found
-    return found
+    status = stat_remote(url)
+    if status is not None:
+        _STATUS_CACHE[url] = status
+    return status
 
 
 def clear_status_cache() -> None:
@@ -84,30 +84,28 @@ def list_remote_files(url: str) -> list[tuple[str, str, os.stat_result]]:
     fs, path = open_filesystem(url)
     base = len(fs.unstrip_protocol(path).rstrip("/")) + 1
     files = _list_with_status(fs, url, lambda: fs.find(path, detail=True))
-    return [(place, redact_url(place)[base:], status) for place, status in files]
+    return [(file_url, redact_url(file_url)[base:], status) for file_url, status in files]
 
 
 def _list_with_status(
-    fs: Any, url: str, look: Callable[[], dict[str, Any]]
+    fs: Any, url: str, list_entries: Callable[[], dict[str, Any]]
 ) -> list[tuple[str, os.stat_result]]:
     files = []
     try:
-        found = run_with_retries(url, look)
+        entries = run_with_retries(url, list_entries)
     except FileNotFoundError:
         return []
-    listed = has_reliable_listing(url)
-    places = [
-        (fs.unstrip_protocol(name), info)
-        for name, info in found.items()
-        if info.get("type") != "directory"
+    is_reliable = has_reliable_listing(url)
+    file_entries = [
+        (fs.unstrip_protocol(name), info) for name, info in entries.items() if info.get("type") != "directory"
     ]
     # Elsewhere a listing says less of a file than a look at it, or says it in another way.
-    for place, info in (
-        places if listed else prefetch_items(places, lambda one: prefetch_status(one[0]))
+    for file_url, info in (
+        file_entries if is_reliable else prefetch_items(file_entries, lambda one: prefetch_status(one[0]))
     ):
-        status = make_stat_result(place, info) if listed else stat_remote(place)
+        status = make_stat_result(file_url, info) if is_reliable else stat_remote(file_url)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            files.append((place, status))
+            files.append((file_url, status))
     return sorted(files, key=lambda file: file[0].split("/"))
 
 
@@ -118,9 +116,7 @@ def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
     mode = stat.S_IFDIR if folder else stat.S_IFREG
     inode = xxhash.xxh3_64_intdigest(url.encode()) >> 1
     size = int(info.get("size") or 0)
-    return os.stat_result(
-        (mode, inode, _REMOTE_DEVICE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp}
-    )
+    return os.stat_result((mode, inode, _REMOTE_DEVICE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp})
 
 
 def has_reliable_listing(url: str) -> bool:
@@ -133,8 +129,8 @@ _RELIABLE_LISTING_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf")
 
 def supports_ranges(url: str) -> bool:
     """Whether stretches of a file can be had: some web servers give whole files only."""
-    if (known := _RANGE_SUPPORT.pop(url, None)) is not None:
-        return known
+    if (cached_support := _RANGE_SUPPORT.pop(url, None)) is not None:
+        return cached_support
     return not is_web_url(url) or bool(run_with_retries(url, lambda: _fetch_info(url))["ranges"])
 
 

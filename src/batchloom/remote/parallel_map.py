@@ -19,17 +19,17 @@ def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator
 
     A fault of ``begin`` is of no account here: whoever does the work meets it again, and tells it.
     """
-    waiting: deque[tuple[T, Future[None]]] = deque()
+    pending: deque[tuple[T, Future[None]]] = deque()
     source = iter(items)
     pool = ThreadPoolExecutor(_MAX_CONCURRENT, "ahead")
     try:
         while True:
-            while len(waiting) < 2 * _MAX_CONCURRENT and (found := next(source, _END)) is not _END:
-                waiting.append((found, pool.submit(_run_quietly, begin, found)))
-            if not waiting:
+            while len(pending) < 2 * _MAX_CONCURRENT and (next_item := next(source, _END)) is not _END:
+                pending.append((next_item, pool.submit(_run_quietly, begin, next_item)))
+            if not pending:
                 return
-            item, coming = waiting.popleft()
-            coming.result()
+            item, future = pending.popleft()
+            future.result()
             yield item
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

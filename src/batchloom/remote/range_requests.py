@@ -40,7 +40,7 @@ class RangeError(Exception):
     """A stretch that cannot be had: the file's name, and what went wrong."""
 
     def __init__(self, name: str, fault: RemoteFault) -> None:
-        super().__init__(f"{name}: {fault.words}")
+        super().__init__(f"{name}: {fault.description}")
         self.name, self.fault = name, fault
 
 
@@ -66,14 +66,14 @@ class RangeFetcher:
         self.after_fork()
         self._process = 0
         self._fs: Any = None
-        self._turns: asyncio.Semaphore | None = None
+        self._semaphore: asyncio.Semaphore | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     def after_fork(self) -> None:
         """A thread that was connecting does not live on in a child, but the lock it held would."""
         self._lock = threading.Lock()
 
-    def ask(self, name: str, start: int, stop: int, size: int) -> "Future[bytes]":
+    def submit(self, name: str, start: int, stop: int, size: int) -> "Future[bytes]":
         """Have bytes [start, stop) of a file of ``size`` bytes fetched; its result raises RangeError.
 
         Raises:
@@ -81,14 +81,14 @@ class RangeFetcher:
             InputError: there are no such URLs.
         """
         self._connect()
-        if self._turns is not None:
+        if self._semaphore is not None:
             import asyncio  # noqa: PLC0415 - stores of this machine need none
 
-            work = self._ask(name, start, stop)
+            work = self._fetch_async(name, start, stop)
             return asyncio.run_coroutine_threadsafe(work, self._fs.loop)
         if self._threads is None:
             raise AssertionError("a file system without a loop is asked by threads")
-        return self._threads.submit(self._wait, name, start, stop, size)
+        return self._threads.submit(self._fetch_blocking, name, start, stop, size)
 
     def _connect(self) -> None:
         """Connect, once a process: what a library keeps open does not live on in a forked one."""
@@ -101,48 +101,48 @@ class RangeFetcher:
             if getattr(self._fs, "async_impl", False):
                 import asyncio  # noqa: PLC0415 - late
 
-                self._turns, self._threads = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS), None
+                self._semaphore, self._threads = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS), None
             else:
-                self._turns, self._threads = None, ThreadPoolExecutor(_MAX_THREADS, "ranges")
+                self._semaphore, self._threads = None, ThreadPoolExecutor(_MAX_THREADS, "ranges")
             self._process = os.getpid()
 
-    async def _ask(self, name: str, start: int, stop: int) -> bytes:
+    async def _fetch_async(self, name: str, start: int, stop: int) -> bytes:
         import asyncio  # noqa: PLC0415 - late
 
         url, tries = f"{self.url}/{name}", 0
-        if self._turns is None:
+        if self._semaphore is None:
             raise AssertionError("a loop has turns")
         while True:
             try:
-                async with self._turns:
-                    return self._whole(await self._stretch(url, start, stop), stop - start)
+                async with self._semaphore:
+                    return self._check_length(await self._request_range(url, start, stop), stop - start)
             except BatchloomError:
                 raise
             except _list_errors() as error:
                 tries += 1
                 await asyncio.sleep(_compute_retry_delay(name, tries, error, start))
 
-    def _stretch(self, url: str, start: int, stop: int) -> Awaitable[bytes]:
+    def _request_range(self, url: str, start: int, stop: int) -> Awaitable[bytes]:
         if is_web_url(url):
             return fetch_web_range(self._fs, url, start, stop)
         return _cat_range(self._fs, url, start, stop)
 
-    def _wait(self, name: str, start: int, stop: int, size: int) -> bytes:
+    def _fetch_blocking(self, name: str, start: int, stop: int, size: int) -> bytes:
         url, tries = f"{self.url}/{name}", 0
         while True:
             try:
                 data = fetch_from_filesystem(self._fs, url, (start, stop), size)
-                return self._whole(data, stop - start)
+                return self._check_length(data, stop - start)
             except BatchloomError:
                 raise
             except _list_errors() as error:
                 tries += 1
                 time.sleep(_compute_retry_delay(name, tries, error, start))
 
-    def _whole(self, data: bytes, wanted: int) -> bytes:
+    def _check_length(self, data: bytes, expected_size: int) -> bytes:
         self.received += len(data)
-        if len(data) != wanted:
-            raise _ShortReadError(f"only {len(data):,} of {wanted:,} bytes came")
+        if len(data) != expected_size:
+            raise _ShortReadError(f"only {len(data):,} of {expected_size:,} bytes came")
         return data
 
 
@@ -163,15 +163,15 @@ def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int
         RangeError: there is none.
     """
     if isinstance(error, _ShortReadError):
-        fault, most = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
+        fault, max_attempts = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
     elif isinstance(error, list_library_errors()):
-        fault, most = classify_error(error), _MAX_ATTEMPTS
+        fault, max_attempts = classify_error(error), _MAX_ATTEMPTS
     else:
-        fault, most = classify_address_error(error), 1  # type: ignore[arg-type]
-    lasting = fault.what in ("missing", "denied", "exists") or (
-        fault.what == "refused" and not isinstance(error, _ShortReadError)
+        fault, max_attempts = classify_address_error(error), 1  # type: ignore[arg-type]
+    is_permanent = fault.kind in ("missing", "denied", "exists") or (
+        fault.kind == "refused" and not isinstance(error, _ShortReadError)
     )
-    if lasting or tries >= most:
+    if is_permanent or tries >= max_attempts:
         raise RangeError(name, fault) from None
     # Many fail together, and each comes back at another time.
     share = xxhash.xxh3_64_intdigest(f"{name}\n{start}\n{tries}".encode()) / 2**64

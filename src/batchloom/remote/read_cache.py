@@ -23,24 +23,24 @@ FileVersion = tuple[str, int, int]
 
 @final
 class PageCache:
-    """Pages of files elsewhere, at most ``most`` bytes of them; may be used by many threads."""
+    """Pages of files elsewhere, at most ``max_bytes`` bytes of them; may be used by many threads."""
 
-    def __init__(self, most: int = PAGE_CACHE_BYTES) -> None:
-        self._most = most // PAGE_BYTES
+    def __init__(self, max_bytes: int = PAGE_CACHE_BYTES) -> None:
+        self._max_pages = max_bytes // PAGE_BYTES
         self._slots: OrderedDict[tuple[FileVersion, int], tuple[int, int]] = OrderedDict()
-        self._free = list(range(self._most))
+        self._free = list(range(self._max_pages))
         self._file: int | None = None
-        self._coming: set[tuple[FileVersion, int]] = set()
+        self._fetching: set[tuple[FileVersion, int]] = set()
         self._lock = threading.Condition()
 
-    def page(self, version: FileVersion, number: int) -> bytes | None:
+    def read_page(self, version: FileVersion, number: int) -> bytes | None:
         """A page of a file; None where it is not kept."""
         with self._lock:
-            place = self._slots.get((version, number))
-            if place is None or self._file is None:
+            slot_entry = self._slots.get((version, number))
+            if slot_entry is None or self._file is None:
                 return None
             self._slots.move_to_end((version, number))
-            slot, size = place
+            slot, size = slot_entry
             with contextlib.suppress(OSError):
                 data = os.pread(self._file, size, slot * PAGE_BYTES)
                 if len(data) == size:
@@ -56,8 +56,8 @@ class PageCache:
                 self._file, path = tempfile.mkstemp(prefix="batchloom-")
                 # It lives on until ``forget`` closes it, or the process ends.
                 Path(path).unlink()
-            for at in range(0, len(data), PAGE_BYTES):
-                self._keep((version, first + at // PAGE_BYTES), data[at : at + PAGE_BYTES])
+            for offset in range(0, len(data), PAGE_BYTES):
+                self._keep((version, first + offset // PAGE_BYTES), data[offset : offset + PAGE_BYTES])
 
     def holds(self, version: FileVersion) -> bool:
         """Whether all of a file is kept."""
@@ -71,24 +71,24 @@ class PageCache:
         Where all of them are on their way it waits for one, and gives none. What came since the caller looked is kept.
         """
         with self._lock:
-            gone = [number for number in pages if (version, number) not in self._slots]
-            mine = [number for number in gone if (version, number) not in self._coming]
-            if len(gone) == len(pages) and not mine:
+            missing_pages = [number for number in pages if (version, number) not in self._slots]
+            claimed_pages = [number for number in missing_pages if (version, number) not in self._fetching]
+            if len(missing_pages) == len(pages) and not claimed_pages:
                 self._lock.wait()
-            self._coming.update((version, number) for number in mine)
-        return mine
+            self._fetching.update((version, number) for number in claimed_pages)
+        return claimed_pages
 
     def release(self, version: FileVersion, pages: list[int]) -> None:
         """Pages were fetched, or not: whoever waits for them looks again."""
         with self._lock:
-            self._coming.difference_update((version, number) for number in pages)
+            self._fetching.difference_update((version, number) for number in pages)
             self._lock.notify_all()
 
     def forget(self) -> None:
         """Let go of everything."""
         with self._lock:
             self._slots.clear()
-            self._free = list(range(self._most))
+            self._free = list(range(self._max_pages))
             if self._file is not None:
                 os.close(self._file)
                 self._file = None

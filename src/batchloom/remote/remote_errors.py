@@ -65,8 +65,8 @@ _CREDENTIAL_REMEDIES = {
 class RemoteFault:
     """What an error of a library means, and what to call it; ``status`` is the answer's, 0 without one."""
 
-    what: FaultKind
-    words: str
+    kind: FaultKind
+    description: str
     status: int = 0
 
 
@@ -80,18 +80,18 @@ class AnswerError(OSError):
 
 def list_library_errors() -> tuple[type[BaseException], ...]:
     """The errors that mean a fault of a place, of the libraries that are loaded."""
-    found: list[type[BaseException]] = [OSError]
+    error_types: list[type[BaseException]] = [OSError]
     for module, name in _LIBRARY_ERRORS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None:
-            found.append(kind)
-    return tuple(found)
+            error_types.append(kind)
+    return tuple(error_types)
 
 
 def classify_error(error: BaseException) -> RemoteFault:
     """What an error means: what it says itself first, then what caused it."""
     chain = list(_iter_causes(error))
-    if any(type(one).__name__ in _CREDENTIAL_ERRORS for one in chain):
+    if any(type(cause).__name__ in _CREDENTIAL_ERRORS for cause in chain):
         return RemoteFault("denied", "no credentials were found")
     status = next(filter(None, map(_get_status, chain)), None)
     if status is None and isinstance(error, PermissionError):
@@ -113,26 +113,26 @@ def classify_address_error(error: Exception) -> RemoteFault:
 
 
 def _classify_status(status: int, code: str) -> RemoteFault:
-    answer = f"{status} {code}".strip()
+    description = f"{status} {code}".strip()
     if status in (401, 403) or code in _DENIED_CODES:
-        return RemoteFault("denied", f"the answer is {answer}", status)
+        return RemoteFault("denied", f"the answer is {description}", status)
     if status in (404, 410):
         return RemoteFault("missing", "it does not exist", status)
     if status == 412:
         return RemoteFault("exists", "it exists already", status)
-    passing = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
-    return RemoteFault("passing" if passing else "refused", f"the server answered {answer}", status)
+    is_transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+    return RemoteFault("passing" if is_transient else "refused", f"the server answered {description}", status)
 
 
 def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFault:
-    names = {type(one).__name__ for one in chain}
+    names = {type(cause).__name__ for cause in chain}
     if "OfflineModeIsEnabled" in names:
         return RemoteFault("unreachable", "HF_HUB_OFFLINE is set")
-    if any(isinstance(one, ssl.SSLCertVerificationError) for one in chain):
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
         return RemoteFault("refused", "the certificate of its server cannot be verified")
-    if any(isinstance(one, socket.gaierror) for one in chain) or "ClientConnectorDNSError" in names:
+    if any(isinstance(cause, socket.gaierror) for cause in chain) or "ClientConnectorDNSError" in names:
         return RemoteFault("unreachable", "the name of its server is not known here")
-    if any(isinstance(one, ConnectionRefusedError) for one in chain):
+    if any(isinstance(cause, ConnectionRefusedError) for cause in chain):
         return RemoteFault("unreachable", "the connection was refused")
     if names.intersection(_ADDRESS_ERRORS):
         return RemoteFault("refused", _BAD_ADDRESS.format(type(error).__name__))
@@ -145,17 +145,18 @@ def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFa
 
 def make_remote_error(fault: RemoteFault, url: str) -> InputError:
     """The error to raise for a place whose fault is not going to pass."""
-    place = redact_url(url)
-    if fault.what == "missing":
-        return InputMissingError(f"There is no file or folder {place}.")
-    if fault.what == "denied":
+    redacted_url = redact_url(url)
+    if fault.kind == "missing":
+        return InputMissingError(f"There is no file or folder {redacted_url}.")
+    if fault.kind == "denied":
         return AccessError(
-            f"Access to {place} is denied: {fault.words}; {_describe_remedy(fault, url, 'read')}."
+            f"Access to {redacted_url} is denied: {fault.description}; {_describe_remedy(fault, url, 'read')}."
         )
-    if fault.what == "refused":
-        return DownloadError(f"{place} cannot be read: {fault.words}; check its address.")
+    if fault.kind == "refused":
+        return DownloadError(f"{redacted_url} cannot be read: {fault.description}; check its address.")
     return DownloadError(
-        f"Failed to download {place}: {fault.words}; check the network and the address, then give the same "
+        f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then give the "
+        "same "
         "command again."
     )
 
@@ -168,42 +169,44 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
         url: the place.
         tries: how often it was tried.
     """
-    place = redact_url(url)
-    if fault.what == "missing":
+    redacted_url = redact_url(url)
+    if fault.kind == "missing":
         return OutputError(
-            f"Cannot write {place}: there is no such bucket or folder; make it first, or check the address."
+            f"Cannot write {redacted_url}: there is no such bucket or folder; make it first, or check the address."
         )
-    if fault.what == "denied":
+    if fault.kind == "denied":
         return OutputError(
-            f"Cannot write {place}: {fault.words}; {_describe_remedy(fault, url, 'write')}, then give the same "
+            f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then give "
+            "the same "
             f"command again."
         )
-    if fault.what in ("refused", "exists"):
-        return OutputError(f"Cannot write {place}: {fault.words}; check the address.")
-    often = f" ({tries} tries)" if tries > 1 else ""
+    if fault.kind in ("refused", "exists"):
+        return OutputError(f"Cannot write {redacted_url}: {fault.description}; check the address.")
+    attempts_note = f" ({tries} tries)" if tries > 1 else ""
     return OutputError(
-        f"Cannot write {place}: {fault.words}{often}; check the network and the address, then give the same command "
+        f"Cannot write {redacted_url}: {fault.description}{attempts_note}; check the network and the address, then "
+        "give the same command "
         "again: it goes on."
     )
 
 
-def _describe_remedy(fault: RemoteFault, url: str, do: str) -> str:
+def _describe_remedy(fault: RemoteFault, url: str, action: str) -> str:
     """What to do where access is denied."""
-    if "RequestTimeTooSkewed" in fault.words:
+    if "RequestTimeTooSkewed" in fault.description:
         return "set the clock of this machine"
-    wanted = _CREDENTIAL_REMEDIES.get(get_scheme(url).replace("s3a", "s3").replace("gcs", "gs"))
-    return f"give credentials that may {do} it ({wanted})" if wanted else f"check who may {do} it"
+    credentials = _CREDENTIAL_REMEDIES.get(get_scheme(url).replace("s3a", "s3").replace("gcs", "gs"))
+    return f"give credentials that may {action} it ({credentials})" if credentials else f"check who may {action} it"
 
 
 def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    seen_ids: set[int] = set()
+    while error is not None and id(error) not in seen_ids:
+        seen_ids.add(id(error))
         yield error
         # aiohttp keeps what the system said beside the chain.
-        inner = getattr(error, "os_error", None)
-        if isinstance(inner, BaseException):
-            yield inner
+        os_error = getattr(error, "os_error", None)
+        if isinstance(os_error, BaseException):
+            yield os_error
         error = error.__cause__ or error.__context__
 
 
@@ -211,12 +214,12 @@ def _get_status(error: Any) -> int | None:
     """The status of the answer, wherever a library keeps it."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
-        found = getattr(response, "status_code", None) or getattr(error, "status", None)
+        status = getattr(response, "status_code", None) or getattr(error, "status", None)
         if type(error).__module__.startswith("gcsfs"):
-            found = error.code
-    return found if isinstance(found, int) else None
+            status = error.code
+    return status if isinstance(status, int) else None
 
 
 def _get_error_code(error: Any) -> str:

@@ -61,7 +61,7 @@ class RemoteFolder:
         url: ``scheme://bucket/prefix``; credentials are those that its library finds.
 
     Attributes:
-        shown: the URL without what may be secret.
+        redacted_url: the URL without what may be secret.
 
     Raises:
         InputError: nothing can be written there, or the address is none.
@@ -78,15 +78,11 @@ class RemoteFolder:
         check_url(url)
         address = url[len(scheme) + len("://") :].rstrip("/")
         if not address:
-            raise InputError(
-                f"The output {scheme}:// names no bucket; write {scheme}://bucket/prefix."
-            )
+            raise InputError(f"The output {scheme}:// names no bucket; write {scheme}://bucket/prefix.")
         self._url = f"{scheme}://{address}"
-        self.shown = redact_url(self._url)
+        self.redacted_url = redact_url(self._url)
         if has_wildcard(self._url):
-            raise InputError(
-                f"The output {self.shown} holds a wildcard; name one folder, without * ? and [."
-            )
+            raise InputError(f"The output {self.redacted_url} holds a wildcard; name one folder, without * ? and [.")
         self._fs, path = open_filesystem(self._url)
         self._base = path.rstrip("/")
         self._ended = threading.Event()
@@ -105,7 +101,7 @@ class RemoteFolder:
         """Try nothing again from now on; what is under way ends, with an error where it fails."""
         self._ended.set()
 
-    def files(self, *, first: bool = False) -> dict[str, RemoteFile]:
+    def list_files(self, *, first: bool = False) -> dict[str, RemoteFile]:
         """All files of the folder by their names in it, in one listing; empty where there is none.
 
         Args:
@@ -115,25 +111,25 @@ class RemoteFolder:
             OutputError: it cannot be listed: no such bucket, no permission, no network.
         """
 
-        def listed() -> dict[str, Any]:
+        def list_entries() -> dict[str, Any]:
             self._fs.invalidate_cache()
-            found: dict[str, Any] = self._fs.find(self._base, detail=True)
-            return found
+            listing: dict[str, Any] = self._fs.find(self._base, detail=True)
+            return listing
 
         try:
-            found = self._make_retrier("", first=first)(listed)
+            entries = self._make_retrier("", first=first)(list_entries)
         except FileNotFoundError:
             if self._s3 is not None:
                 raise self._make_no_bucket_error() from None
             return {}
         files = {}
-        for place, info in found.items():
-            name = place.strip("/")[len(self._base.strip("/")) + 1 :]
+        for entry_path, info in entries.items():
+            name = entry_path.strip("/")[len(self._base.strip("/")) + 1 :]
             if info.get("type") != "directory" and (name or info.get("size")):
                 files[name] = _make_remote_file(info)
         if not has_reliable_listing(self._url):
             for name in files:
-                files[name] = _make_remote_file(self._make_retrier(name)(partial(self._info, name)))
+                files[name] = _make_remote_file(self._make_retrier(name)(partial(self._fetch_info, name)))
         return files
 
     def read(self, name: str) -> bytes | None:
@@ -154,8 +150,8 @@ class RemoteFolder:
             OutputError: it cannot be written.
         """
         # Not every store heeds the condition under which it is written.
-        if (found := self.read(name)) is not None:
-            return found
+        if (existing := self.read(name)) is not None:
+            return existing
         try:
             with contextlib.suppress(FileExistsError):
                 self._make_retrier(name)(lambda: self._create(name, data))
@@ -172,22 +168,23 @@ class RemoteFolder:
             OutputError: it cannot be written, or arrives as something else again and again.
         """
         for _ in range(_MAX_UPLOAD_ATTEMPTS):
-            asking = self._make_retrier(name)
+            retrier = self._make_retrier(name)
             try:
-                found = self._put(local, name, asking)
+                uploaded_file = self._upload_once(local, name, retrier)
             except FileNotFoundError:
                 # Somebody ended the upload in parts; where the bucket is gone, that is told here.
-                self.files()
+                self.list_files()
                 continue
-            if found is not None:
-                return found
+            if uploaded_file is not None:
+                return uploaded_file
         raise OutputError(
-            f"{self.shown}/{name} is not what was sent, {_MAX_UPLOAD_ATTEMPTS} times over: its checksum is another "
+            f"{self.redacted_url}/{name} is not what was sent, {_MAX_UPLOAD_ATTEMPTS} times over: its checksum is "
+            "another "
             f"one. Look at "
             "what lies between this machine and the store, then give the same command again: it goes on."
         )
 
-    def holds(self, local: Path, name: str, found: RemoteFile) -> bool:
+    def holds(self, local: Path, name: str, remote_file: RemoteFile) -> bool:
         """Whether what was listed under a name is this file, by its size and its checksum.
 
         Where the service tells no checksum, its bytes are read back and compared.
@@ -197,18 +194,15 @@ class RemoteFolder:
         """
         with wrap_read_errors(local):
             size = local.stat().st_size
-        if found.size != size:
+        if remote_file.size != size:
             return False
         try:
             if self._s3 is None:
                 return self._has_same_checksum(local, name, self._make_retrier(name))
-            known, look = compute_object_checksums(local, size), self._s3.look
-            if found.mark.strip('"') == known.etag:
+            expected, head_object = compute_object_checksums(local, size), self._s3.head_object
+            if remote_file.mark.strip('"') == expected.etag:
                 return True
-            return (
-                confirms_content(self._make_retrier(name)(lambda: look(self._path(name))), known)
-                is True
-            )
+            return confirms_content(self._make_retrier(name)(lambda: head_object(self._path(name))), expected) is True
         except FileNotFoundError:
             return False
 
@@ -237,61 +231,61 @@ class RemoteFolder:
     def _make_no_bucket_error(self) -> OutputError:
         return make_write_error(RemoteFault("missing", ""), self._url)
 
-    def _put(self, local: Path, name: str, asking: RequestRetrier) -> RemoteFile | None:
+    def _upload_once(self, local: Path, name: str, retrier: RequestRetrier) -> RemoteFile | None:
         """Write a file once; None where something else arrived."""
         path = self._path(name)
         if self._s3 is not None:
-            answer, known = self._s3.put(local, path, asking)
-            told = confirms_content(answer, known)
-            if told or (told is None and self._has_same_bytes(local, name, asking)):
-                return RemoteFile(local.stat().st_size, str(answer.get("ETag", "")))
+            response, expected = self._s3.put(local, path, retrier)
+            is_confirmed = confirms_content(response, expected)
+            if is_confirmed or (is_confirmed is None and self._has_same_bytes(local, name, retrier)):
+                return RemoteFile(local.stat().st_size, str(response.get("ETag", "")))
             return None
         with wrap_read_errors(local):
             open_regular_file(local).close()
         try:
-            asking(lambda: self._fs.put_file(os.fspath(local), path, **self._options))
+            retrier(lambda: self._fs.put_file(os.fspath(local), path, **self._options))
         except OutputError:
             # Some file systems keep what they had when a connection broke.
             capture_fault(lambda: self._fs.rm_file(path))
             raise
-        if not self._has_same_checksum(local, name, asking):
+        if not self._has_same_checksum(local, name, retrier):
             return None
-        return _make_remote_file(asking(lambda: self._info(name)))
+        return _make_remote_file(retrier(lambda: self._fetch_info(name)))
 
-    def _has_same_checksum(self, local: Path, name: str, asking: RequestRetrier) -> bool:
+    def _has_same_checksum(self, local: Path, name: str, retrier: RequestRetrier) -> bool:
         """Whether a file lies under a name, by what its service says of it or, where that says little, its bytes."""
-        info = asking(lambda: self._info(name))
+        info = retrier(lambda: self._fetch_info(name))
         with wrap_read_errors(local):
             size = local.stat().st_size
         if int(info.get("size") or 0) != size:
             return False
-        if not (told := info.get("md5Hash")):
-            return self._has_same_bytes(local, name, asking)
+        if not (reported_md5 := info.get("md5Hash")):
+            return self._has_same_bytes(local, name, retrier)
         digest = hashlib.md5(usedforsecurity=False)
         for part in plan_parts(size):
             digest.update(read_part(local, part))
-        return digest.digest() == base64.b64decode(told)
+        return digest.digest() == base64.b64decode(reported_md5)
 
-    def _has_same_bytes(self, local: Path, name: str, asking: RequestRetrier) -> bool:
+    def _has_same_bytes(self, local: Path, name: str, retrier: RequestRetrier) -> bool:
         """Whether the bytes under a name are those of a file."""
-        here, there = xxhash.xxh3_128(), xxhash.xxh3_128()
+        local_hash, remote_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
         with wrap_read_errors(local):
             size = local.stat().st_size
         for part in plan_parts(size):
-            here.update(read_part(local, part))
-            there.update(asking(partial(self._stretch, name, part)))
-        return here.digest() == there.digest()
+            local_hash.update(read_part(local, part))
+            remote_hash.update(retrier(partial(self._read_range, name, part)))
+        return local_hash.digest() == remote_hash.digest()
 
-    def _stretch(self, name: str, part: UploadPart) -> bytes:
+    def _read_range(self, name: str, part: UploadPart) -> bytes:
         if part.start == part.stop:
             return b""
         data: bytes = self._fs.cat_file(self._path(name), start=part.start, end=part.stop)
         return data
 
-    def _info(self, name: str) -> dict[str, Any]:
+    def _fetch_info(self, name: str) -> dict[str, Any]:
         self._fs.invalidate_cache()
-        found: dict[str, Any] = self._fs.info(self._path(name))
-        return found
+        info: dict[str, Any] = self._fs.info(self._path(name))
+        return info
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._path(name)

@@ -42,9 +42,7 @@ class S3ObjectWriter:
     def __init__(self, fs: Any, bodies: ThreadPoolExecutor) -> None:
         self._fs, self._bodies = fs, bodies
 
-    def put(
-        self, local: Path, path: str, ask: RequestRetrier
-    ) -> tuple[S3Response, ObjectChecksums]:
+    def put(self, local: Path, path: str, retrier: RequestRetrier) -> tuple[S3Response, ObjectChecksums]:
         """Write a file as the object at ``path``; the store's last answer, and what it must say.
 
         Raises:
@@ -52,121 +50,119 @@ class S3ObjectWriter:
             OutputError: it cannot be written, or the file cannot be read.
         """
         bucket, key, _ = self._fs.split_path(path)
-        place = {"Bucket": bucket, "Key": key}
+        location = {"Bucket": bucket, "Key": key}
         with wrap_read_errors(local):
             parts = plan_parts(local.stat().st_size)
         if len(parts) > 1:
-            return self._put_parts(local, place, parts, ask)
-        job = self._bodies.submit(self._put_body, "put_object", local, parts[0], place, ask)
-        answer, sums = job.result()
-        return answer, combine_checksums([sums])
+            return self._put_parts(local, location, parts, retrier)
+        job = self._bodies.submit(self._put_body, "put_object", local, parts[0], location, retrier)
+        response, checksums = job.result()
+        return response, combine_checksums([checksums])
 
-    def look(self, path: str) -> S3Response:
+    def head_object(self, path: str) -> S3Response:
         """What the store says of an object, its checksums too."""
         bucket, key, _ = self._fs.split_path(path)
-        return self._look({"Bucket": bucket, "Key": key})
+        return self._head_object({"Bucket": bucket, "Key": key})
 
     def create(self, path: str, data: bytes) -> None:
         """Write an object where there is none; raises FileExistsError, or what its library raises, where there is."""
         bucket, key, _ = self._fs.split_path(path)
-        place = {"Bucket": bucket, "Key": key}
-        self._call("put_object", {**place, "Body": data, "IfNoneMatch": "*"})
+        location = {"Bucket": bucket, "Key": key}
+        self._call("put_object", {**location, "Body": data, "IfNoneMatch": "*"})
 
     def end_uploads(self, path: str) -> int:
         """End the uploads below ``path`` that killed runs left, whose parts cost money; how many there were."""
         bucket, key, _ = self._fs.split_path(path)
-        marks: dict[str, Any] = {}
-        ended = 0
+        markers: dict[str, Any] = {}
+        ended_count = 0
         while True:
-            wanted = {"Bucket": bucket, "Prefix": f"{key}/".lstrip("/"), **marks}
-            found = self._call("list_multipart_uploads", wanted)
-            for upload in found.get("Uploads", []):
-                self._end({"Bucket": bucket, "Key": upload["Key"]}, upload["UploadId"])
-                ended += 1
-            if not found.get("IsTruncated"):
-                return ended
-            marks = {
-                "KeyMarker": found["NextKeyMarker"],
-                "UploadIdMarker": found["NextUploadIdMarker"],
+            request = {"Bucket": bucket, "Prefix": f"{key}/".lstrip("/"), **markers}
+            response = self._call("list_multipart_uploads", request)
+            for upload in response.get("Uploads", []):
+                self._abort_upload({"Bucket": bucket, "Key": upload["Key"]}, upload["UploadId"])
+                ended_count += 1
+            if not response.get("IsTruncated"):
+                return ended_count
+            markers = {
+                "KeyMarker": response["NextKeyMarker"],
+                "UploadIdMarker": response["NextUploadIdMarker"],
             }
 
     def _put_parts(
-        self, local: Path, place: dict[str, Any], parts: list[UploadPart], ask: RequestRetrier
+        self, local: Path, location: dict[str, Any], parts: list[UploadPart], retrier: RequestRetrier
     ) -> tuple[S3Response, ObjectChecksums]:
-        wanted = {**place, "ChecksumAlgorithm": "SHA256"} if self._sends_checksums else place
-        upload = ask(lambda: self._call("create_multipart_upload", wanted))["UploadId"]
-        whole = {**place, "UploadId": upload}
+        request = {**location, "ChecksumAlgorithm": "SHA256"} if self._sends_checksums else location
+        upload_id = retrier(lambda: self._call("create_multipart_upload", request))["UploadId"]
+        upload_location = {**location, "UploadId": upload_id}
         jobs: list[Future[tuple[S3Response, PartChecksums]]] = []
         try:
             for part in parts:
-                numbered = {**whole, "PartNumber": part.number}
-                jobs.append(
-                    self._bodies.submit(self._put_body, "upload_part", local, part, numbered, ask)
-                )
-            done = [job.result() for job in jobs]
-            known = combine_checksums([sums for _, sums in done])
-            return self._complete(whole, parts, done, known, ask), known
+                part_location = {**upload_location, "PartNumber": part.number}
+                jobs.append(self._bodies.submit(self._put_body, "upload_part", local, part, part_location, retrier))
+            results = [job.result() for job in jobs]
+            expected = combine_checksums([checksums for _, checksums in results])
+            return self._complete(upload_location, parts, results, expected, retrier), expected
         except BaseException:
-            ask.give_up()
+            retrier.give_up()
             for job in jobs:
                 job.cancel()
             # A part that arrives after its upload was ended would stay.
             wait(jobs)
-            self._abort_with_retries(place, upload)
+            self._abort_with_retries(location, upload_id)
             raise
 
     def _put_body(
-        self, method: str, local: Path, part: UploadPart, place: dict[str, Any], ask: RequestRetrier
+        self, method: str, local: Path, part: UploadPart, location: dict[str, Any], retrier: RequestRetrier
     ) -> tuple[S3Response, PartChecksums]:
         data = read_part(local, part)
-        sums = compute_part_checksums(data)
-        sent = {"ChecksumSHA256": encode_base64(sums.sha256)} if self._sends_checksums else {}
-        return ask(lambda: self._call(method, {**place, "Body": data, **sent})), sums
+        checksums = compute_part_checksums(data)
+        checksum_arguments = {"ChecksumSHA256": encode_base64(checksums.sha256)} if self._sends_checksums else {}
+        return retrier(lambda: self._call(method, {**location, "Body": data, **checksum_arguments})), checksums
 
     def _complete(
         self,
-        whole: dict[str, Any],
+        upload_location: dict[str, Any],
         parts: list[UploadPart],
-        done: list[tuple[S3Response, PartChecksums]],
-        known: ObjectChecksums,
-        ask: RequestRetrier,
+        results: list[tuple[S3Response, PartChecksums]],
+        expected: ObjectChecksums,
+        retrier: RequestRetrier,
     ) -> S3Response:
-        listed = []
-        for part, (answer, sums) in zip(parts, done, strict=True):
-            one = {"PartNumber": part.number, "ETag": answer["ETag"]}
+        part_entries = []
+        for part, (response, checksums) in zip(parts, results, strict=True):
+            part_entry = {"PartNumber": part.number, "ETag": response["ETag"]}
             if self._sends_checksums:
-                one["ChecksumSHA256"] = encode_base64(sums.sha256)
-            listed.append(one)
-        place = {name: whole[name] for name in ("Bucket", "Key")}
+                part_entry["ChecksumSHA256"] = encode_base64(checksums.sha256)
+            part_entries.append(part_entry)
+        location = {name: upload_location[name] for name in ("Bucket", "Key")}
         tried = False
 
         def complete() -> S3Response:
             nonlocal tried
             # The answer to an earlier try may have been lost on its way.
             if tried:
-                found = capture_fault(lambda: self._look(place))
-                if not isinstance(found, RemoteFault) and confirms_content(found, known):
-                    return found
+                existing_object = capture_fault(lambda: self._head_object(location))
+                if not isinstance(existing_object, RemoteFault) and confirms_content(existing_object, expected):
+                    return existing_object
             tried = True
-            made = {**whole, "MultipartUpload": {"Parts": listed}}
-            return self._call("complete_multipart_upload", made)
+            request = {**upload_location, "MultipartUpload": {"Parts": part_entries}}
+            return self._call("complete_multipart_upload", request)
 
-        return ask(complete)
+        return retrier(complete)
 
-    def _look(self, place: dict[str, Any]) -> S3Response:
-        return self._call("head_object", {**place, "ChecksumMode": "ENABLED"})
+    def _head_object(self, location: dict[str, Any]) -> S3Response:
+        return self._call("head_object", {**location, "ChecksumMode": "ENABLED"})
 
-    def _end(self, place: dict[str, Any], upload: str) -> None:
-        self._call("abort_multipart_upload", {**place, "UploadId": upload})
+    def _abort_upload(self, location: dict[str, Any], upload_id: str) -> None:
+        self._call("abort_multipart_upload", {**location, "UploadId": upload_id})
 
-    def _abort_with_retries(self, place: dict[str, Any], upload: str) -> None:
+    def _abort_with_retries(self, location: dict[str, Any], upload_id: str) -> None:
         """End an upload that failed, whatever the fault; what fails here too is ended by the next run."""
         for tries in range(1, MAX_FIRST_ATTEMPTS + 1):
-            done = capture_fault(lambda: self._end(place, upload))
-            if not isinstance(done, RemoteFault) or done.what not in ("passing", "unreachable"):
+            result = capture_fault(lambda: self._abort_upload(location, upload_id))
+            if not isinstance(result, RemoteFault) or result.kind not in ("passing", "unreachable"):
                 return
             if tries < MAX_FIRST_ATTEMPTS:
-                time.sleep(compute_jittered_backoff(tries, upload))
+                time.sleep(compute_jittered_backoff(tries, upload_id))
 
     @cached_property
     def _sends_checksums(self) -> bool:
@@ -174,6 +170,6 @@ class S3ObjectWriter:
         config = self._fs.s3.meta.config
         return getattr(config, "request_checksum_calculation", "") != "when_required"
 
-    def _call(self, method: str, words: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self._fs.call_s3(method, words)
-        return found
+    def _call(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        response: dict[str, Any] = self._fs.call_s3(method, arguments)
+        return response

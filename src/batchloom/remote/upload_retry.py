@@ -52,24 +52,24 @@ class RequestRetrier:
             FileExistsError: what it would make is there.
             OutputError: it failed for good.
         """
-        began = time.monotonic()
-        most = MAX_FIRST_ATTEMPTS if self._first else MAX_UPLOAD_ATTEMPTS
+        start_time = time.monotonic()
+        max_attempts = MAX_FIRST_ATTEMPTS if self._first else MAX_UPLOAD_ATTEMPTS
         tries = 0
         while True:
             if self._ended.is_set():
                 raise OutputError(_STOPPED)
-            found = capture_fault(work)
-            if not isinstance(found, RemoteFault):
-                return found
+            result = capture_fault(work)
+            if not isinstance(result, RemoteFault):
+                return result
             tries += 1
-            if found.what == "missing":
+            if result.kind == "missing":
                 raise FileNotFoundError
-            if found.what == "exists":
+            if result.kind == "exists":
                 raise FileExistsError
-            passing = found.what == "passing" or (found.what == "unreachable" and not self._first)
-            late = tries == most or time.monotonic() - began > MAX_RETRY_SECONDS
-            if not passing or late or self._given_up.is_set():
-                raise make_write_error(found, self._url, tries)
+            is_transient = result.kind == "passing" or (result.kind == "unreachable" and not self._first)
+            is_exhausted = tries == max_attempts or time.monotonic() - start_time > MAX_RETRY_SECONDS
+            if not is_transient or is_exhausted or self._given_up.is_set():
+                raise make_write_error(result, self._url, tries)
             self._ended.wait(compute_jittered_backoff(tries, self._url))
 
     def give_up(self) -> None:

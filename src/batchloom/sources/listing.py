@@ -99,13 +99,13 @@ _SINGULAR = {
 class SourceListing:
     """The input files in the order they are read, and sentences about what was left out.
 
-    ``twice`` are files that several inputs name: their names, the input they are read for, another.
+    ``duplicates`` are files that several inputs name: their names, the input they are read for, another.
     ``content`` is the hash of the content of each by its path, where they were read for it.
     """
 
     sources: tuple[Source, ...]
     notes: tuple[str, ...]
-    twice: tuple[tuple[str, int, int], ...] = ()
+    duplicates: tuple[tuple[str, int, int], ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -117,11 +117,11 @@ class SourceListing:
 def list_sources(
     inputs: Sequence[str],
     *,
-    asked: Sequence[DeclaredInput] = (),
+    declared_inputs: Sequence[DeclaredInput] = (),
     exclude: Path | None = None,
     spool: Spool | None = None,
     streaming: bool | None = None,
-    seen: Mapping[str, DetectedFile] | None = None,
+    detected_files: Mapping[str, DetectedFile] | None = None,
     media: bool = False,
 ) -> SourceListing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
@@ -133,13 +133,13 @@ def list_sources(
 
     Args:
         inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
-        asked: what is said of each input; of a named file it must hold, and what does not is left
+        declared_inputs: what is said of each input; of a named file it must hold, and what does not is left
             out of folders, globs and archives.
         exclude: a folder that is left out wherever it lies (the output).
         spool: keeps what can be read only once; without it such inputs are errors.
         streaming: whether data sets of the Hub are read where they lie rather than downloaded
             first; None: those above 10 GB are.
-        seen: what files were found to be when the same inputs were listed before, by absolute path;
+        detected_files: what files were found to be when the same inputs were listed before, by absolute path;
             those that have the size and time they had then are not looked into again.
         media: whether images and sounds are read that records and captions name: those in folders are not looked at.
 
@@ -150,25 +150,25 @@ def list_sources(
     # Not every server says of a file that it is another one now.
     PAGE_CACHE.forget()
     clear_status_cache()
-    lister = _SourceLister(exclude, spool, seen or {}, streaming=streaming, media=media)
-    named = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
-    for number, (given, (_, label)) in prefetch_inputs(named, lambda one: one[1][0]):
-        said = get_declared_input(asked, number)
+    lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
+    numbered_inputs = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
+    for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
+        declared_input = get_declared_input(declared_inputs, number)
         try:
             # A string stays a string.
-            lister.add(os.path.expanduser(strip_file_scheme(given)), label, number, said)  # noqa: PTH111
+            lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
-            reraise_with_location(error, said.place)
+            reraise_with_location(error, declared_input.location)
     return SourceListing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
 
 
-def strip_wildcard_part(given: str) -> str:
+def strip_wildcard_part(input_path: str) -> str:
     """The path of an input; of a glob that is no file's name, the folder before its first wildcard."""
-    path = os.path.expanduser(strip_file_scheme(given))  # noqa: PTH111
+    path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
     if not glob.has_magic(path) or os.path.lexists(path):
         return path
     parts = path.split("/")
-    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
     return "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
 
 
@@ -178,215 +178,211 @@ class _SourceLister:
         self,
         exclude: Path | None,
         spool: Spool | None,
-        seen: Mapping[str, DetectedFile],
+        detected_files: Mapping[str, DetectedFile],
         *,
         streaming: bool | None,
         media: bool,
     ) -> None:
         self._links = LinkBounds()
-        self._names, self._seen, self._media = UniqueNames(), seen, media
+        self._names, self._detected_files, self._media = UniqueNames(), detected_files, media
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self._exclude = _get_inode(exclude) if exclude else None
         self._files: dict[tuple[int, int], int] = {}
-        self._input, self._said = 0, DeclaredInput()
+        self._input_number, self._declared_input = 0, DeclaredInput()
         self.shared: list[tuple[str, int, int]] = []
         self._folders: set[tuple[int, int]] = set()
-        self._left: Counter[str] = Counter()
-        self._twice: list[str] = []
-        self._otherwise: list[str] = []
-        self._asked = ("", False)
-        self._top = ""
+        self._skipped_counts: Counter[str] = Counter()
+        self._duplicates: list[str] = []
+        self._content_notes: list[str] = []
+        self._last_store_check = ("", False)
+        self._top_folder = ""
 
-    def add(self, given: str, label: str, number: int, said: DeclaredInput) -> None:
-        self._input, self._said = number, said
-        self._left, self._twice, self._otherwise = Counter(), [], []
-        self._alone, self._records = 0, False
-        self._unread: set[str] = set()
-        self._folders, self._outside = set(), set[str]()
-        before, called = len(self.sources), label if is_url_or_stdin(given) else given
-        if given == STANDARD_INPUT:
-            given = self._get_spool().standard_input()
+    def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
+        self._input_number, self._declared_input = number, declared_input
+        self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
+        self._unpaired_media, self._has_records = 0, False
+        self._unread_suffixes: set[str] = set()
+        self._folders, self._outside_links = set(), set[str]()
+        previous_count, display_name = len(self.sources), label if is_url_or_stdin(input_path) else input_path
+        if input_path == STANDARD_INPUT:
+            input_path = self._get_spool().copy_standard_input()
             self.notes.append(
                 "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
             )
-        if is_url(given):
-            check_url(given)
-        far = find_hub_name(given)
-        if far is None:
-            given = pin_revision(given)
-        found = None if far else self._stat(given)
-        if far:
-            self._add_hub(far)
-        elif is_url(given):
-            self._add_remote(given, label, found)
-        elif found is None and glob.has_magic(given):
-            self._add_glob(given, label)
-        elif found is None:
-            raise InputMissingError(describe_missing_input(given))
-        elif stat.S_ISDIR(found.st_mode):
-            if os.path.exists(f"{given}/{STORE_MARKER_NAME}"):  # noqa: PTH110
-                raise InputError(f"{given} is a store already; name the text files it was made of.")
-            self._add_folder(given, label, found)
+        if is_url(input_path):
+            check_url(input_path)
+        hub_name = find_hub_name(input_path)
+        if hub_name is None:
+            input_path = pin_revision(input_path)
+        file_status = None if hub_name else self._stat(input_path)
+        if hub_name:
+            self._add_hub(hub_name)
+        elif is_url(input_path):
+            self._add_remote(input_path, label, file_status)
+        elif file_status is None and glob.has_magic(input_path):
+            self._add_glob(input_path, label)
+        elif file_status is None:
+            raise InputMissingError(describe_missing_input(input_path))
+        elif stat.S_ISDIR(file_status.st_mode):
+            if os.path.exists(f"{input_path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
+                raise InputError(f"{input_path} is a store already; name the text files it was made of.")
+            self._add_folder(input_path, label, file_status)
         else:
-            self._add_named(given, label, found)
-        self._tell(label)
-        if len(self.sources) == before and not self._twice:
-            raise InputMissingError(self._describe_empty(given, called))
+            self._add_named(input_path, label, file_status)
+        self._add_notes(label)
+        if len(self.sources) == previous_count and not self._duplicates:
+            raise InputMissingError(self._describe_empty(input_path, display_name))
 
     def _add_hub(self, name: HubDatasetName) -> None:
         """The data files of a data set of the Hub, downloaded first or not."""
         files, note = list_hub_files(name)
         self.notes.append(note)
-        if left := download_to_cache(files, streaming=self._streaming):
-            self.notes.append(left)
+        if download_note := download_to_cache(files, streaming=self._streaming):
+            self.notes.append(download_note)
         for file in prefetch_files(files, lambda one: (one.url, one.status)):
             self._add_file(file.url, file.name, file.status)
 
-    def _add_remote(self, url: str, label: str, found: os.stat_result | None) -> None:
+    def _add_remote(self, url: str, label: str, file_status: os.stat_result | None) -> None:
         """A file, a folder or a glob behind a URL."""
-        if found is not None and not stat.S_ISDIR(found.st_mode):
+        if file_status is not None and not stat.S_ISDIR(file_status.st_mode):
             if supports_ranges(url):
-                self._add_named(url, label, found)
+                self._add_named(url, label, file_status)
             else:
-                path = self._get_spool().web_file(url)
+                path = self._get_spool().copy_web_file(url)
                 self._add_named(path, label, os.stat(path))  # noqa: PTH116
-        elif found is None and has_wildcard(url):
-            wanted = url.rpartition("/")[2].startswith(".")
-            for place, status in prefetch_files(glob_remote(url), lambda one: one):
-                if redact_url(place).rpartition("/")[2].startswith(".") and not wanted:
-                    self._left["hidden"] += 1
+        elif file_status is None and has_wildcard(url):
+            includes_hidden = url.rpartition("/")[2].startswith(".")
+            for file_url, status in prefetch_files(glob_remote(url), lambda one: one):
+                if redact_url(file_url).rpartition("/")[2].startswith(".") and not includes_hidden:
+                    self._skipped_counts["hidden"] += 1
                 else:
-                    self._add_file(place, strip_revision(redact_url(place)), status)
-        elif found is None:
+                    self._add_file(file_url, strip_revision(redact_url(file_url)), status)
+        elif file_status is None:
             raise InputMissingError(f"There is no file or folder {label}.")
         else:
             self._add_remote_folder(url, label)
 
     def _add_remote_folder(self, url: str, label: str) -> None:
         files = list_remote_files(url)
-        if is_saved_dataset({inside for _, inside, _ in files}):
+        if is_saved_dataset({relative_path for _, relative_path, _ in files}):
             raise InputError(
                 f"{label} holds a dataset of save_to_disk, which is read from folders of this machine only: copy it "
                 "here and name that folder, or name its .arrow files."
             )
         stores = {
-            inside.rpartition("/")[0]
-            for _, inside, _ in files
-            if inside.endswith(STORE_MARKER_NAME)
+            relative_path.rpartition("/")[0]
+            for _, relative_path, _ in files
+            if relative_path.endswith(STORE_MARKER_NAME)
         }
-        for place, inside, status in prefetch_files(files, lambda one: (one[0], one[2])):
-            parts = inside.split("/")
-            above = {"/".join(parts[:count]) for count in range(len(parts))}
+        for file_url, relative_path, status in prefetch_files(files, lambda one: (one[0], one[2])):
+            parts = relative_path.split("/")
+            parent_folders = {"/".join(parts[:count]) for count in range(len(parts))}
             if any(part.startswith(".") for part in parts):
-                self._left["hidden"] += 1
+                self._skipped_counts["hidden"] += 1
             elif "__pycache__" in parts:
-                self._left["__pycache__"] += 1
-            elif above & stores:
-                self._left["files of stores"] += 1
+                self._skipped_counts["__pycache__"] += 1
+            elif parent_folders & stores:
+                self._skipped_counts["files of stores"] += 1
             else:
-                self._add_file(place, f"{label.rstrip('/')}/{inside}", status)
+                self._add_file(file_url, f"{label.rstrip('/')}/{relative_path}", status)
 
-    def _tell(self, label: str) -> None:
-        if self._alone and not self._records:
-            self._left["images and sounds without a text of their name"] = self._alone
-        if self._outside:
+    def _add_notes(self, label: str) -> None:
+        if self._unpaired_media and not self._has_records:
+            self._skipped_counts["images and sounds without a text of their name"] = self._unpaired_media
+        if self._outside_links:
             self.notes.append(decode_file_name(self._make_links_note(label)))
-        if self._left:
-            counts = _describe_counts(self._left)
+        if self._skipped_counts:
+            counts = _describe_counts(self._skipped_counts)
             # Of archives media are read in tars alone.
             media = not detect_archive_by_name(label) and any(
-                medium_by_name(what.removeprefix("binary ")) for what in self._left
+                medium_by_name(reason.removeprefix("binary ")) for reason in self._skipped_counts
             )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
             self.notes.append(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
-        if self._unread:
+        if self._unread_suffixes:
             self.notes.append(
-                f"Of samples in {label} files of these endings are not read: {', '.join(sorted(self._unread))}."
+                f"Of samples in {label} files of these endings are not read: "
+                f"{', '.join(sorted(self._unread_suffixes))}."
             )
-        if self._otherwise:
-            more = f" and {len(self._otherwise) - 1:,} more" if len(self._otherwise) > 1 else ""
-            self.notes.append(f"Read as what it holds: {self._otherwise[0]}{more}.")
-        if self._twice:
-            more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
-            self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
+        if self._content_notes:
+            omitted_note = f" and {len(self._content_notes) - 1:,} more" if len(self._content_notes) > 1 else ""
+            self.notes.append(f"Read as what it holds: {self._content_notes[0]}{omitted_note}.")
+        if self._duplicates:
+            omitted_note = f" and {len(self._duplicates) - 1:,} more" if len(self._duplicates) > 1 else ""
+            self.notes.append(f"Named more than once, read once: {self._duplicates[0]}{omitted_note}.")
 
     def _make_links_note(self, label: str) -> str:
         links = (
             "1 symbolic link leads"
-            if len(self._outside) == 1
-            else f"{len(self._outside):,} symbolic links lead"
+            if len(self._outside_links) == 1
+            else f"{len(self._outside_links):,} symbolic links lead"
         )
-        verb = "is" if len(self._outside) == 1 else "are"
+        verb = "is" if len(self._outside_links) == 1 else "are"
         return (
-            f"{links} out of the input folder ({label}) and {verb} skipped: {min(self._outside)}"
-            f"{', ...' if len(self._outside) > 1 else ''}; --follow-links follows them."
+            f"{links} out of the input folder ({label}) and {verb} skipped: {min(self._outside_links)}"
+            f"{', ...' if len(self._outside_links) > 1 else ''}; --follow-links follows them."
         )
 
-    def _describe_empty(self, place: str, given: str) -> str:
-        if self._outside:
-            return f"{given} holds no usable file. {self._make_links_note(given)}"
-        counts = _describe_counts(self._left)
-        if is_url(place) and set(self._left) == {"files of stores"}:
-            return (
-                f"{given} holds nothing but {counts}, and a store is opened on this machine alone; copy it "
-                "here first."
-            )
-        if self._stat(place) is None:
-            there = (
-                f"Nothing matches {given}"
+    def _describe_empty(self, location: str, display_name: str) -> str:
+        if self._outside_links:
+            return f"{display_name} holds no usable file. {self._make_links_note(display_name)}"
+        counts = _describe_counts(self._skipped_counts)
+        if is_url(location) and set(self._skipped_counts) == {"files of stores"}:
+            return f"{display_name} holds only {counts}. A store is not an input from a URL: copy it here first."
+        if self._stat(location) is None:
+            message = (
+                f"Nothing matches {display_name}"
                 if not counts
-                else f"{given} matches no usable file, only {counts}"
+                else f"{display_name} matches no usable file, only {counts}"
             )
         else:
-            there = (
-                f"{given} holds no usable file, only {counts}"
-                if counts
-                else f"{given} holds no files"
+            message = (
+                f"{display_name} holds no usable file, only {counts}" if counts else f"{display_name} holds no files"
             )
-        return f"{there}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
+        return f"{message}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
 
     def _add_glob(self, pattern: str, label: str) -> None:
         top = strip_wildcard_part(pattern)
         matches = sorted(self._expand_glob(pattern, top), key=lambda path: path.split("/"))
         # Names under an absolute pattern begin where its first wildcard stands, as its label does.
-        cut = len(os.path.normpath(pattern)) - len(label)
+        prefix_length = len(os.path.normpath(pattern)) - len(label)
         for path in matches:
-            name = os.path.normpath(path)[cut:]
-            found = self._stat(path)
-            if found is None:
-                self._left["broken links"] += 1
+            name = os.path.normpath(path)[prefix_length:]
+            file_status = self._stat(path)
+            if file_status is None:
+                self._skipped_counts["broken links"] += 1
             elif link := self._find_outside_link(top, path):
-                self._outside.add(link)
-            elif stat.S_ISDIR(found.st_mode):
+                self._outside_links.add(link)
+            elif stat.S_ISDIR(file_status.st_mode):
                 # After ** the files below come as matches of their own.
                 if not pattern.endswith(("**", "**/", "**/*")):
-                    self._add_folder(path, name, found, top)
-            elif self._in_store(path):
-                self._left["files of stores"] += 1
+                    self._add_folder(path, name, file_status, top)
+            elif self._is_in_store(path):
+                self._skipped_counts["files of stores"] += 1
             else:
-                self._add_file(path, name, found)
+                self._add_file(path, name, file_status)
 
     def _expand_glob(self, pattern: str, top: str) -> set[str]:
         """Return the paths that a glob matches; ``**`` enters each folder once, however links lead to it."""
         parts = pattern.split("/")
         if "**" not in parts:
             return set(glob.glob(pattern))  # noqa: PTH207
-        at = parts.index("**")
-        root = "".join(f"{part}/" for part in parts[:at])
-        below = "/".join(parts[at + 1 :]) if at + 1 < len(parts) else "*"
-        roots = sorted(glob.glob(root)) if glob.has_magic(root) else [root]  # noqa: PTH207
+        index = parts.index("**")
+        root = "".join(f"{part}/" for part in parts[:index])
+        subpattern = "/".join(parts[index + 1 :]) if index + 1 < len(parts) else "*"
+        root_folders = sorted(glob.glob(root)) if glob.has_magic(root) else [root]  # noqa: PTH207
         return {
             path
-            for folder in self._walk_folders(roots, top)
-            for path in self._expand_glob(glob.escape(folder) + below, top)
+            for folder in self._walk_folders(root_folders, top)
+            for path in self._expand_glob(glob.escape(folder) + subpattern, top)
         }
 
-    def _walk_folders(self, roots: Sequence[str], top: str) -> Iterator[str]:
+    def _walk_folders(self, root_folders: Sequence[str], top: str) -> Iterator[str]:
         """Yield folders and those below them, each once and with a slash at its end, without hidden ones."""
-        entered: set[tuple[int, int]] = set()
-        stack = list(reversed(roots))
+        visited: set[tuple[int, int]] = set()
+        stack = list(reversed(root_folders))
         while stack:
             folder = stack.pop()
             # A link is told by its name without the slash.
@@ -395,56 +391,52 @@ class _SourceLister:
             if status is None or not stat.S_ISDIR(status.st_mode):
                 continue
             if link := self._find_outside_link(top, path):
-                self._outside.add(link)
+                self._outside_links.add(link)
                 continue
             identity = (status.st_dev, status.st_ino)
-            if identity in entered:
-                self._left["folders linked twice"] += 1
+            if identity in visited:
+                self._skipped_counts["folders linked twice"] += 1
                 continue
-            entered.add(identity)
+            visited.add(identity)
             yield folder
             try:
                 with os.scandir(path) as scan:
-                    names = [one.name for one in scan if one.name[0] != "." and one.is_dir()]
+                    names = [entry.name for entry in scan if entry.name[0] != "." and entry.is_dir()]
             except OSError as error:
-                raise InputError(
-                    f"Folder {path} cannot be read: {describe_os_error(error)}."
-                ) from error
+                raise InputError(f"Folder {path} cannot be read: {describe_os_error(error)}.") from error
             stack += [f"{folder}{name}/" for name in sorted(names, reverse=True)]
 
-    def _add_folder(
-        self, folder: str, name: str, found: os.stat_result, top: str | None = None
-    ) -> None:
+    def _add_folder(self, folder: str, name: str, file_status: os.stat_result, top: str | None = None) -> None:
         """Everything below a folder; an explicit stack, since folders may be deeper than calls."""
-        self._top, stack = top or folder, [(folder, name, found)]
+        self._top_folder, stack = top or folder, [(folder, name, file_status)]
         while stack:
             path, label, status = stack.pop()
             if stat.S_ISDIR(status.st_mode):
-                if not self._entered(path, status):
-                    stack += reversed(self._list_saved(path, label) or self._entries(path, label))
+                if not self._skips_folder(path, status):
+                    stack += reversed(self._list_saved(path, label) or self._list_entries(path, label))
             else:
                 self._add_file(path, label, status)
 
     def _find_outside_link(self, top: str, path: str) -> str | None:
         """Return the link by which a path leaves the input folder; None where it may be read."""
-        return None if self._said.follow_links else self._links.find_outside_link(top, path)
+        return None if self._declared_input.follow_links else self._links.find_outside_link(top, path)
 
-    def _in_store(self, path: str) -> bool:
+    def _is_in_store(self, path: str) -> bool:
         """Whether a file lies in the folder of a store; the last answer is remembered."""
         folder = os.path.dirname(path)  # noqa: PTH120
-        if self._asked[0] != folder:
-            self._asked = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")  # noqa: PTH110
-        return self._asked[1]
+        if self._last_store_check[0] != folder:
+            self._last_store_check = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")  # noqa: PTH110
+        return self._last_store_check[1]
 
-    def _entered(self, path: str, status: os.stat_result) -> bool:
+    def _skips_folder(self, path: str, status: os.stat_result) -> bool:
         """Whether a folder is not to be walked: seen on the way here, the output, or a store."""
         identity = (status.st_dev, status.st_ino)
         if identity in self._folders:
-            self._left["folders linked twice"] += 1
+            self._skipped_counts["folders linked twice"] += 1
             return True
         self._folders.add(identity)
         if identity == self._exclude or os.path.exists(f"{path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
-            self._left["stores"] += 1
+            self._skipped_counts["stores"] += 1
             return True
         return False
 
@@ -452,132 +444,123 @@ class _SourceLister:
         """The files of a dataset that was saved in a folder; None where none was."""
         split = find_saved_split(folder)
         if split is not None:
-            chosen, note = split
+            split_folder, note = split
             self.notes.append(note)
-            files: list[str] | None = [chosen]
+            files: list[str] | None = [split_folder]
         else:
             files = list_saved_files(folder)
         if files is None:
             return None
-        found = [(path, self._stat(path)) for path in files]
-        for path, status in found:
+        saved_files = [(path, self._stat(path)) for path in files]
+        for path, status in saved_files:
             if status is None:
                 raise InputMissingError(f"{path} is missing: the saved dataset {folder} names it.")
-            if self._find_outside_link(self._top, path):
+            if self._find_outside_link(self._top_folder, path):
                 raise InputError(
                     f"{path}, a file of the saved dataset {folder}, is a symbolic link that leads out of the input "
                     "folder; --follow-links follows it."
                 )
         prefix = "" if label in ("", ".") else f"{label}/"
-        return [
-            (path, prefix + path.rpartition("/")[2], status)
-            for path, status in found
-            if status is not None
-        ]
+        return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
 
-    def _entries(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]]:
+    def _list_entries(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]]:
         prefix = "" if label in ("", ".") else f"{label}/"
         entries, media = [], []
         try:
             with os.scandir(folder) as scan:
                 for entry in sorted(scan, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
-                        self._left["hidden"] += 1
+                        self._skipped_counts["hidden"] += 1
                     elif self._media and medium_by_name(entry.name):
                         media.append(entry.name)
                     elif entry.name == "__pycache__":
-                        self._left["__pycache__"] += 1
+                        self._skipped_counts["__pycache__"] += 1
                     elif (status := self._stat(entry.path)) is None:
-                        self._left["broken links"] += 1
-                    elif entry.is_symlink() and self._find_outside_link(self._top, entry.path):
-                        self._outside.add(entry.path)
+                        self._skipped_counts["broken links"] += 1
+                    elif entry.is_symlink() and self._find_outside_link(self._top_folder, entry.path):
+                        self._outside_links.add(entry.path)
                     else:
                         entries.append((entry.path, prefix + entry.name, status))
         except OSError as error:
-            raise InputError(
-                f"Folder {folder} cannot be read: {describe_os_error(error)}."
-            ) from error
+            raise InputError(f"Folder {folder} cannot be read: {describe_os_error(error)}.") from error
         if media:
             # A record elsewhere in the input may name them.
             texts = {name.rpartition("/")[2].rpartition(".")[0] for _, name, _ in entries}
-            self._alone += sum(name.rpartition(".")[0] not in texts for name in media)
+            self._unpaired_media += sum(name.rpartition(".")[0] not in texts for name in media)
         return entries
 
-    def _add_file(self, path: str, name: str, found: os.stat_result) -> None:
+    def _add_file(self, path: str, name: str, file_status: os.stat_result) -> None:
         """A file found in a folder or by a glob: left out, and counted, where it is of no use."""
-        if not stat.S_ISREG(found.st_mode):
-            self._left["special files"] += 1
-        elif found.st_size == 0:
-            self._left["empty"] += 1
-        elif detect_archive_by_name(place := redact_url(path)):
-            self._add_archive(path, name, found)
+        if not stat.S_ISREG(file_status.st_mode):
+            self._skipped_counts["special files"] += 1
+        elif file_status.st_size == 0:
+            self._skipped_counts["empty"] += 1
+        elif detect_archive_by_name(redacted_path := redact_url(path)):
+            self._add_archive(path, name, file_status)
         else:
-            named = detect_kind_by_name(place)
-            verdict = self._verdict(path, name, found, named)
+            name_detection = detect_kind_by_name(redacted_path)
+            verdict = self._detect_file(path, name, file_status, name_detection)
             if verdict.kind is None or not verdict.sure:
-                self._left[verdict.label] += 1
-            elif not matches_format(self._said.form, verdict.kind):
-                self._left[f"not {self._said.form}"] += 1
+                self._skipped_counts[verdict.label] += 1
+            elif not matches_format(self._declared_input.form, verdict.kind):
+                self._skipped_counts[f"not {self._declared_input.form}"] += 1
             else:
-                self._append(path, name, found, verdict, named)
+                self._append(path, name, file_status, verdict, name_detection)
 
-    def _add_named(self, path: str, name: str, found: os.stat_result) -> None:
+    def _add_named(self, path: str, name: str, file_status: os.stat_result) -> None:
         """A file named by itself: an error where it is of no use."""
-        kept = self._spool is not None and self._spool.holds(path)
-        place = name if kept or is_url(path) else path
-        if not stat.S_ISREG(found.st_mode):
-            raise InputError(
-                f"{place} is neither a file nor a folder; write what it gives into a file first."
-            )
-        if found.st_size == 0:
+        is_spooled = self._spool is not None and self._spool.holds(path)
+        display_path = name if is_spooled or is_url(path) else path
+        if not stat.S_ISREG(file_status.st_mode):
+            raise InputError(f"{display_path} is neither a file nor a folder; write what it gives into a file first.")
+        if file_status.st_size == 0:
             raise InputMissingError(
-                f"{place} is empty: it has 0 bytes; name a file with something in it, or leave it out."
+                f"{display_path} is empty: it has 0 bytes; name a file with something in it, or leave it out."
             )
-        form = self._said.form
+        form = self._declared_input.form
         if form == "hf_dataset":
             raise InputError(
-                f"{place} is a file, and data_type says hf_dataset: a folder of save_to_disk, or org/name on the Hub."
+                f"{display_path} is a file, and data_type says hf_dataset: a folder of save_to_disk, or org/name on "
+                "the Hub."
             )
         if detect_archive_by_name(redact_url(path)):
-            self._add_archive(path, name, found)
+            self._add_archive(path, name, file_status)
             return
-        verdict = self._verdict(path, name, found, detect_kind_by_name(redact_url(path)))
+        verdict = self._detect_file(path, name, file_status, detect_kind_by_name(redact_url(path)))
         if verdict.kind is None:
-            raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
+            raise InputError(f"{display_path} is not read yet ({verdict.label}): {verdict.remedy}.")
         if form is not None and not matches_format(form, verdict.kind):
-            raise InputError(f"{place} {describe_format_mismatch(form, verdict.kind)}.")
+            raise InputError(f"{display_path} {describe_format_mismatch(form, verdict.kind)}.")
         # Where it was put may be called otherwise than what was put there.
-        self._append(path, name, found, verdict, detect_kind_by_name(name))
+        self._append(path, name, file_status, verdict, detect_kind_by_name(name))
 
     def _get_spool(self) -> Spool:
         if self._spool is None:
             raise InputError("An input that can be read only once is of no use here; name a file.")
         return self._spool
 
-    def _add_archive(self, path: str, name: str, found: os.stat_result) -> None:
+    def _add_archive(self, path: str, name: str, file_status: os.stat_result) -> None:
         kind = detect_archive_by_name(redact_url(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
-        if self._media and self._said.form is None and self._add_samples(path, name, found):
+        if self._media and self._declared_input.form is None and self._add_samples(path, name, file_status):
             return
-        if self._listed(name, found):
+        if self._is_duplicate(name, file_status):
             return
-        name, size, stamp = self._names.fresh(name), found.st_size, found.st_mtime_ns
+        name, size, stamp = self._names.make_unique(name), file_status.st_size, file_status.st_mtime_ns
         archive = Archive(name, path, *kind, size, stamp, get_pinned_revision(path))
-        for source in list_archive_sources(archive, self._left, self._note_kind):
-            if matches_format(self._said.form, source.kind):
-                self.sources.append(replace(source, input=self._input))
+        for source in list_archive_sources(archive, self._skipped_counts, self._note_kind):
+            if matches_format(self._declared_input.form, source.kind):
+                self.sources.append(replace(source, input=self._input_number))
             else:
-                self._left[f"not {self._said.form}"] += 1
+                self._skipped_counts[f"not {self._declared_input.form}"] += 1
 
-    def _add_samples(self, path: str, name: str, found: os.stat_result) -> bool:
+    def _add_samples(self, path: str, name: str, file_status: os.stat_result) -> bool:
         """Add a tar that holds samples of a WebDataset; whether it does."""
         kind = detect_archive_by_name(redact_url(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
-        archive = Archive(
-            name, path, *kind, found.st_size, found.st_mtime_ns, get_pinned_revision(path)
-        )
+        archive = Archive(name, path, *kind, file_status.st_size, file_status.st_mtime_ns, get_pinned_revision(path))
         unread = find_unread_suffixes(archive)
         if unread is None:
             return False
@@ -586,81 +569,85 @@ class _SourceLister:
                 f"{name} holds samples of a WebDataset, and can be read only once: their media are read again when "
                 "batches are made. Write it into a file, and name that."
             )
-        self._unread |= unread
-        self._append(path, name, found, FileDetection("webdataset", kind[1]), None)
+        self._unread_suffixes |= unread
+        self._append(path, name, file_status, FileDetection("webdataset", kind[1]), None)
         return True
 
     def _note_kind(self, name: str, verdict: FileDetection) -> None:
         """Remember a file that is read as another kind than its name says."""
         self._note_other_kind(name, detect_kind_by_name(name), verdict)
 
-    def _note_other_kind(
-        self, name: str, named: FileDetection | None, verdict: FileDetection
-    ) -> None:
-        if named is not None and named.kind != verdict.kind and verdict.kind is not None:
-            self._otherwise.append(f"{name} as {_KIND_LABELS.get(verdict.kind, verdict.kind)}")
+    def _note_other_kind(self, name: str, name_detection: FileDetection | None, verdict: FileDetection) -> None:
+        if name_detection is not None and name_detection.kind != verdict.kind and verdict.kind is not None:
+            self._content_notes.append(f"{name} as {_KIND_LABELS.get(verdict.kind, verdict.kind)}")
 
-    def _listed(self, name: str, found: os.stat_result) -> bool:
+    def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
         """Whether the file is in the list already; now it counts as listed."""
-        identity = (found.st_dev, found.st_ino)
+        identity = (file_status.st_dev, file_status.st_ino)
         if identity in self._files:
-            self._twice.append(decode_file_name(name))
-            self.shared.append((decode_file_name(name), self._files[identity], self._input))
+            self._duplicates.append(decode_file_name(name))
+            self.shared.append((decode_file_name(name), self._files[identity], self._input_number))
             return True
-        self._files[identity] = self._input
+        self._files[identity] = self._input_number
         return False
 
     def _append(
         self,
         path: str,
         name: str,
-        found: os.stat_result,
+        file_status: os.stat_result,
         verdict: FileDetection,
-        named: FileDetection | None,
+        name_detection: FileDetection | None,
     ) -> None:
         if verdict.kind is None:
             raise AssertionError("only files of a kind that is read are listed")
-        if self._listed(name, found):
+        if self._is_duplicate(name, file_status):
             return
-        name = self._names.fresh(name)
-        self._records |= verdict.kind not in ("text", "code")
-        self._note_other_kind(name, named, verdict)
+        name = self._names.make_unique(name)
+        self._has_records |= verdict.kind not in ("text", "code")
+        self._note_other_kind(name, name_detection, verdict)
         self.sources.append(
             Source(
                 name,
                 path,
                 verdict.kind,
                 verdict.compression,
-                found.st_size,
-                found.st_mtime_ns,
+                file_status.st_size,
+                file_status.st_mtime_ns,
                 revision=get_pinned_revision(path),
-                input=self._input,
+                input=self._input_number,
             )
         )
 
-    def _verdict(
-        self, path: str, name: str, found: os.stat_result, named: FileDetection | None
+    def _detect_file(
+        self, path: str, name: str, file_status: os.stat_result, name_detection: FileDetection | None
     ) -> FileDetection:
-        if self._said.form is None and (told := self._told(path, found, named)) is not None:
-            return told
-        look = Source(
-            *(decode_file_name(name), path, "text", None, found.st_size, found.st_mtime_ns),
+        if (
+            self._declared_input.form is None
+            and (recalled_detection := self._detect_without_reading(path, file_status, name_detection)) is not None
+        ):
+            return recalled_detection
+        probe_source = Source(
+            *(decode_file_name(name), path, "text", None, file_status.st_size, file_status.st_mtime_ns),
             revision=get_pinned_revision(path),
         )
-        return detect_declared_kind(look, detect_file_kind(look), self._said.form)
+        return detect_declared_kind(probe_source, detect_file_kind(probe_source), self._declared_input.form)
 
-    def _told(
-        self, path: str, found: os.stat_result, named: FileDetection | None
+    def _detect_without_reading(
+        self, path: str, file_status: os.stat_result, name_detection: FileDetection | None
     ) -> FileDetection | None:
         """What a file is where that can be told without looking into it."""
-        if not needs_content(named):
-            return named
-        if not self._seen or is_url(path):
+        if not needs_content(name_detection):
+            return name_detection
+        if not self._detected_files or is_url(path):
             return None
-        seen = self._seen.get(make_absolute(path))
-        if seen is None or (seen.size, seen.mtime_ns) != (found.st_size, found.st_mtime_ns):
+        detected_file = self._detected_files.get(make_absolute(path))
+        if detected_file is None or (detected_file.size, detected_file.mtime_ns) != (
+            file_status.st_size,
+            file_status.st_mtime_ns,
+        ):
             return None
-        return FileDetection(seen.kind, seen.compression)
+        return FileDetection(detected_file.kind, detected_file.compression)
 
     def _stat(self, path: str) -> os.stat_result | None:
         if is_url(path):
@@ -678,35 +665,35 @@ class _SourceLister:
 
 def _get_inode(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _describe_counts(left: Mapping[str, int]) -> str:
+def _describe_counts(skipped_counts: Mapping[str, int]) -> str:
     return ", ".join(
-        f"{count:,} {_SINGULAR.get(what, what) if count == 1 else what}"
-        for what, count in sorted(left.items())
+        f"{count:,} {_SINGULAR.get(reason, reason) if count == 1 else reason}"
+        for reason, count in sorted(skipped_counts.items())
     )
 
 
-def describe_missing_input(given: str) -> str:
+def describe_missing_input(input_path: str) -> str:
     """The sentence for an input that is not there, by what its name says it is."""
-    if given.partition(":")[0] in SYNTHETIC_NAMES:
+    if input_path.partition(":")[0] in SYNTHETIC_NAMES:
         return (
-            f"There is no file or folder {given}, and the synthetic data of that name has no records: batchloom "
-            f"prepare {given} --out STORE makes a store of it, batchloom train --data {given} trains on it"
+            f"There is no file or folder {input_path}, and the synthetic data of that name has no records: batchloom "
+            f"prepare {input_path} --out STORE makes a store of it, batchloom train --data {input_path} trains on it"
         )
-    named = detect_kind_by_name(given)
-    called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
-    kind = called.get(named.kind or "") if named else None
+    name_detection = detect_kind_by_name(input_path)
+    kind_labels = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
+    kind = kind_labels.get(name_detection.kind or "") if name_detection else None
     remedy = "name files, folders or quoted globs that exist"
-    if parse_hub_name(given) is not None and not is_url(given):
-        remedy += f" (a data set of the Hub: hf://datasets/{given})"
-    told = describe_missing_path(given, remedy)
+    if parse_hub_name(input_path) is not None and not is_url(input_path):
+        remedy += f" (a data set of the Hub: hf://datasets/{input_path})"
+    message = describe_missing_path(input_path, remedy)
     if kind:
-        told = told.replace("There is no file or folder", f"{kind} file not found:", 1)
-    if told.endswith("."):
-        told = told[:-1] + (suggest(given, (*list_preset_names(), *SYNTHETIC_NAMES)) or ".")
-    return told
+        message = message.replace("There is no file or folder", f"{kind} file not found:", 1)
+    if message.endswith("."):
+        message = message[:-1] + (suggest(input_path, (*list_preset_names(), *SYNTHETIC_NAMES)) or ".")
+    return message

@@ -40,8 +40,8 @@ def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[Sour
     """The nominal parts of a source: cut at multiples of ``unit_bytes`` where it can be."""
     if not is_splittable(source, rules):
         return [SourcePart(source, 0, source.size)]
-    places = [*range(0, source.size, unit_bytes), source.size]
-    return [SourcePart(source, a, b) for a, b in pairwise(places)]
+    cut_offsets = [*range(0, source.size, unit_bytes), source.size]
+    return [SourcePart(source, a, b) for a, b in pairwise(cut_offsets)]
 
 
 @final
@@ -61,15 +61,13 @@ class PartReader:
         InputError: the source cannot be read or has changed.
     """
 
-    def __init__(
-        self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None
-    ) -> None:
+    def __init__(self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
         source = part.source
         self._rules, self._method = rules, choose_read_method(source, rules)
         self.start, self.stop = part.start, part.stop
         self._begin: PartStart | None = None
         if bounds is not None and is_splittable(source, rules):
-            self.start, self.stop = bounds.at(source, part.start), bounds.at(source, part.stop)
+            self.start, self.stop = bounds.find_bound(source, part.start), bounds.find_bound(source, part.stop)
             self._begin = bounds.begin(source, part.start)
         # The bytes of a table are hashed by the stream; what reads it jumps about in them.
         self._table = open_table(source) if self._method == "table" else None
@@ -89,8 +87,8 @@ class PartReader:
     def __iter__(self) -> Iterator[Records]:
         if self.start == self.stop:
             return iter(())
-        if read := _READER_BY_METHOD.get(self._method):
-            return read(self._stream, self._rules)
+        if read_records := _READER_BY_METHOD.get(self._method):
+            return read_records(self._stream, self._rules)
         if self._table is not None:
             return self._table.read(self.start, self.stop, self._rules)
         if self._method == "csv":

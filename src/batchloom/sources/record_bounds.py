@@ -62,14 +62,14 @@ class RecordBounds:
         self._rules = rules
         self._gap: tuple[str, int, int] = ("", 0, 0)
         self._starts: tuple[str, list[int]] = ("", [])
-        self._cuts: SequentialCuts | None = None
-        self._told: dict[tuple[str, int], PartStart | None] = {}
+        self._sequential_cuts: SequentialCuts | None = None
+        self._known_cuts: dict[tuple[str, int], PartStart | None] = {}
 
-    def tell(self, cuts: Iterable[KnownCut]) -> None:
+    def set_known_cuts(self, known_cuts: Iterable[KnownCut]) -> None:
         """Take cuts that somebody found, in place of those told before: no source is read for them."""
-        self._told = {(path, nominal): begin for path, nominal, begin in cuts}
+        self._known_cuts = {(path, nominal): begin for path, nominal, begin in known_cuts}
 
-    def at(self, source: Source, nominal: int) -> int:
+    def find_bound(self, source: Source, nominal: int) -> int:
         """The true bound for a nominal one; the source's size where no record begins after it."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
@@ -77,15 +77,15 @@ class RecordBounds:
             begin = self.begin(source, nominal)
             return source.size if begin is None else begin.offset
         if choose_read_method(source, self._rules) == "table":
-            found = self.within(source, nominal, source.size)
-            return source.size if found is None else found
+            record_start = self.find_bound_within(source, nominal, source.size)
+            return source.size if record_start is None else record_start
         path, start, stop = self._gap
         # Near the ends of the gap the bytes outside it count too: there it is looked up again.
         reach = self._rules.limits.reach_bytes
         if path == source.path and start + reach <= nominal <= stop - reach:
             return stop
-        found = self.within(source, nominal, source.size)
-        bound = source.size if found is None else found
+        record_start = self.find_bound_within(source, nominal, source.size)
+        bound = source.size if record_start is None else record_start
         if choose_read_method(source, self._rules) != "cut":
             self._gap = (source.path, nominal, bound)
         return bound
@@ -98,22 +98,22 @@ class RecordBounds:
         """
         if not 0 < nominal < source.size or not is_sequential(source, self._rules):
             return None
-        if (source.path, nominal) in self._told:
-            return self._told[source.path, nominal]
-        if self._cuts is None or self._cuts.source != source:
-            self._cuts = SequentialCuts(source, self._rules)
-        return self._cuts.at(nominal)
+        if (source.path, nominal) in self._known_cuts:
+            return self._known_cuts[source.path, nominal]
+        if self._sequential_cuts is None or self._sequential_cuts.source != source:
+            self._sequential_cuts = SequentialCuts(source, self._rules)
+        return self._sequential_cuts.get_cut(nominal)
 
-    def within(self, source: Source, nominal: int, limit: int) -> int | None:
+    def find_bound_within(self, source: Source, nominal: int, limit: int) -> int | None:
         """The same, looked for no further than byte ``limit``; None where none was found."""
         if choose_read_method(source, self._rules) == "table":
             starts = self.starts(source)
-            at = bisect_left(starts, nominal)
-            return starts[at] if at < len(starts) and starts[at] < limit else None
+            index = bisect_left(starts, nominal)
+            return starts[index] if index < len(starts) and starts[index] < limit else None
         with open_source(source) as file:
             if choose_read_method(source, self._rules) == "cut":
-                return self._cut(file, nominal)
-            return self._record(file, source, nominal, limit)
+                return self._find_text_cut(file, nominal)
+            return self._find_record(file, source, nominal, limit)
 
     def starts(self, source: Source) -> list[int]:
         """Where the groups of rows of a columnar source begin."""
@@ -124,45 +124,45 @@ class RecordBounds:
             self._starts = (source.path, starts)
         return starts
 
-    def _cut(self, file: BinaryIO, nominal: int) -> int:
+    def _find_text_cut(self, file: BinaryIO, nominal: int) -> int:
         file.seek(nominal)
         window = file.read(self._rules.limits.reach_bytes)
-        cut = find_best_cut(window, 0, len(window))
-        return nominal + (find_character_start(window, 0) if cut is None else cut)
+        best_cut = find_best_cut(window, 0, len(window))
+        return nominal + (find_character_start(window, 0) if best_cut is None else best_cut)
 
-    def _record(self, file: BinaryIO, source: Source, nominal: int, limit: int) -> int | None:
-        way = choose_read_method(source, self._rules)
-        delimiter = make_delimiter(way, self._rules)
-        at, step = self._search_from(file, nominal, way), _FIRST_SEARCH_BYTES
-        while at < limit:
-            file.seek(at)
+    def _find_record(self, file: BinaryIO, source: Source, nominal: int, limit: int) -> int | None:
+        read_method = choose_read_method(source, self._rules)
+        delimiter = make_delimiter(read_method, self._rules)
+        position, step = self._find_search_start(file, nominal, read_method), _FIRST_SEARCH_BYTES
+        while position < limit:
+            file.seek(position)
             window = file.read(step)
-            final = at + len(window) >= source.size
-            end = delimiter.first_end(window, final=final)
-            if end >= 0 and at + end >= nominal:
-                return at + end
+            at_end = position + len(window) >= source.size
+            end = delimiter.first_end(window, final=at_end)
+            if end >= 0 and position + end >= nominal:
+                return position + end
             if end >= 0:
-                at = nominal
+                position = nominal
                 continue
-            if final:
+            if at_end:
                 return source.size
-            at += len(window) - delimiter.overlap(window)
+            position += len(window) - delimiter.overlap(window)
             step = min(2 * step, _MAX_SEARCH_BYTES)
         return None
 
-    def _search_from(self, file: BinaryIO, nominal: int, way: ReadMethod) -> int:
+    def _find_search_start(self, file: BinaryIO, nominal: int, read_method: ReadMethod) -> int:
         """Where to begin, so that a record which begins exactly at ``nominal`` is found."""
-        if way in ("jsonl", "line"):
+        if read_method in ("jsonl", "line"):
             return nominal - 1
         start = max(0, nominal - self._rules.limits.reach_bytes)
         file.seek(start)
         window = file.read(nominal - start)
-        if way == "paragraph":
+        if read_method == "paragraph":
             return nominal - (len(window) - len(window.rstrip(b" \t\r\n")))
         # Marks are matched from left to right without overlaps, so the ones before count too.
-        mark, at = self._rules.split_on.encode(), 0
-        while (found := window.find(mark, at)) >= 0:
-            at = found + len(mark)
-        if at == len(window):
+        mark, position = self._rules.split_on.encode(), 0
+        while (mark_start := window.find(mark, position)) >= 0:
+            position = mark_start + len(mark)
+        if position == len(window):
             return nominal - len(mark)
-        return start + max(at, len(window) - len(mark) + 1)
+        return start + max(position, len(window) - len(mark) + 1)

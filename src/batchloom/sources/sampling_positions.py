@@ -24,12 +24,12 @@ class SampleRange:
 
     Attributes:
         part: it begins and ends where records do.
-        places: for how many places it stands, where only as much of its beginning is meant; None
+        position_count: for how many places it stands, where only as much of its beginning is meant; None
             where the part is one probe long and all of it is meant.
     """
 
     part: SourcePart
-    places: int | None = None
+    position_count: int | None = None
 
 
 def iter_sample_ranges(
@@ -56,18 +56,16 @@ def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, 
     """One place in each of ``count`` equal stretches of the input: source number to offsets."""
     ends = list(accumulate(sizes))
     total = ends[-1]
-    places: dict[int, list[int]] = {}
+    offsets_by_source: dict[int, list[int]] = {}
     for i in range(count):
         low, high = total * i // count, total * (i + 1) // count
-        place = low + derive_key("sample", total, size, i)[0] % max(high - low, 1)
-        number = bisect_right(ends, place)
-        places.setdefault(number, []).append(place - ends[number] + sizes[number])
-    return places
+        position = low + derive_key("sample", total, size, i)[0] % max(high - low, 1)
+        number = bisect_right(ends, position)
+        offsets_by_source.setdefault(number, []).append(position - ends[number] + sizes[number])
+    return offsets_by_source
 
 
-def _sample_source(
-    source: Source, rules: ReadRules, offsets: Sequence[int], size: int
-) -> Iterator[SampleRange]:
+def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], size: int) -> Iterator[SampleRange]:
     if not is_splittable(source, rules) or is_sequential(source, rules):
         yield SampleRange(SourcePart(source, 0, source.size), len(offsets))
         return
@@ -85,16 +83,14 @@ def _sample_source(
             yield SampleRange(SourcePart(source, start, stop))
 
 
-def _sample_table(
-    source: Source, starts: Sequence[int], offsets: Iterable[int]
-) -> Iterator[SampleRange]:
+def _sample_table(source: Source, starts: Sequence[int], offsets: Iterable[int]) -> Iterator[SampleRange]:
     """The groups of rows that hold the places."""
     hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
     for group, times in sorted(hits.items()):
         yield SampleRange(SourcePart(source, starts[group], starts[group] + 1), times)
 
 
-def _find_bound(bounds: RecordBounds, source: Source, place: int, size: int) -> int | None:
-    if place <= 0 or place >= source.size:
-        return min(max(place, 0), source.size)
-    return bounds.within(source, place, place + size)
+def _find_bound(bounds: RecordBounds, source: Source, nominal: int, size: int) -> int | None:
+    if nominal <= 0 or nominal >= source.size:
+        return min(max(nominal, 0), source.size)
+    return bounds.find_bound_within(source, nominal, nominal + size)

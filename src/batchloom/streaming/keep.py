@@ -61,26 +61,24 @@ def rename_out_in_errors() -> Iterator[None]:
     try:
         yield
     except (StoreConflictError, OutputError) as error:
-        said = str(error)
-        for words, ours in _MESSAGE_REPLACEMENTS:
-            said = re.sub(words, ours, said)
-        raise type(error)(said) from error
+        message = str(error)
+        for pattern, replacement in _MESSAGE_REPLACEMENTS:
+            message = re.sub(pattern, replacement, message)
+        raise type(error)(message) from error
 
 
-def resolve_keep_folder(asked: str | os.PathLike[str] | None) -> Path | None:
+def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
     """The folder of ``keep``; None where nothing is to be kept.
 
     Raises:
         SettingsError: it is no path.
         InputError: it is a URL.
     """
-    if asked is None:
+    if keep is None:
         return None
-    name = os.fspath(asked) if isinstance(asked, os.PathLike) else asked
+    name = os.fspath(keep) if isinstance(keep, os.PathLike) else keep
     if not is_valid_path(name):
-        raise SettingsError(
-            [f"keep: {quote_value(asked)} is no path; name the folder of the store"]
-        )
+        raise SettingsError([f"keep: {quote_value(keep)} is no path; name the folder of the store"])
     refuse_url(name, "keep")
     return Path(name)
 
@@ -99,9 +97,7 @@ def check_keep(inputs: Sequence[str], out: Path) -> None:
 
 def is_unfinished(out: Path) -> bool:
     """Whether a stream has kept something in a folder of which no store was made yet."""
-    return (out / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists() and not (
-        out / MANIFEST_NAME
-    ).exists()
+    return (out / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists() and not (out / MANIFEST_NAME).exists()
 
 
 def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None") -> Path | None:
@@ -113,8 +109,8 @@ def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None
     """
     if before is None or not is_unfinished(Path(before)):
         return None
-    here = keeping is not None and keeping.out.resolve() == Path(before).resolve()
-    return None if here else Path(before)
+    is_current = keeping is not None and keeping.out.resolve() == Path(before).resolve()
+    return None if is_current else Path(before)
 
 
 @final
@@ -150,22 +146,20 @@ class StreamStoreWriter:
             find_finished_store(out, recipe, listing, read_report(out))
         self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
         self._units, self._tokenizer = units, tokenizer
-        self._stretches = out / WORK_NAME / STREAM_BATCHES_FOLDER
+        self._batches_folder = out / WORK_NAME / STREAM_BATCHES_FOLDER
         decided_by = collect_unit_settings(recipe, tokenizer, settings.constants)
-        self._names = tuple(
-            compute_unit_identity(unit, decided_by, listing.content) for unit in units
-        )
+        self._names = tuple(compute_unit_identity(unit, decided_by, listing.content) for unit in units)
 
     @property
     def finished(self) -> bool:
         """Whether the store is there."""
         return (self.out / MANIFEST_NAME).exists()
 
-    def kept(self) -> int:
+    def count_cached_units(self) -> int:
         """How many units are kept whole."""
-        units = self._stretches.with_name("units")
+        units = self._batches_folder.with_name("units")
         return sum(
-            (units / name).exists() or read_stream_batches(self._stretches / name) is not None
+            (units / name).exists() or read_stream_batches(self._batches_folder / name) is not None
             for name in self._names
         )
 
@@ -183,11 +177,11 @@ class StreamStoreWriter:
             with rename_out_in_errors():
                 self._begin()
         until = time.monotonic() + _WAIT_SECONDS
-        while not (self._stretches / _BEGUN_FILE).exists() and time.monotonic() < until:
+        while not (self._batches_folder / _BEGUN_FILE).exists() and time.monotonic() < until:
             # What is read before the first rank has begun would not be kept.
             time.sleep(_POLL_SECONDS)
         attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
-        return CachedRanges(self._stretches, self._names, attempt, self._stretches / _BEGUN_FILE)
+        return CachedRanges(self._batches_folder, self._names, attempt, self._batches_folder / _BEGUN_FILE)
 
     def _begin(self) -> None:
         with WorkFolder(self.out) as work:
@@ -196,11 +190,11 @@ class StreamStoreWriter:
             begin_or_resume(work, self._recipe, job)
             if work.tokenizer_state() is None:
                 work.keep_tokenizer(self._tokenizer.state())
-            self._stretches.mkdir(exist_ok=True)
-            write_file(self._stretches / _BEGUN_FILE, b"")
+            self._batches_folder.mkdir(exist_ok=True)
+            write_file(self._batches_folder / _BEGUN_FILE, b"")
 
     def finish(
-        self, stretches: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
+        self, range_groups: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
     ) -> PrepareResult:
         """Make the store of what was kept; what was not is read by ``prepare``.
 
@@ -210,10 +204,10 @@ class StreamStoreWriter:
         settings = replace(self._settings, execution=execution)
         with rename_out_in_errors():
             result = run_recipe(self._recipe, self.out, listener, settings=settings)
-        self._write_bounds(stretches)
+        self._write_bounds(range_groups)
         return result
 
-    def _write_bounds(self, stretches: Sequence[RangeGroup]) -> None:
+    def _write_bounds(self, range_groups: Sequence[RangeGroup]) -> None:
         """Lay beside the store where stretches begin, so that a plan can repeat the stream."""
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
@@ -227,12 +221,12 @@ class StreamStoreWriter:
         readings = RecordParsers(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}
-        for stretch in stretches:
-            piece = stretch.pieces[0]
-            source, start = piece.whole.source, piece.start
-            if start > piece.whole.start and not is_sequential_text(piece.whole, readings.rules):
-                rules = readings.of(source).rules
-                start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
-            whole = piece.start == piece.whole.start
-            begins.append((stretch.first_part + piece.place, 0 if whole else start))
+        for range_group in range_groups:
+            record_range = range_group.ranges[0]
+            source, start = record_range.unit_part.source, record_range.start
+            if start > record_range.unit_part.start and not is_sequential_text(record_range.unit_part, readings.rules):
+                rules = readings.get_parser(source).rules
+                start = bounds.setdefault(source.path, RecordBounds(rules)).find_bound(source, start)
+            at_part_start = record_range.start == record_range.unit_part.start
+            begins.append((range_group.first_part + record_range.part_index, 0 if at_part_start else start))
         write_range_bounds(store, compute_range_bounds(store, begins))

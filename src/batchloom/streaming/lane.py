@@ -43,18 +43,18 @@ class LanePosition(NamedTuple):
         epoch: of the lane.
         pool: number of the pool in that epoch.
         slot: place of the stretch in the order in which the epoch takes them.
-        piece: number of the piece in the stretch.
+        range_index: number of the piece in the stretch.
         record: number of the record in the piece.
-        taken: documents of that record that pools before have taken.
+        documents_taken: documents of that record that pools before have taken.
         offset: byte of the record in its source.
     """
 
     epoch: int = 0
     pool: int = 0
     slot: int = 0
-    piece: int = 0
+    range_index: int = 0
     record: int = 0
-    taken: int = 0
+    documents_taken: int = 0
     offset: int = 0
 
 
@@ -70,7 +70,7 @@ class StreamPool:
         next: where the lane goes on.
         records: records that were read for it, in the lane's first epoch alone where no media are read.
         bad: how many of these cannot be used.
-        said: what is wrong with the first of them.
+        bad_messages: what is wrong with the first of them.
         conversations: whether the lane has come to conversations by now.
         media: what its documents hold; None where media are not read.
     """
@@ -84,7 +84,7 @@ class StreamPool:
     next: LanePosition
     records: int = 0
     bad: int = 0
-    said: tuple[str, ...] = ()
+    bad_messages: tuple[str, ...] = ()
     conversations: bool = False
     media: PoolMedia | None = None
 
@@ -93,7 +93,7 @@ class StreamPool:
 class _LaneBatch:
     """Documents of the train subset, in order, of one stretch.
 
-    ``media`` is of each document, nothing where none holds any; ``spent`` is the file of their bytes.
+    ``media`` is of each document, nothing where none holds any; ``spill_file`` is the file of their bytes.
     """
 
     slot: int
@@ -101,21 +101,19 @@ class _LaneBatch:
     rows: NDArray[np.void]
     trained: NDArray[np.bool_] | None
     media: Sequence[DocumentMedia]
-    spent: Path | None
+    spill_file: Path | None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def cut(self, count: int) -> tuple["_LaneBatch", "_LaneBatch"]:
+    def split(self, count: int) -> tuple["_LaneBatch", "_LaneBatch"]:
         """The first documents, and the others."""
         at = int(self.rows["length"][:count].sum(dtype=np.int64))
         flags = (None, None) if self.trained is None else (self.trained[:at], self.trained[at:])
         media = self.media[:count], self.media[count:]
         return (
             _LaneBatch(self.slot, self.tokens[:at], self.rows[:count], flags[0], media[0], None),
-            _LaneBatch(
-                self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spent
-            ),
+            _LaneBatch(self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spill_file),
         )
 
 
@@ -159,20 +157,20 @@ class RangeCollector:
         if self.log is not None:
             self.log.add(tokens, rows, codes, trained, media)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
-        mine = codes == 0
-        if not mine.all():
-            flags = np.repeat(mine, rows["length"])
-            tokens, rows = tokens[flags], rows[mine]
+        in_train = codes == 0
+        if not in_train.all():
+            flags = np.repeat(in_train, rows["length"])
+            tokens, rows = tokens[flags], rows[in_train]
             trained = None if trained is None else trained[flags]
-            media = list(compress(media, mine))
+            media = list(compress(media, in_train))
         if len(rows):
             self.documents.append(_RangeDocuments(tokens, rows, trained, media))
 
-    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Take bad records."""
         if self.log is not None:
-            self.log.add_bad(part, found)
-        self.bad += [(part, bad) for bad in found]
+            self.log.add_bad(part, bad_records)
+        self.bad += [(part, bad) for bad in bad_records]
 
     def checksums(self) -> dict[str, str]:
         """Nothing: there are no files."""
@@ -187,20 +185,20 @@ class CachedRanges:
         folder: of all stretches.
         names: of the units, by number.
         attempt: sets the files of this process apart from those of another one.
-        begun: is there once the job of the store is begun.
+        start_marker: is there once the job of the store is begun.
     """
 
     folder: Path
     names: tuple[str, ...]
     attempt: str
-    begun: Path
+    start_marker: Path
 
-    def begin(self, stretch: RangeGroup) -> StreamBatchWriter | None:
+    def begin(self, range_group: RangeGroup) -> StreamBatchWriter | None:
         """Keep what comes of a stretch; None where it is kept already."""
-        place = self.folder / self.names[stretch.unit] / f"{stretch.place:06d}"
-        if place.exists() or not self.begun.exists():
+        folder = self.folder / self.names[range_group.unit] / f"{range_group.group_index:06d}"
+        if folder.exists() or not self.start_marker.exists():
             return None
-        return StreamBatchWriter(place, self.attempt)
+        return StreamBatchWriter(folder, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,33 +208,33 @@ class LaneContext:
     Attributes:
         task: turns records into documents.
         chat: makes tokenizer and template, when the first conversation comes.
-        stretches: those of the lanes, by number.
+        range_groups: those of the lanes, by number.
         count: how many stretches there are in all.
         spec: of the order.
         lanes: how many lanes there are.
         keep: where stretches are kept for a store; None where none is.
-        aside: where the bytes of media are laid that stand in records; None where media are not read.
+        media_spill: where the bytes of media are laid that stand in records; None where media are not read.
     """
 
     task: EncodeContext
     chat: Callable[[], ChatEncoder]
-    stretches: Mapping[int, RangeGroup]
+    range_groups: Mapping[int, RangeGroup]
     count: int
     spec: PlanSpec
     lanes: int
     keep: CachedRanges | None = None
-    aside: MediaSpill | None = None
+    media_spill: MediaSpill | None = None
     _bounds: dict[str, RecordBounds] = field(default_factory=dict)
 
     def bounds(self, source: Source) -> RecordBounds:
         """What finds where pieces of a source meet, and remembers what it has passed over."""
-        found = self._bounds.pop(source.path, None)
-        if found is None:
-            found = RecordBounds(self.task.readings.of(source).rules)
-        self._bounds[source.path] = found
+        record_bounds = self._bounds.pop(source.path, None)
+        if record_bounds is None:
+            record_bounds = RecordBounds(self.task.record_parsers.get_parser(source).rules)
+        self._bounds[source.path] = record_bounds
         while len(self._bounds) > _MAX_CACHED_BOUNDS:
             del self._bounds[next(iter(self._bounds))]
-        return found
+        return record_bounds
 
 
 @final
@@ -244,28 +242,32 @@ class LaneReader:
     """Reads a lane from a place on; pools are given one after the other.
 
     Args:
-        work: what all lanes share.
+        context: what all lanes share.
         lane: which it is.
-        place: where to begin.
+        position: where to begin.
     """
 
     def __init__(
         self,
-        work: "LaneContext",
+        context: "LaneContext",
         lane: int,
-        place: LanePosition,
+        position: LanePosition,
     ) -> None:
-        self._task, self._stretches, self._spec = work.task, work.stretches, work.spec
-        self._count = work.count
-        self._lane, self._lanes, self.place = lane, work.lanes, place
-        self._keep, self._chat, self._bounds = work.keep, work.chat, work.bounds
-        self._aside = work.aside
-        self._heard = UnitProgress()
+        self._task, self._range_groups, self._spec = (
+            context.task,
+            context.range_groups,
+            context.spec,
+        )
+        self._count = context.count
+        self._lane, self._lanes, self.position = lane, context.lanes, position
+        self._keep, self._chat, self._bounds = context.keep, context.chat, context.bounds
+        self._media_spill = context.media_spill
+        self._last_progress = UnitProgress()
         self._buffer: deque[_LaneBatch] = deque()
-        self._held = self._records = self._bad = 0
-        self._said: list[str] = []
-        self._came = RecordCounts()
-        self._source = self._iter_epoch(place)
+        self._buffered_documents = self._records = self._bad = 0
+        self._bad_messages: list[str] = []
+        self._record_counts = RecordCounts()
+        self._source = self._iter_epoch(position)
 
     def next(self) -> StreamPool:
         """The next pool.
@@ -275,115 +277,115 @@ class LaneReader:
             PlanError: the lane has no document at all.
         """
         while True:
-            place = self.place
-            size = compute_lane_pool_size(self._spec, place.epoch, place.pool)
-            while self._held < size and (batch := next(self._source, None)) is not None:
+            position = self.position
+            size = compute_lane_pool_size(self._spec, position.epoch, position.pool)
+            while self._buffered_documents < size and (batch := next(self._source, None)) is not None:
                 self._buffer.append(batch)
-                self._held += len(batch)
-            if self._held:
+                self._buffered_documents += len(batch)
+            if self._buffered_documents:
                 return self._pool(size)
-            if place[1:] == LanePosition()[1:]:
+            if position[1:] == LanePosition()[1:]:
                 raise make_no_sequence_error(
-                    self._lane, self._lanes, *self._came.nothing(self._said)
+                    self._lane,
+                    self._lanes,
+                    *self._record_counts.explain_no_document(self._bad_messages),
                 )
-            self.place = LanePosition(epoch=place.epoch + 1)
-            self._source = self._iter_epoch(self.place)
+            self.position = LanePosition(epoch=position.epoch + 1)
+            self._source = self._iter_epoch(self.position)
 
     def _pool(self, size: int) -> StreamPool:
-        taken, count = [], 0
+        batches, count = [], 0
         while count < size and self._buffer:
             batch = self._buffer.popleft()
             if count + len(batch) > size:
-                batch, rest = batch.cut(size - count)
-                self._buffer.appendleft(rest)
-            taken.append(batch)
+                batch, remainder = batch.split(size - count)
+                self._buffer.appendleft(remainder)
+            batches.append(batch)
             count += len(batch)
-        self._held -= count
-        before = self.place
-        self.place = _advance_position(before, taken)
-        said, records, bad = tuple(self._said), self._records, self._bad
-        self._said, self._records, self._bad = [], 0, 0
+        self._buffered_documents -= count
+        before = self.position
+        self.position = _advance_position(before, batches)
+        bad_messages, records, bad = tuple(self._bad_messages), self._records, self._bad
+        self._bad_messages, self._records, self._bad = [], 0, 0
         return StreamPool(
             *(self._lane, before.epoch, before.pool),
-            np.concatenate([batch.tokens for batch in taken]),
-            np.concatenate([batch.rows["length"] for batch in taken]),
-            _join_trained(taken),
-            self.place,
-            *(records, bad, said),
+            np.concatenate([batch.tokens for batch in batches]),
+            np.concatenate([batch.rows["length"] for batch in batches]),
+            _join_trained(batches),
+            self.position,
+            *(records, bad, bad_messages),
             conversations=self._task.chat is not None,
-            media=None if self._aside is None else self._media_of(taken),
+            media=None if self._media_spill is None else self._media_of(batches),
         )
 
-    def _iter_epoch(self, place: LanePosition) -> Iterator[_LaneBatch]:
+    def _iter_epoch(self, position: LanePosition) -> Iterator[_LaneBatch]:
         """The documents of an epoch from a place on."""
-        self._came = RecordCounts()
-        order = order_lane_ranges(self._count, self._lanes, self._spec, self._lane, place.epoch)
-        for slot in range(place.slot, len(order)):
+        self._record_counts = RecordCounts()
+        order = order_lane_ranges(self._count, self._lanes, self._spec, self._lane, position.epoch)
+        for slot in range(position.slot, len(order)):
             number = int(order[slot])
-            begin = place if slot == place.slot else LanePosition(epoch=place.epoch)
-            yield from self._stretch(number, slot, begin)
+            begin = position if slot == position.slot else LanePosition(epoch=position.epoch)
+            yield from self._read_range_group(number, slot, begin)
 
-    def _stretch(self, number: int, slot: int, begin: LanePosition) -> Iterator[_LaneBatch]:
-        stretch = self._stretches[number]
+    def _read_range_group(self, number: int, slot: int, begin: LanePosition) -> Iterator[_LaneBatch]:
+        range_group = self._range_groups[number]
         # What inputs hold does not change under a run; media that they name may.
-        counted = begin.epoch == 0 or self._aside is not None
-        whole = not (begin.piece or begin.record or begin.taken)
+        counts_records = begin.epoch == 0 or self._media_spill is not None
+        from_start = not (begin.range_index or begin.record or begin.documents_taken)
         log = None
-        if self._keep is not None and begin.epoch == 0 and whole:
-            log = self._keep.begin(stretch)
+        if self._keep is not None and begin.epoch == 0 and from_start:
+            log = self._keep.begin(range_group)
         sink = RangeCollector(log=log)
-        unit = Unit(stretch.unit, 0, tuple(piece.part for piece in stretch.pieces))
-        task = self._get_encode_context(stretch)
-        self._heard = UnitProgress()
-        hear = self._hear if counted else _ignore_message
-        run = UnitTokenizer(UnitTask(unit, Path(), ""), task, sink, None, hear)
-        skip = begin.taken
+        unit = Unit(range_group.unit, 0, tuple(record_range.part for record_range in range_group.ranges))
+        task = self._get_encode_context(range_group)
+        self._last_progress = UnitProgress()
+        send = self._count_progress if counts_records else _ignore_message
+        run = UnitTokenizer(UnitTask(unit, Path(), ""), task, sink, None, send)
+        skip = begin.documents_taken
         try:
-            for at, piece in enumerate(stretch.pieces):
-                if at < begin.piece:
+            for range_index, record_range in enumerate(range_group.ranges):
+                if range_index < begin.range_index:
                     continue
-                mine = begin.record if at == begin.piece else 0
-                rules = task.readings.of(piece.whole.source).rules
-                bounds = self._bounds(piece.whole.source)
-                with RangeRecordReader(piece, rules, bounds, mine, begin.offset) as reader:
-                    for _ in run.steps(at, piece.part, reader):
+                first_record = begin.record if range_index == begin.range_index else 0
+                rules = task.record_parsers.get_parser(record_range.unit_part.source).rules
+                bounds = self._bounds(record_range.unit_part.source)
+                with RangeRecordReader(record_range, rules, bounds, first_record, begin.offset) as reader:
+                    for _ in run.iter_steps(range_index, record_range.part, reader):
                         run.flush()
-                        run.settle()
-                        for batch in self._given(sink, stretch, slot, counted=counted):
+                        run.write_pending()
+                        for batch in self._drain_batches(sink, range_group, slot, counts_records=counts_records):
                             if skip:
                                 skipped = min(skip, len(batch))
                                 skip -= skipped
-                                batch = batch.cut(skipped)[1]  # noqa: PLW2901
+                                batch = batch.split(skipped)[1]  # noqa: PLW2901
                             if len(batch):
                                 yield batch
-                            elif batch.spent is not None:
-                                batch.spent.unlink()
-            facts = run.facts()
-            self._came.add(facts, sink.shares)
+                            elif batch.spill_file is not None:
+                                batch.spill_file.unlink()
+            facts = run.make_facts()
+            self._record_counts.add(facts, sink.shares)
             if log is not None:
-                parts = [(piece.place, piece.covers_part) for piece in stretch.pieces]
-                log.finish(stretch.place, parts, facts, last=stretch.last)
+                parts = [(record_range.part_index, record_range.covers_part) for record_range in range_group.ranges]
+                log.finish(range_group.group_index, parts, facts, last=range_group.last)
                 log = None
         except UnusableError as error:
-            source = stretch.pieces[error.part].whole.source
-            raise make_bad_record_error(
-                source, task.readings.of(source).rules, None, error.bad
-            ) from None
+            source = range_group.ranges[error.part].unit_part.source
+            raise make_bad_record_error(source, task.record_parsers.get_parser(source).rules, None, error.bad) from None
         finally:
             if log is not None:
                 log.abandon()
 
-    def _hear(self, message: Any) -> None:
+    def _count_progress(self, message: Any) -> None:
         """Count records as they are read."""
         if isinstance(message, UnitProgress):
-            self._records += message.records - self._heard.records
-            self._heard = message
+            self._records += message.records - self._last_progress.records
+            self._last_progress = message
 
-    def _get_encode_context(self, stretch: RangeGroup) -> EncodeContext:
+    def _get_encode_context(self, range_group: RangeGroup) -> EncodeContext:
         """The task, with a template where the stretch has conversations."""
         templated = False
-        for source in dict.fromkeys(piece.whole.source for piece in stretch.pieces):
-            reading = self._task.readings.of(source)
+        for source in dict.fromkeys(record_range.unit_part.source for record_range in range_group.ranges):
+            reading = self._task.record_parsers.get_parser(source)
             if reading.preferences:
                 raise InputError(
                     f"{source.name} holds preferences ({reading.detected}), of which some answers are not to be "
@@ -395,92 +397,99 @@ class LaneReader:
             self._task = replace(self._task, chat=self._chat())
         return self._task
 
-    def _given(
-        self, sink: RangeCollector, stretch: RangeGroup, slot: int, *, counted: bool
+    def _drain_batches(
+        self, sink: RangeCollector, range_group: RangeGroup, slot: int, *, counts_records: bool
     ) -> Iterator[_LaneBatch]:
-        """What a sink holds by now; bad records are said and counted where ``counted``."""
+        """What a sink holds by now; bad records are said and counted where ``counts_records``."""
         bad, sink.bad = sink.bad, []
-        if counted:
+        if counts_records:
             self._bad += len(bad)
-            self._said += [
-                self._fault(stretch, *one) for one in bad[: max(0, _MAX_FAULTS - len(self._said))]
+            self._bad_messages += [
+                self._describe_bad_record(range_group, *bad_entry)
+                for bad_entry in bad[: max(0, _MAX_FAULTS - len(self._bad_messages))]
             ]
         while sink.documents:
             tokens, rows, trained, media = sink.documents.popleft()
-            yield _LaneBatch(slot, tokens, rows, trained, *self._spill_media(media, rows, stretch))
+            yield _LaneBatch(slot, tokens, rows, trained, *self._spill_media(media, rows, range_group))
 
     def _spill_media(
-        self, media: Sequence[Sequence[PlacedMedium]], rows: NDArray[np.void], stretch: RangeGroup
+        self,
+        media: Sequence[Sequence[PlacedMedium]],
+        rows: NDArray[np.void],
+        range_group: RangeGroup,
     ) -> tuple[list[DocumentMedia], Path | None]:
         """What documents hold; the bytes of media that stand in records are laid aside."""
-        if not media or self._aside is None:
+        if not media or self._media_spill is None:
             return [], None
-        laid, path = self._aside.lay(media)
-        found = []
-        for row, some in zip(rows, laid, strict=True):
+        stored_media, path = self._media_spill.write_media(media)
+        document_media = []
+        for row, some in zip(rows, stored_media, strict=True):
             if not some:
-                found.append(_NO_MEDIA)
+                document_media.append(_NO_MEDIA)
                 continue
-            piece = stretch.pieces[int(row["part"])]
-            source, readings = piece.whole.source, self._task.readings
-            before = None if piece.start else 0
+            record_range = range_group.ranges[int(row["part"])]
+            source, readings = record_range.unit_part.source, self._task.record_parsers
+            before = None if record_range.start else 0
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
-            line = format_record_name(source, readings.of(source).rules, before, record)
-            found.append(DocumentMedia(some, readings.media_folder(source) or "", line))
-        return found, path
+            line = format_record_name(source, readings.get_parser(source).rules, before, record)
+            document_media.append(DocumentMedia(some, readings.media_folder(source) or "", line))
+        return document_media, path
 
-    def _media_of(self, taken: Sequence[_LaneBatch]) -> PoolMedia:
+    def _media_of(self, batches: Sequence[_LaneBatch]) -> PoolMedia:
         """The media of the documents of a pool."""
-        found: dict[int, DocumentMedia] = {}
+        media_by_document: dict[int, DocumentMedia] = {}
         first = 0
-        for batch in taken:
-            for number, held in enumerate(batch.media, first):
-                if held.media:
-                    numbered = tuple(one._replace(document=number) for one in held.media)
-                    found[number] = held._replace(media=numbered)
+        for batch in batches:
+            for number, document_media in enumerate(batch.media, first):
+                if document_media.media:
+                    numbered = tuple(medium._replace(document=number) for medium in document_media.media)
+                    media_by_document[number] = document_media._replace(media=numbered)
             first += len(batch)
-        spent = tuple(batch.spent for batch in taken if batch.spent is not None)
-        return PoolMedia(found, self._task.readings.media_limits, spent)
+        spill_files = tuple(batch.spill_file for batch in batches if batch.spill_file is not None)
+        return PoolMedia(media_by_document, self._task.record_parsers.media_limits, spill_files)
 
-    def _fault(self, stretch: RangeGroup, place: int, bad: BadRecord) -> str:
-        piece = stretch.pieces[place]
-        rules = self._task.readings.of(piece.whole.source).rules
-        before = None if piece.start else 0
-        return str(make_bad_record_error(piece.whole.source, rules, before, bad))
+    def _describe_bad_record(self, range_group: RangeGroup, range_index: int, bad: BadRecord) -> str:
+        record_range = range_group.ranges[range_index]
+        rules = self._task.record_parsers.get_parser(record_range.unit_part.source).rules
+        before = None if record_range.start else 0
+        return str(make_bad_record_error(record_range.unit_part.source, rules, before, bad))
 
 
 _NO_MEDIA = DocumentMedia((), "", "")
 
 
-def _join_trained(taken: Sequence[_LaneBatch]) -> NDArray[np.bool_] | None:
-    if all(batch.trained is None for batch in taken):
+def _join_trained(batches: Sequence[_LaneBatch]) -> NDArray[np.bool_] | None:
+    if all(batch.trained is None for batch in batches):
         return None
     return np.concatenate(
-        [
-            np.ones(len(batch.tokens), bool) if batch.trained is None else batch.trained
-            for batch in taken
-        ]
+        [np.ones(len(batch.tokens), bool) if batch.trained is None else batch.trained for batch in batches]
     )
 
 
-def _advance_position(before: LanePosition, taken: Sequence[_LaneBatch]) -> LanePosition:
+def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> LanePosition:
     """The place behind documents that were taken from another one."""
-    last = taken[-1]
+    last = batches[-1]
     row = last.rows[-1]
-    piece, record = int(row["part"]), int(row["record"])
-    mine = 0
-    for batch in reversed(taken):
-        same = (batch.rows["part"] == piece) & (batch.rows["record"] == record)
-        if batch.slot != last.slot or not same[-1]:
+    range_index, record = int(row["part"]), int(row["record"])
+    documents_taken = 0
+    for batch in reversed(batches):
+        same_record = (batch.rows["part"] == range_index) & (batch.rows["record"] == record)
+        if batch.slot != last.slot or not same_record[-1]:
             break
-        mine += int(same.sum())
-        if not same.all():
+        documents_taken += int(same_record.sum())
+        if not same_record.all():
             break
     else:
-        if (before.slot, before.piece, before.record) == (last.slot, piece, record):
-            mine += before.taken
+        if (before.slot, before.range_index, before.record) == (last.slot, range_index, record):
+            documents_taken += before.documents_taken
     return LanePosition(
-        before.epoch, before.pool + 1, last.slot, piece, record, mine, int(row["offset"])
+        before.epoch,
+        before.pool + 1,
+        last.slot,
+        range_index,
+        record,
+        documents_taken,
+        int(row["offset"]),
     )
 
 

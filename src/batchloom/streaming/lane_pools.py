@@ -21,10 +21,10 @@ _POLL_SECONDS = 0.02
 _WAIT_SECONDS = 0.2
 
 
-def choose_worker_count(asked: int | Literal["auto"], lanes: int, local_ranks: int) -> int:
+def choose_worker_count(workers: int | Literal["auto"], lanes: int, local_ranks: int) -> int:
     """How many processes make the pools of a rank's lanes; 0: none but its own."""
-    wanted = count_cores() // max(local_ranks, 1) if asked == "auto" else asked
-    return min(max(wanted, 1 if asked == "auto" else 0), lanes)
+    worker_count = count_cores() // max(local_ranks, 1) if workers == "auto" else workers
+    return min(max(worker_count, 1 if workers == "auto" else 0), lanes)
 
 
 @final
@@ -35,15 +35,15 @@ class InlinePools:
         self._setup = setup
         self._work: TaskFunction | None = None
 
-    def ask(self, lane: int, place: LanePosition) -> None:
+    def ask(self, lane: int, position: LanePosition) -> None:
         """Nothing is made ahead."""
 
-    def take(self, lane: int, place: LanePosition) -> StreamPool:
+    def take(self, lane: int, position: LanePosition) -> StreamPool:
         """The pool at a place of a lane."""
         if self._work is None:
             self._work = self._setup()
-        made: StreamPool = self._work(PoolTask(lane, place), lambda _: None)
-        return made
+        pool: StreamPool = self._work(PoolTask(lane, position), lambda _: None)
+        return pool
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -52,7 +52,7 @@ class InlinePools:
 
 @dataclass(slots=True)
 class _PendingPool:
-    order: PoolTask
+    task: PoolTask
     deaths: int = 0
 
 
@@ -71,87 +71,88 @@ class WorkerPools:
 
     def __init__(self, setup: StreamSetup, workers: int, lanes: range) -> None:
         self._setup, self._workers = setup, workers
-        self._of = {lane: number % workers for number, lane in enumerate(lanes)}
-        self._orders: queue.SimpleQueue[PoolTask | None] = queue.SimpleQueue()
-        self._made: dict[int, StreamPool] = {}
+        self._worker_by_lane = {lane: number % workers for number, lane in enumerate(lanes)}
+        self._tasks: queue.SimpleQueue[PoolTask | None] = queue.SimpleQueue()
+        self._ready_pools: dict[int, StreamPool] = {}
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="batchloom-stream", daemon=True)
         self._thread.start()
 
-    def ask(self, lane: int, place: LanePosition) -> None:
+    def ask(self, lane: int, position: LanePosition) -> None:
         """Have the pool at a place of a lane made."""
-        self._orders.put(PoolTask(lane, place))
+        self._tasks.put(PoolTask(lane, position))
 
-    def take(self, lane: int, place: LanePosition) -> StreamPool:  # noqa: ARG002 - it was asked for
+    def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - it was asked for
         """The pool that was asked for of a lane, when it is there."""
         with self._changed:
-            while lane not in self._made:
+            while lane not in self._ready_pools:
                 if self._error is not None:
                     raise self._error
                 if self._closed:
                     raise WorkerError("The stream was closed while a batch was being made.")
                 self._changed.wait(_WAIT_SECONDS)
-            return self._made.pop(lane)
+            return self._ready_pools.pop(lane)
 
     def close(self) -> None:
         """End all workers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._orders.put(None)
+        self._tasks.put(None)
 
     def _run(self) -> None:
-        crews: list[ProcessPool] = []
+        executors: list[ProcessPool] = []
         try:
             for worker in range(self._workers):
-                mine = [lane for lane, its in self._of.items() if its == worker]
-                crews.append(ProcessPool(self._setup.for_lanes(mine), 1))
-            self._run_executors(crews)
+                worker_lanes = [lane for lane, owner in self._worker_by_lane.items() if owner == worker]
+                executors.append(ProcessPool(self._setup.for_lanes(worker_lanes), 1))
+            self._run_executors(executors)
         except BaseException as error:  # noqa: BLE001 - who takes a pool raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
         finally:
-            for crew in crews:
-                crew.close()
+            for executor in executors:
+                executor.close()
 
-    def _run_executors(self, crews: list[ProcessPool]) -> None:
-        asked: dict[int, _PendingPool] = {}
+    def _run_executors(self, executors: list[ProcessPool]) -> None:
+        pending_pools: dict[int, _PendingPool] = {}
         number = 0
         while not self._closed:
             while True:
                 try:
-                    order = self._orders.get(block=not asked)
+                    task = self._tasks.get(block=not pending_pools)
                 except queue.Empty:
                     break
-                if order is None:
+                if task is None:
                     return
-                asked[number] = _PendingPool(order)
-                crews[self._of[order.lane]].give(number, order)
+                pending_pools[number] = _PendingPool(task)
+                executors[self._worker_by_lane[task.lane]].submit(number, task)
                 number += 1
-            for crew in crews:
-                if not crew.unfinished:
+            for executor in executors:
+                if not executor.unfinished:
                     continue
-                event = crew.next(_POLL_SECONDS / len(crews))
+                event = executor.next(_POLL_SECONDS / len(executors))
                 if isinstance(event, TaskLoss):
-                    self._handle_worker_loss(crew, event, asked[event.number])
+                    self._handle_worker_loss(executor, event, pending_pools[event.number])
                 elif isinstance(event, TaskResult):
-                    self._done(asked.pop(event.number), event.result)
+                    self._store_pool(pending_pools.pop(event.number), event.result)
 
-    def _done(self, asked: _PendingPool, made: StreamPool) -> None:
+    def _store_pool(self, pending_pool: _PendingPool, pool: StreamPool) -> None:
         with self._changed:
-            self._made[asked.order.lane] = made
+            self._ready_pools[pending_pool.task.lane] = pool
             self._changed.notify_all()
 
-    def _handle_worker_loss(self, crew: ProcessPool, event: TaskLoss, asked: _PendingPool) -> None:
+    def _handle_worker_loss(self, executor: ProcessPool, event: TaskLoss, pending_pool: _PendingPool) -> None:
         """Have the pool made again by the next process; what it was in the middle of is read again."""
-        asked.deaths += 1
-        if asked.deaths > _MAX_WORKER_DEATHS:
+        pending_pool.deaths += 1
+        if pending_pool.deaths > _MAX_WORKER_DEATHS:
             raise WorkerError(
-                f"A worker of the stream {event.reason}, {asked.deaths} times at the same pool (lane "
-                f"{asked.order.lane}). Give it more memory (fewer workers, smaller pool_size), or workers=0 to see "
+                f"A worker of the stream {event.reason}, {pending_pool.deaths} times at the same pool (lane "
+                f"{pending_pool.task.lane}). Give it more memory (fewer workers, smaller pool_size), or workers=0 "
+                "to see "
                 "what it dies of; prepare finds the record."
             )
-        crew.give(event.number, asked.order)
+        executor.submit(event.number, pending_pool.task)

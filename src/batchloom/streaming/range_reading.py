@@ -19,7 +19,7 @@ class RangeRecordReader:
     """The records of a piece, numbered from 0 inside it; use as a context manager.
 
     Args:
-        piece: what to read.
+        record_range: what to read.
         rules: how its source is read.
         bounds: finds where pieces meet.
         record: the first record to give; those before it are read over.
@@ -35,34 +35,30 @@ class RangeRecordReader:
 
     def __init__(
         self,
-        piece: RecordRange,
+        record_range: RecordRange,
         rules: ReadRules,
         bounds: RecordBounds,
         record: int = 0,
         offset: int = 0,
     ) -> None:
-        source, self._record = piece.whole.source, record
+        source, self._record = record_range.unit_part.source, record
         self._first, self._base = 0, 0
         self._low, self._high = -1, -1
-        self._whole = piece.covers_part and not record
+        self._reads_whole_part = record_range.covers_part and not record
         self._table = choose_read_method(source, rules) == "table"
-        at_byte = (
-            record > 0
-            and choose_read_method(source, rules) in _BYTE_KINDS
-            and source.compression is None
-        )
-        text = is_sequential_text(piece.whole, rules)
+        at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.compression is None
+        text = is_sequential_text(record_range.unit_part, rules)
         if at_byte and source.member is None:
-            stop = piece.whole.stop if text else piece.stop
-            part, used = SourcePart(source, offset, bounds.at(source, stop)), None
+            stop = record_range.unit_part.stop if text else record_range.stop
+            part, used = SourcePart(source, offset, bounds.find_bound(source, stop)), None
             self._base = record
-        elif text and not piece.covers_part:
-            part, used = piece.whole, bounds
+        elif text and not record_range.covers_part:
+            part, used = record_range.unit_part, bounds
         else:
-            part, used = piece.part, bounds
-        if text and not piece.covers_part:
-            self._low = piece.start if piece.start > piece.whole.start else -1
-            self._high = piece.stop if piece.stop < piece.whole.stop else -1
+            part, used = record_range.part, bounds
+        if text and not record_range.covers_part:
+            self._low = record_range.start if record_range.start > record_range.unit_part.start else -1
+            self._high = record_range.stop if record_range.stop < record_range.unit_part.stop else -1
         self._reader = PartReader(part, rules, used)
         self.start, self.stop = self._reader.start, self._reader.stop
 
@@ -73,40 +69,40 @@ class RangeRecordReader:
         self._reader.__exit__(*exc)
 
     def __iter__(self) -> Iterator[Records]:
-        for found in self._reader:
-            over = self._cut(found)
-            self._number(found)
-            yield found
-            if over:
+        for records in self._reader:
+            is_past_end = self._trim_to_range(records)
+            self._number(records)
+            yield records
+            if is_past_end:
                 return
 
-    def _cut(self, found: Records) -> bool:
+    def _trim_to_range(self, records: Records) -> bool:
         """Leave out what lies outside of the piece; whether nothing more of it can follow."""
         if self._low < 0 and self._high < 0:
             return False
         low, high = self._low, self._high if self._high >= 0 else 1 << 63
-        places = [*found.offsets, *(bad.offset for bad in found.bad)]
-        over = any(place >= high for place in places)
-        before = sum(place < low for place in places)
+        offsets = [*records.offsets, *(bad.offset for bad in records.bad)]
+        is_past_end = any(offset >= high for offset in offsets)
+        before = sum(offset < low for offset in offsets)
         # Every record of a text is a document or a bad one.
         self._first += before
-        found.seen = sum(low <= place < high for place in places)
-        kept = [n for n, place in enumerate(found.offsets) if low <= place < high]
-        _select_records(found, kept)
-        found.bad = [bad for bad in found.bad if low <= bad.offset < high]
-        return over
+        records.records_read = sum(low <= offset < high for offset in offsets)
+        indices = [n for n, offset in enumerate(records.offsets) if low <= offset < high]
+        _select_records(records, indices)
+        records.bad = [bad for bad in records.bad if low <= bad.offset < high]
+        return is_past_end
 
-    def _number(self, found: Records) -> None:
+    def _number(self, records: Records) -> None:
         """Number records inside of the piece, and leave out those before the first that is asked for."""
         shift = self._base - self._first
         if shift:
-            found.records = [number + shift for number in found.records]
-            found.bad = [_shift_record_number(bad, shift) for bad in found.bad]
+            records.records = [number + shift for number in records.records]
+            records.bad = [_shift_record_number(bad, shift) for bad in records.bad]
         if self._record:
-            kept = [n for n, number in enumerate(found.records) if number >= self._record]
-            if len(kept) < len(found.records):
-                _select_records(found, kept)
-            found.bad = [bad for bad in found.bad if bad.record >= self._record]
+            indices = [n for n, number in enumerate(records.records) if number >= self._record]
+            if len(indices) < len(records.records):
+                _select_records(records, indices)
+            records.bad = [bad for bad in records.bad if bad.record >= self._record]
 
     @property
     def consumed(self) -> int:
@@ -119,11 +115,11 @@ class RangeRecordReader:
         Raises:
             InputError: the file was changed while it was read.
         """
-        if self._high >= 0 or (self._table and not self._whole):
+        if self._high >= 0 or (self._table and not self._reads_whole_part):
             return b""
         digest = self._reader.finish()
         self.stop = self._reader.stop
-        return digest if self._whole else b""
+        return digest if self._reads_whole_part else b""
 
 
 def digest_part(part: SourcePart, rules: ReadRules, bounds: RecordBounds) -> tuple[int, int, bytes]:
@@ -134,10 +130,10 @@ def digest_part(part: SourcePart, rules: ReadRules, bounds: RecordBounds) -> tup
         return reader.start, reader.stop, digest
 
 
-def _select_records(found: Records, kept: list[int]) -> None:
-    found.values = [found.values[n] for n in kept]
-    found.records = [found.records[n] for n in kept]
-    found.offsets = [found.offsets[n] for n in kept]
+def _select_records(records: Records, indices: list[int]) -> None:
+    records.values = [records.values[n] for n in indices]
+    records.records = [records.records[n] for n in indices]
+    records.offsets = [records.offsets[n] for n in indices]
 
 
 def _shift_record_number(bad: BadRecord, shift: int) -> BadRecord:

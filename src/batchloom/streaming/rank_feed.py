@@ -40,10 +40,10 @@ LaneCursors = Mapping[int, tuple[LanePosition, int]]
 class PoolSource(Protocol):
     """Gives the pools of lanes; what is asked for ahead is made meanwhile."""
 
-    def ask(self, lane: int, place: LanePosition) -> None:
+    def ask(self, lane: int, position: LanePosition) -> None:
         """The pool at this place will be taken next of its lane."""
 
-    def take(self, lane: int, place: LanePosition) -> StreamPool:
+    def take(self, lane: int, position: LanePosition) -> StreamPool:
         """The pool at this place."""
 
     def close(self) -> None:
@@ -54,11 +54,11 @@ class PoolSource(Protocol):
 class _ActivePool:
     """A pool that is being served."""
 
-    __slots__ = ("before", "made", "rows", "starts")
+    __slots__ = ("before", "rows", "starts", "stream_pool")
 
-    def __init__(self, made: StreamPool, rows: Rows, before: int) -> None:
-        self.made, self.rows, self.before = made, rows, before
-        self.starts = np.cumsum(made.lengths, dtype=np.int64) - made.lengths
+    def __init__(self, stream_pool: StreamPool, rows: Rows, before: int) -> None:
+        self.stream_pool, self.rows, self.before = stream_pool, rows, before
+        self.starts = np.cumsum(stream_pool.lengths, dtype=np.int64) - stream_pool.lengths
 
     @property
     def end(self) -> int:
@@ -72,33 +72,29 @@ class StreamStepReader:
 
     def __init__(self, pools: Sequence[_ActivePool], end_id: int) -> None:
         self._pools, self.end_id = pools, end_id
-        sizes = [len(pool.made.lengths) for pool in pools]
+        sizes = [len(pool.stream_pool.lengths) for pool in pools]
         self.bases = np.cumsum([0, *sizes[:-1]])
-        self.masked = any(pool.made.trained is not None for pool in pools)
+        self.masked = any(pool.stream_pool.trained is not None for pool in pools)
 
-    def _spans(
-        self, documents: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> tuple[list[int], list[int]]:
+    def _spans(self, documents: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Number of the pool of each span, and the place of its first token there."""
         pools = self.bases.searchsorted(documents, side="right") - 1
         begins = starts.copy()
         for number in np.unique(pools).tolist():
-            mine = pools == number
-            begins[mine] += self._pools[number].starts[documents[mine] - self.bases[number]]
+            pool_spans = pools == number
+            begins[pool_spans] += self._pools[number].starts[documents[pool_spans] - self.bases[number]]
         return pools.tolist(), begins.tolist()
 
-    def media(
-        self, documents: NDArray[np.int64]
-    ) -> list[tuple[PoolMedia, tuple[StoredMedium, ...]]]:
+    def media(self, documents: NDArray[np.int64]) -> list[tuple[PoolMedia, tuple[StoredMedium, ...]]]:
         """Where the media of documents lie, and which they are, in the order of their tokens."""
         pools = self.bases.searchsorted(documents, side="right") - 1
-        found = []
+        document_media = []
         for pool, document in zip(pools.tolist(), documents.tolist(), strict=True):
-            held = self._pools[pool].made.media
-            if held is None:
+            pool_media = self._pools[pool].stream_pool.media
+            if pool_media is None:
                 raise AssertionError("a stream with a processor reads media")
-            found.append((held, held.of(document - int(self.bases[pool]))))
-        return found
+            document_media.append((pool_media, pool_media.of(document - int(self.bases[pool]))))
+        return document_media
 
     def read(
         self,
@@ -108,7 +104,7 @@ class StreamStepReader:
     ) -> list[NDArray[np.generic]]:
         """The ids of spans, as views."""
         pools, begins = self._spans(documents, starts)
-        tokens = [pool.made.tokens for pool in self._pools]
+        tokens = [pool.stream_pool.tokens for pool in self._pools]
         spans = zip(pools, begins, lengths.tolist(), strict=True)
         return [tokens[pool][at : at + size] for pool, at, size in spans]
 
@@ -120,12 +116,12 @@ class StreamStepReader:
     ) -> list[NDArray[np.bool_]]:
         """For the tokens of spans whether each is trained."""
         pools, begins = self._spans(documents, starts)
-        flags = [pool.made.trained for pool in self._pools]
-        found = []
+        flags = [pool.stream_pool.trained for pool in self._pools]
+        span_masks = []
         for pool, at, size in zip(pools, begins, lengths.tolist(), strict=True):
-            mine = flags[pool]
-            found.append(np.ones(size, bool) if mine is None else mine[at : at + size])
-        return found
+            trained = flags[pool]
+            span_masks.append(np.ones(size, bool) if trained is None else trained[at : at + size])
+        return span_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,34 +149,34 @@ class FeedSettings:
 class _LaneFeed:
     """One lane of a rank."""
 
-    def __init__(self, lane: int, place: LanePosition, before: int) -> None:
-        self.lane, self.place, self.before = lane, place, before
+    def __init__(self, lane: int, position: LanePosition, before: int) -> None:
+        self.lane, self.position, self.before = lane, position, before
         self.open: deque[_ActivePool] = deque()
-        self.known: deque[tuple[int, LanePosition]] = deque([(before, place)])
+        self.pool_starts: deque[tuple[int, LanePosition]] = deque([(before, position)])
         self._barren: int | None = None
         self._long: list[tuple[int, int]] = []
 
-    def add(self, made: StreamPool, rows: Rows, share: FeedSettings) -> None:
+    def add(self, pool: StreamPool, rows: Rows, share: FeedSettings) -> None:
         """Take the next pool."""
         # One without sequences, too, so that it is let go of after those before it: they may share a file.
-        self.open.append(_ActivePool(made, rows, self.before))
+        self.open.append(_ActivePool(pool, rows, self.before))
         if len(rows):
             self._barren = None
         else:
-            self._record_empty_pool(made, share)
+            self._record_empty_pool(pool, share)
         self.before += len(rows)
-        self.place = made.next
-        if self.known[-1][0] == self.before:
-            self.known.pop()
-        self.known.append((self.before, self.place))
+        self.position = pool.next
+        if self.pool_starts[-1][0] == self.before:
+            self.pool_starts.pop()
+        self.pool_starts.append((self.before, self.position))
 
-    def _record_empty_pool(self, made: StreamPool, share: FeedSettings) -> None:
+    def _record_empty_pool(self, pool: StreamPool, share: FeedSettings) -> None:
         """Note that a pool gave no sequence; whole epochs of such pools end the stream."""
         if self._barren is None:
-            self._barren, self._long = made.epoch, []
-        if made.epoch == self._barren + 1:
-            self._long.append((len(made.lengths), int(made.lengths.min())))
-        if made.epoch >= self._barren + _MAX_EMPTY_EPOCHS:
+            self._barren, self._long = pool.epoch, []
+        if pool.epoch == self._barren + 1:
+            self._long.append((len(pool.lengths), int(pool.lengths.min())))
+        if pool.epoch >= self._barren + _MAX_EMPTY_EPOCHS:
             counts, shortest = zip(*self._long, strict=True)
             why = describe_all_too_long(sum(counts), min(shortest), share.spec)
             raise make_no_sequence_error(self.lane, share.lanes, *why)
@@ -188,22 +184,22 @@ class _LaneFeed:
     def release_pools(self, sequence: int) -> None:
         """Let go of pools that end before a sequence."""
         while self.open and self.open[0].end <= sequence:
-            _release_media(self.open.popleft().made)
+            _release_media(self.open.popleft().stream_pool)
 
     def cursor(self, sequence: int) -> tuple[int, LanePosition]:
         """The last pool that begins at or before a sequence."""
-        at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
-        return self.known[max(at, 0)]
+        at = bisect_right(self.pool_starts, sequence, key=lambda pool_start: pool_start[0]) - 1
+        return self.pool_starts[max(at, 0)]
 
     def forget(self, sequence: int) -> None:
         """Forget where pools began that end before a sequence."""
-        while len(self.known) > 1 and self.known[1][0] <= sequence:
-            self.known.popleft()
+        while len(self.pool_starts) > 1 and self.pool_starts[1][0] <= sequence:
+            self.pool_starts.popleft()
 
 
-def _release_media(made: StreamPool) -> None:
-    if made.media is not None:
-        made.media.forget()
+def _release_media(pool: StreamPool) -> None:
+    if pool.media is not None:
+        pool.media.forget()
 
 
 @final
@@ -230,8 +226,8 @@ class RankFeed:
     ) -> None:
         self._media = media
         self._share, self._pools, self._progress = share, pools, progress
-        mine = list_rank_lanes(share.lanes, share.rank, share.world_size)
-        self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
+        rank_lanes = list_rank_lanes(share.lanes, share.rank, share.world_size)
+        self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in rank_lanes]
         self._round = share.spec.global_batch_size // share.lanes
         # Records and bad ones of each epoch of lanes.
         self._counts: dict[int, tuple[int, int]] = {}
@@ -241,7 +237,7 @@ class RankFeed:
         # The first sequence of a lane that a batch may still read.
         self._needed = 0
         for lane in self._lanes:
-            pools.ask(lane.lane, lane.place)
+            pools.ask(lane.lane, lane.position)
 
     def take(self, step: int) -> tuple[StreamStepReader, Rows]:
         """The rows of a step and what reads their tokens; steps are taken in order.
@@ -253,28 +249,28 @@ class RankFeed:
         """
         first = step * self._round
         pools: list[_ActivePool] = []
-        pieces, places = [], []
+        lane_rows, row_positions = [], []
         for number, lane in enumerate(self._lanes):
             for begin, rows, pool in self._iter_sequences(lane, first, first + self._round):
-                pieces.append(rows)
+                lane_rows.append(rows)
                 pools.append(pool)
                 turns = np.arange(begin - first, begin - first + len(rows))
-                places.append(turns * len(self._lanes) + number)
+                row_positions.append(turns * len(self._lanes) + number)
             with self._lock:
                 lane.forget((step - _MAX_CACHED_STEPS) * self._round)
         reader = StreamStepReader(pools, self._share.end_id)
         numbered = [
             Rows(
                 *(rows.pointers, rows.sources, rows.documents + base),
-                *(rows.starts, rows.lengths, rows.places),
+                *(rows.starts, rows.lengths, rows.row_offsets),
             )
-            for rows, base in zip(pieces, reader.bases.tolist(), strict=True)
+            for rows, base in zip(lane_rows, reader.bases.tolist(), strict=True)
         ]
-        joined = join_rows(numbered, self._round * len(self._lanes))
+        step_rows = join_rows(numbered, self._round * len(self._lanes))
         with self._lock:
-            self._tokens[step] = int(joined.lengths.sum())
+            self._tokens[step] = int(step_rows.lengths.sum())
             self._tokens.pop(step - _MAX_CACHED_STEPS, None)
-        return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
+        return reader, reorder_rows(step_rows, np.argsort(np.concatenate(row_positions)))
 
     def done(self, step: int) -> None:
         """Say that the batch of a step that was taken is made: what no later step needs is let go of.
@@ -285,42 +281,40 @@ class RankFeed:
         for lane in self._lanes:
             lane.release_pools(self._needed)
 
-    def _iter_sequences(
-        self, lane: _LaneFeed, first: int, stop: int
-    ) -> list[tuple[int, Rows, _ActivePool]]:
+    def _iter_sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _ActivePool]]:
         """The sequences of a lane from ``first`` on, pool by pool."""
-        found = []
+        sequences = []
         while lane.before < stop:
             self._start_pool(lane)
             lane.release_pools(self._needed)
         for pool in lane.open:
             a, b = max(first, pool.before), min(stop, pool.end)
             if a < b:
-                found.append((a, slice_rows(pool.rows, a - pool.before, b - pool.before), pool))
-        return found
+                sequences.append((a, slice_rows(pool.rows, a - pool.before, b - pool.before), pool))
+        return sequences
 
     def _start_pool(self, lane: _LaneFeed) -> None:
         """Take the next pool of a lane, and have the one after it made."""
         with rename_out_in_errors():
-            made = self._pools.take(lane.lane, lane.place)
-        self._pools.ask(lane.lane, made.next)
-        self._count(made)
-        rows = pack_lane_pool(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
+            pool = self._pools.take(lane.lane, lane.position)
+        self._pools.ask(lane.lane, pool.next)
+        self._count(pool)
+        rows = pack_lane_pool(pool.lengths, self._share.spec, lane.lane, pool.epoch, pool.pool)
         with self._lock:
-            lane.add(made, rows, self._share)
-        self._progress(made)
+            lane.add(pool, rows, self._share)
+        self._progress(pool)
 
-    def _count(self, made: StreamPool) -> None:
+    def _count(self, pool: StreamPool) -> None:
         """Tell of bad records, and stop where there are too many."""
-        records, bad = self._counts.get(made.epoch, (0, 0))
-        records, bad = records + made.records, bad + made.bad
-        self._counts[made.epoch] = records, bad
-        for said in made.said:
-            _LOG.warning("Left out: %s", said)
+        records, bad = self._counts.get(pool.epoch, (0, 0))
+        records, bad = records + pool.records, bad + pool.bad
+        self._counts[pool.epoch] = records, bad
+        for message in pool.bad_messages:
+            _LOG.warning("Left out: %s", message)
         most = count_allowed_bad(self._share.max_bad, records)
         if bad > most:
-            last = f"; the last one: {made.said[-1]}" if made.said else ""
-            epoch = f" in epoch {made.epoch}" if made.epoch else ""
+            last = f"; the last one: {pool.bad_messages[-1]}" if pool.bad_messages else ""
+            epoch = f" in epoch {pool.epoch}" if pool.epoch else ""
             raise TooManyBadRecordsError(
                 f"{bad:,} of the first {records:,} records of this rank's lanes are bad{epoch}, and max_bad "
                 f"{self._share.max_bad} allows {most:,}{last}. Mend the input, or allow more (max_bad=)."
@@ -337,14 +331,14 @@ class RankFeed:
         Raises:
             PlanError: the step lies before those that are remembered.
         """
-        found = {}
+        cursors = {}
         for lane in self._lanes:
             with self._lock:
-                before, place = lane.cursor(step * self._round)
+                before, position = lane.cursor(step * self._round)
             if before > step * self._round:
                 raise PlanError(f"Step {step} lies behind this stream, which does not go back.")
-            found[lane.lane] = (place, before)
-        return found
+            cursors[lane.lane] = (position, before)
+        return cursors
 
     def close(self) -> None:
         """End whatever makes pools."""

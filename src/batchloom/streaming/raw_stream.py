@@ -150,9 +150,9 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         PlanError: lanes that do not fit.
         StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
     """
-    asked = locals()
-    options = {name: asked[name] for name in SETTINGS if name in asked and name != "overlong"}
-    chosen = make_request(inputs, {**options, "dedup": "none"}, recipe)
+    arguments = locals()
+    options = {name: arguments[name] for name in SETTINGS if name in arguments and name != "overlong"}
+    request = make_request(inputs, {**options, "dedup": "none"}, recipe)
     order = StreamOrder(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
@@ -161,15 +161,15 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         overlong=overlong,
         seed=seed,
         shuffle=shuffle,
-        pool_size=choose_lane_pool_size(media=chosen.recipe.reading.media is not None)
+        pool_size=choose_lane_pool_size(media=request.recipe.reading.media is not None)
         if pool_size is None
         else pool_size,
         lanes=lanes,
     )
     settings = StreamSettings(workers=workers, keep=resolve_keep_folder(keep))
-    for note in chosen.notes:
+    for note in request.notes:
         _LOG.info("%s", note)
-    return Stream(chosen.recipe, order, settings, kept=chosen.kept)
+    return Stream(request.recipe, order, settings, tokenizer_state=request.tokenizer_state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +226,7 @@ class StreamSettings:
         count = as_int(self.workers)
         if self.workers != "auto" and (count is None or not 0 <= count <= _MAX_WORKERS):
             raise SettingsError(
-                [
-                    f"workers: {quote_value(self.workers)} is neither 'auto' nor a number from 0 to {_MAX_WORKERS:,}"
-                ]
+                [f"workers: {quote_value(self.workers)} is neither 'auto' nor a number from 0 to {_MAX_WORKERS:,}"]
             )
 
 
@@ -253,20 +251,18 @@ class Stream:
         order: StreamOrder,
         settings: StreamSettings,
         *,
-        kept: Mapping[str, Any] | None = None,
+        tokenizer_state: Mapping[str, Any] | None = None,
     ) -> None:
         if parse_synthetic_input(recipe.inputs):
             raise SettingsError(
-                [
-                    f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
-                ]
+                [f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"]
             )
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
         # A stream begins before all documents are known, so none of them can move between subsets.
         recipe = replace(recipe, balance_subsets=False)
-        self._folder, held = make_spill_folder()
-        weakref.finalize(self, _remove_stream_folder, self._folder, held, os.getpid())
+        self._folder, lock_file = make_spill_folder()
+        weakref.finalize(self, _remove_stream_folder, self._folder, lock_file, os.getpid())
         self.recipe, self._settings = recipe, settings
         self._spool = Spool(self._folder / "spool")
         with pause_gc():
@@ -279,13 +275,11 @@ class Stream:
             _LOG.warning("%s", weights)
         readings = RecordParsers(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
-        self._stretches = make_range_groups(self._units, readings.rules, settings.run.unit_bytes)
+        self._range_groups = make_range_groups(self._units, readings.rules, settings.run.unit_bytes)
         sources = self._listing.sources
         # The first file of each input: a stream looks at the others when it comes to them.
         first = {source.input: source for source in reversed(sources)}
-        unused = dict.fromkeys(
-            name for source in first.values() for name in readings.of(source).unused_columns
-        )
+        unused = dict.fromkeys(name for source in first.values() for name in readings.get_parser(source).unused_columns)
         if unused:
             _LOG.info("Unused columns: %s", ", ".join(unused))
         media = may_hold_media(sources, readings)
@@ -294,30 +288,22 @@ class Stream:
         self.spec = order.spec(order.overlong or choose_overlong(sources, readings))
         # Nobody has said that conversations may be cut, and those that there are will be.
         cuts_all = order.overlong is None and self.spec.overlong == "split"
-        known = cuts_all and has_conversations(sources, readings)
-        self._unsaid = (
-            describe_cut_conversations(self.spec)
-            if known
-            else describe_left_out(self.spec, media=media)
+        cuts_conversations = cuts_all and has_conversations(sources, readings)
+        self._pending_warning = (
+            describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
         )
-        self._cuts_unknown = cuts_all and not known
+        self._cuts_unknown = cuts_all and not cuts_conversations
         self.lanes = self._make_lane_spec(order)
-        self.tokenizer = choose_job_tokenizer(
-            recipe, self._listing.sources, readings, _LOG.info, kept
-        )
+        self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, tokenizer_state)
         self.processor = self._processor()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
-        write_file(
-            self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state())
-        )
+        write_file(self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state()))
         self.identity, self._recipe_plain = self._make_identity(), recipe_to_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
         self._kept_in: str | None = None
         self._announced = False
         self.keeping = (
-            StreamStoreWriter(
-                settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer
-            )
+            StreamStoreWriter(settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer)
             if settings.keep is not None
             else None
         )
@@ -333,7 +319,7 @@ class Stream:
         return get_processor_state(media, self.recipe.tokenizer)
 
     def _make_lane_spec(self, order: StreamOrder) -> int:
-        lanes, count = order.lanes, len(self._stretches)
+        lanes, count = order.lanes, len(self._range_groups)
         if lanes is None:
             return choose_default_lanes(order.global_batch_size, count)
         check_lanes(lanes, order.global_batch_size)
@@ -346,9 +332,7 @@ class Stream:
         return lanes
 
     def _make_identity(self) -> dict[str, Any]:
-        spec = {
-            k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_STREAM_SETTINGS
-        }
+        spec = {k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_STREAM_SETTINGS}
         sources = self._listing.sources
         return {
             "order_version": ORDER_VERSION,
@@ -361,7 +345,7 @@ class Stream:
                 "files": len(sources),
                 "bytes": self._listing.bytes,
                 "fingerprint": fingerprint(
-                    [[one.name, one.kind, one.size, one.mtime_ns] for one in sources]
+                    [[source.name, source.kind, source.size, source.mtime_ns] for source in sources]
                 ),
             },
         }
@@ -389,11 +373,7 @@ class Stream:
     def origin(self) -> str:
         """Where the data comes from, as batches and log lines say it."""
         name = self._listing.sources[0].name
-        more = (
-            f" and {len(self._listing.sources) - 1:,} more"
-            if len(self._listing.sources) > 1
-            else ""
-        )
+        more = f" and {len(self._listing.sources) - 1:,} more" if len(self._listing.sources) > 1 else ""
         return f"source=real stream of {name}{more} {self.fingerprint[:12]}"
 
     def begin(self, rank: int, world_size: int) -> LaneCursors:
@@ -419,22 +399,20 @@ class Stream:
     def _facts(self) -> StreamIdentity:
         """What states know of the stream."""
         keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
-        named = None if keep is None else str(keep)
+        keep_path = None if keep is None else str(keep)
         return StreamIdentity(
             *(self.fingerprint, self.identity, self._recipe_plain),
-            named if is_text(named) else None,
+            keep_path if is_text(keep_path) else None,
         )
 
-    def resume(
-        self, state: Mapping[str, Any], rank: int, world_size: int
-    ) -> tuple[int, LaneCursors]:
+    def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, LaneCursors]:
         """The step of a state, and where the lanes of a rank go on.
 
         Raises:
             StateError: it is of another stream, was changed, or lacks a lane of this rank.
         """
-        mine = list_rank_lanes(self.lanes, rank, world_size)
-        position, cursors, self._kept_in = read_stream_state(state, self._facts, mine)
+        rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
+        position, cursors, self._kept_in = read_stream_state(state, self._facts, rank_lanes)
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
                 "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s (--keep) to "
@@ -457,26 +435,32 @@ class Stream:
 
     def count_cached_units(self) -> tuple[int, int]:
         """How many units of the input are kept whole, and how many there are."""
-        return (self.keeping.kept() if self.keeping is not None else 0), len(self._units)
+        return (self.keeping.count_cached_units() if self.keeping is not None else 0), len(self._units)
 
     def open(self, rank: int, world_size: int, cursors: LaneCursors) -> RankFeed:
         """The steps of a rank from where its lanes stand; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
-        every = dict(enumerate(self._stretches))
+        groups_by_number = dict(enumerate(self._range_groups))
         media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
         setup = StreamSetup(
-            self._make_worker_setup(), every, len(every), self.spec, self.lanes, keep, media
+            self._make_worker_setup(),
+            groups_by_number,
+            len(groups_by_number),
+            self.spec,
+            self.lanes,
+            keep,
+            media,
         )
-        mine = list_rank_lanes(self.lanes, rank, world_size)
+        rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        workers = choose_worker_count(self._settings.workers, len(mine), local)
-        pools = WorkerPools(setup, workers, mine) if workers else InlinePools(setup)
+        workers = choose_worker_count(self._settings.workers, len(rank_lanes), local)
+        pools = WorkerPools(setup, workers, rank_lanes) if workers else InlinePools(setup)
         share = FeedSettings(
             *(self.spec, self.lanes, rank, world_size),
             *(self.tokenizer.end_id, self.recipe.max_bad),
         )
         if rank == 0:
-            self._announce(workers, len(mine))
+            self._announce(workers, len(rank_lanes))
         return RankFeed(share, pools, cursors, self._announce_cut_conversations, media)
 
     def finish(
@@ -500,9 +484,7 @@ class Stream:
         """
         if self.keeping is None:
             raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
-        return self.keeping.finish(
-            self._stretches, progress or log_note, ExecutionSettings(workers=workers)
-        )
+        return self.keeping.finish(self._range_groups, progress or log_note, ExecutionSettings(workers=workers))
 
     def _make_worker_setup(self) -> WorkerSetup:
         clean = self.recipe.reading.clean
@@ -518,20 +500,20 @@ class Stream:
             versions=collect_versions(clean),
         )
 
-    def _announce_cut_conversations(self, made: StreamPool) -> None:
+    def _announce_cut_conversations(self, pool: StreamPool) -> None:
         """Tell of conversations that are cut, where they were not known of before."""
-        if made.conversations and self._cuts_unknown:
+        if pool.conversations and self._cuts_unknown:
             self._cuts_unknown = False
             _LOG.warning("%s", describe_cut_conversations(self.spec))
 
-    def _announce(self, workers: int, mine: int) -> None:
-        if self._unsaid:
-            _LOG.warning("%s", self._unsaid)
-            self._unsaid = ""
+    def _announce(self, workers: int, lane_count: int) -> None:
+        if self._pending_warning:
+            _LOG.warning("%s", self._pending_warning)
+            self._pending_warning = ""
         if self._announced:
             return
         self._announced, recipe = True, self.recipe
-        left = [
+        left_out_shares = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
             for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
             if share
@@ -542,13 +524,13 @@ class Stream:
             self,
             format_count(workers, "worker") if workers else "no worker",
             f"{self.spec.pool_size:,}",
-            f"{2 * mine * self.spec.pool_size:,}",
-            f"; documents are left out by hash: {' and '.join(left)}" if left else "",
+            f"{2 * lane_count * self.spec.pool_size:,}",
+            f"; documents are left out by hash: {' and '.join(left_out_shares)}" if left_out_shares else "",
         )
 
 
-def _remove_stream_folder(folder: Path, held: IO[bytes], owner: int) -> None:
+def _remove_stream_folder(folder: Path, lock_file: IO[bytes], owner: int) -> None:
     """Delete a stream's folder and let go of it, in the process that made it alone."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-        held.close()
+        lock_file.close()

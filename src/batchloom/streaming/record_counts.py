@@ -36,21 +36,19 @@ class RecordCounts:
         for name, count in zip(SUBSETS[1:], shares[1:].tolist(), strict=True):
             self.reasons[_SHARE_PREFIX + name] += count
 
-    def nothing(self, bad: Sequence[str]) -> tuple[str, str]:
+    def explain_no_document(self, bad: Sequence[str]) -> tuple[str, str]:
         """Why there is no document, and what would mend it.
 
         Args:
             bad: what is said of the first bad records.
         """
-        found = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
-        if not found:
+        nonzero_reasons = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
+        if not nonzero_reasons:
             return "it was dealt no record of the input", "Give more input"
-        said = ", ".join(f"{count:,} {reason}" for reason, count in found)
+        reason_text = ", ".join(f"{count:,} {reason}" for reason, count in nonzero_reasons)
         first = f". The first bad one: {bad[0]}" if bad else ""
-        why = (
-            f"no document to train on came of {format_count(self.records, 'record')}: {said}{first}"
-        )
-        return why, _suggest_remedy(found[0][0])
+        why = f"no document to train on came of {format_count(self.records, 'record')}: {reason_text}{first}"
+        return why, _suggest_remedy(nonzero_reasons[0][0])
 
 
 def _suggest_remedy(reason: str) -> str:

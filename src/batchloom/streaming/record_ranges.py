@@ -20,26 +20,26 @@ class RecordRange:
     """A part of a unit, or a piece of one.
 
     Attributes:
-        whole: the part as the unit has it.
-        place: number of that part inside the unit.
+        unit_part: the part as the unit has it.
+        part_index: number of that part inside the unit.
         start: first byte, nominal until record bounds are looked up.
         stop: one after its last.
     """
 
-    whole: SourcePart
-    place: int
+    unit_part: SourcePart
+    part_index: int
     start: int
     stop: int
 
     @property
     def part(self) -> SourcePart:
         """The piece as a part of its source."""
-        return SourcePart(self.whole.source, self.start, self.stop)
+        return SourcePart(self.unit_part.source, self.start, self.stop)
 
     @property
     def covers_part(self) -> bool:
         """Whether it is all of its part."""
-        return (self.start, self.stop) == (self.whole.start, self.whole.stop)
+        return (self.start, self.stop) == (self.unit_part.start, self.unit_part.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +49,47 @@ class RangeGroup:
     Attributes:
         unit: number of the unit.
         first_part: number of the unit's first part in the manifest's list of parts.
-        place: number of the stretch inside the unit.
+        group_index: number of the stretch inside the unit.
         last: whether it is the unit's last one.
-        pieces: in order.
+        ranges: in order.
     """
 
     unit: int
     first_part: int
-    place: int
+    group_index: int
     last: bool
-    pieces: tuple[RecordRange, ...]
+    ranges: tuple[RecordRange, ...]
 
 
 def choose_group_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
     """About how many bytes a stretch has: a power of two, so that there are a thousand; a unit's at most."""
     total = sum(unit.bytes for unit in units)
-    wanted = max(_MIN_RANGE_BYTES, total // _MIN_RANGES)
-    return min(unit_bytes, 1 << (wanted.bit_length() - 1))
+    target_bytes = max(_MIN_RANGE_BYTES, total // _MIN_RANGES)
+    return min(unit_bytes, 1 << (target_bytes.bit_length() - 1))
 
 
 def make_range_groups(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[RangeGroup]:
     """The stretches of all units, in the order of the input; they know nothing of lanes or workers."""
     size = choose_group_bytes(units, unit_bytes)
-    found: list[RangeGroup] = []
+    range_groups: list[RangeGroup] = []
     for unit in units:
         groups = list(_group_ranges(_iter_ranges(unit, rules, size), size))
-        found += [
-            RangeGroup(unit.number, unit.first_part, place, place == len(groups) - 1, pieces)
-            for place, pieces in enumerate(groups)
+        range_groups += [
+            RangeGroup(unit.number, unit.first_part, group_index, group_index == len(groups) - 1, ranges)
+            for group_index, ranges in enumerate(groups)
         ]
-    return found
+    return range_groups
 
 
 def _iter_ranges(unit: Unit, rules: ReadRules, size: int) -> Iterator[RecordRange]:
-    for place, part in enumerate(unit.parts):
+    for part_index, part in enumerate(unit.parts):
         length = part.stop - part.start
         step = max(size, -(-length // _MAX_TEXT_CUTS)) if is_sequential_text(part, rules) else size
         if length <= step or not is_splittable(part.source, rules):
-            yield RecordRange(part, place, part.start, part.stop)
+            yield RecordRange(part, part_index, part.start, part.stop)
             continue
         for a, b in pairwise([*range(part.start, part.stop, step), part.stop]):
-            yield RecordRange(part, place, a, b)
+            yield RecordRange(part, part_index, a, b)
 
 
 def is_sequential_text(part: SourcePart, rules: ReadRules) -> bool:
@@ -97,15 +97,15 @@ def is_sequential_text(part: SourcePart, rules: ReadRules) -> bool:
     return choose_read_method(part.source, rules) == "cut"
 
 
-def _group_ranges(pieces: Iterator[RecordRange], size: int) -> Iterator[tuple[RecordRange, ...]]:
+def _group_ranges(ranges: Iterator[RecordRange], size: int) -> Iterator[tuple[RecordRange, ...]]:
     group: list[RecordRange] = []
-    held = 0
-    for piece in pieces:
-        length = piece.stop - piece.start
-        if group and held + length > size:
+    group_bytes = 0
+    for record_range in ranges:
+        length = record_range.stop - record_range.start
+        if group and group_bytes + length > size:
             yield tuple(group)
-            group, held = [], 0
-        group.append(piece)
-        held += length
+            group, group_bytes = [], 0
+        group.append(record_range)
+        group_bytes += length
     if group:
         yield tuple(group)

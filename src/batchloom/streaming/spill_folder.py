@@ -28,9 +28,9 @@ def make_spill_folder() -> tuple[Path, IO[bytes]]:
 
 def _remove_orphaned_folders(home: Path) -> None:
     """Delete the folders of this user whose owners are gone."""
-    for place in home.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
+    for owner_file in home.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
         # What is locked, or cannot be looked at, is somebody's.
-        with suppress(OSError), place.open("rb") as file:
-            if place.lstat().st_uid == os.getuid():
+        with suppress(OSError), owner_file.open("rb") as file:
+            if owner_file.lstat().st_uid == os.getuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place.parent, ignore_errors=True)
+                shutil.rmtree(owner_file.parent, ignore_errors=True)

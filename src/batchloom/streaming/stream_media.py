@@ -36,12 +36,12 @@ class PoolMedia:
     Attributes:
         documents: those that hold some, by their numbers in the pool.
         limits: what is refused for its size.
-        spent: files of bytes that no later pool of the lane needs.
+        spill_files: files of bytes that no later pool of the lane needs.
     """
 
     documents: Mapping[int, DocumentMedia]
     limits: MediaLimits
-    spent: tuple[Path, ...]
+    spill_files: tuple[Path, ...]
 
     @property
     def remedy(self) -> str:
@@ -51,14 +51,14 @@ class PoolMedia:
             "documents whose media are gone."
         )
 
-    def held(self, medium: StoredMedium) -> bytes:
+    def read_bytes(self, medium: StoredMedium) -> bytes:
         """The bytes of a medium that stood in its record.
 
         Raises:
             StoreError: they cannot be read.
         """
         if medium.blob is None:
-            raise AssertionError(f"a medium of {self.told(medium.document)} is named only")
+            raise AssertionError(f"a medium of {self.describe_document(medium.document)} is named only")
         path, begin = medium.blob
         if not path.exists():
             raise StoreError(
@@ -71,18 +71,18 @@ class PoolMedia:
         """Where paths of media begin that a document names."""
         return self.documents[document].folder
 
-    def told(self, document: int) -> str:
+    def describe_document(self, document: int) -> str:
         """What a document is called in a sentence."""
         return f"The document at {self.documents[document].line}"
 
     def of(self, document: int) -> tuple[StoredMedium, ...]:
         """The media of a document."""
-        found = self.documents.get(document)
-        return () if found is None else found.media
+        document_media = self.documents.get(document)
+        return () if document_media is None else document_media.media
 
     def forget(self) -> None:
         """Delete what no later pool needs."""
-        for path in self.spent:
+        for path in self.spill_files:
             path.unlink(missing_ok=True)
 
 
@@ -97,7 +97,7 @@ class MediaSpill:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def lay(
+    def write_media(
         self, media: Sequence[Sequence[PlacedMedium]]
     ) -> tuple[list[tuple[StoredMedium, ...]], Path | None]:
         """The media of documents as they are read for batches, and the file of their bytes; None where none is held.
@@ -105,9 +105,9 @@ class MediaSpill:
         Raises:
             OutputError: it cannot be written.
         """
-        held = any(one.medium.data is not None for some in media for one in some)
-        if not held:
-            return [tuple(_make_stored_medium(one, None) for one in some) for some in media], None
+        has_data = any(placed_medium.medium.data is not None for some in media for placed_medium in some)
+        if not has_data:
+            return [tuple(_make_stored_medium(placed_medium, None) for placed_medium in some) for some in media], None
         make_folder(self._folder)
         with (
             wrap_write_errors(self._folder),
@@ -121,29 +121,36 @@ class MediaSpill:
                 raise
 
 
-def _write_media_bytes(
-    media: Sequence[PlacedMedium], path: Path, file: IO[bytes]
-) -> list[StoredMedium]:
-    found: list[StoredMedium] = []
+def _write_media_bytes(media: Sequence[PlacedMedium], path: Path, file: IO[bytes]) -> list[StoredMedium]:
+    stored_media: list[StoredMedium] = []
     last: tuple[bytes, int] | None = None
-    for one in media:
-        data = one.medium.data
+    for placed_medium in media:
+        data = placed_medium.medium.data
         if data is None:
-            found.append(_make_stored_medium(one, None))
+            stored_media.append(_make_stored_medium(placed_medium, None))
             continue
         if last is None or last[0] is not data:  # the frames of a video are of the same bytes
             last = data, file.tell()
             file.write(data)
-        found.append(_make_stored_medium(one, (path, last[1])))
-    return found
+        stored_media.append(_make_stored_medium(placed_medium, (path, last[1])))
+    return stored_media
 
 
-def _make_stored_medium(one: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
-    seen = one.medium.seen
-    if seen is None:
+def _make_stored_medium(placed_medium: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
+    info = placed_medium.medium.info
+    if info is None:
         raise AssertionError("media are looked at before they are encoded")
-    kind, place = get_facts_kind(seen.facts), one.medium.place
+    kind, location = get_facts_kind(info.facts), placed_medium.medium.location
     return StoredMedium(
-        *(0, kind, one.start, one.tokens, one.grid, seen.facts, place, seen.size),
-        *(seen.digest, blob),
+        *(
+            0,
+            kind,
+            placed_medium.start,
+            placed_medium.tokens,
+            placed_medium.grid,
+            info.facts,
+            location,
+            info.size,
+        ),
+        *(info.digest, blob),
     )

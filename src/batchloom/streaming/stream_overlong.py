@@ -18,7 +18,7 @@ _TEXT_KINDS = ("text", "code")
 def may_hold_media(sources: Sequence[Source], readings: RecordParsers) -> bool:
     """Whether documents of some source may hold images or audio, by how it is read."""
     return readings.reads_media and any(
-        readings.of(source).way in ("conversation", "interleaved") for source in sources
+        readings.get_parser(source).record_kind in ("conversation", "interleaved") for source in sources
     )
 
 
@@ -28,10 +28,10 @@ def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
     Raises:
         PlanError: says what to give.
     """
-    given = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
+    setting = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
     if packing == "wrap" or overlong in ("split", "truncate"):
         raise PlanError(
-            f"{given} cuts documents, and one with images or audio is never cut: give packing='best_fit' and "
+            f"{setting} cuts documents, and one with images or audio is never cut: give packing='best_fit' and "
             "overlong='drop' or 'error'."
         )
 
@@ -48,7 +48,7 @@ def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> Overl
     if may_hold_media(sources, readings):
         return "drop"
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
-    alone = all(readings.of(source).templated for source in texts_first)
+    alone = all(readings.get_parser(source).templated for source in texts_first)
     return "drop" if alone else "split"
 
 
@@ -56,9 +56,9 @@ def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> boo
     """Whether some of the first files that may hold conversations do: the first of each input, then the others."""
     unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
     first = {source.input: source for source in reversed(unsure)}
-    others = (source for source in unsure if first[source.input] is not source)
-    looked = islice((*first.values(), *others), _MAX_SAMPLED_FILES)
-    return any(readings.of(source).templated for source in looked)
+    other_sources = (source for source in unsure if first[source.input] is not source)
+    sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
+    return any(readings.get_parser(source).templated for source in sampled_sources)
 
 
 def describe_cut_conversations(spec: PlanSpec) -> str:
@@ -75,8 +75,8 @@ def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
     if spec.overlong not in ("drop", "truncate"):
         return ""
     remedy = "a larger seq_len" if media else "overlong='split'"
-    what = "documents" if spec.overlong == "drop" else "the ends of documents"
+    dropped_content = "documents" if spec.overlong == "drop" else "the ends of documents"
     return (
-        f"overlong={spec.overlong!r} leaves out {what} longer than seq_len {spec.seq_len}; {remedy} "
+        f"overlong={spec.overlong!r} leaves out {dropped_content} longer than seq_len {spec.seq_len}; {remedy} "
         f"keeps them."
     )

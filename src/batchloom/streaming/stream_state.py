@@ -47,7 +47,7 @@ def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors
         "recipe": dict(facts.recipe),
         "keep": facts.keep,
         "position": position,
-        "lanes": {str(lane): [*place, before] for lane, (place, before) in sorted(cursors.items())},
+        "lanes": {str(lane): [*lane_position, before] for lane, (lane_position, before) in sorted(cursors.items())},
     }
     return {**plain, "check": fingerprint(plain)}
 
@@ -74,13 +74,13 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"The states of the ranks do not belong together: {name} is {first[name]!r} and {state[name]!r}. "
                     "Take all of them at the same step of the same stream."
                 )
-    cursors = {int(lane): (LanePosition(*where[:-1]), where[-1]) for lane, where in lanes.items()}
+    cursors = {int(lane): (LanePosition(*cursor[:-1]), cursor[-1]) for lane, cursor in lanes.items()}
     return make_stream_state(_parse_identity(first), first["position"], cursors)
 
 
 def _parse_identity(state: Mapping[str, Any]) -> StreamIdentity:
-    named, identity = state["fingerprint"], state["identity"]
-    return StreamIdentity(named, identity, state.get("recipe") or {}, state.get("keep"))
+    stream_fingerprint, identity = state["fingerprint"], state["identity"]
+    return StreamIdentity(stream_fingerprint, identity, state.get("recipe") or {}, state.get("keep"))
 
 
 def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> StreamIdentity:
@@ -89,65 +89,64 @@ def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> Stream
     Raises:
         StateError: it is no state, was changed, or belongs to another stream; names the fields that differ.
     """
-    theirs = _parse_identity(_validate_state(state))
-    if theirs.fingerprint == facts.fingerprint:
-        return theirs
-    then, now = dict(theirs.identity), dict(facts.identity)
-    found = (
-        list_recipe_differences(dict(theirs.recipe), dict(facts.recipe)) if theirs.recipe else []
+    saved_identity = _parse_identity(_validate_state(state))
+    if saved_identity.fingerprint == facts.fingerprint:
+        return saved_identity
+    saved_fields, current_fields = dict(saved_identity.identity), dict(facts.identity)
+    differences = (
+        list_recipe_differences(dict(saved_identity.recipe), dict(facts.recipe)) if saved_identity.recipe else []
     )
-    if found:
+    if differences:
         # They say of what these two are fingerprints.
-        hidden = ("recipe", "tokenizer")[: 1 + any(one.startswith("tokenizer:") for one in found)]
-        then, now = ({k: v for k, v in one.items() if k not in hidden} for one in (then, now))
-    found += list_differences(then, now)
+        hidden = ("recipe", "tokenizer")[: 1 + any(difference.startswith("tokenizer:") for difference in differences)]
+        saved_fields, current_fields = (
+            {k: v for k, v in identity_fields.items() if k not in hidden}
+            for identity_fields in (saved_fields, current_fields)
+        )
+    differences += list_differences(saved_fields, current_fields)
     raise StateError(
-        f"The state belongs to another stream: {'; '.join(found) or 'its fingerprint differs'}. Give the inputs "
+        f"The state belongs to another stream: {'; '.join(differences) or 'its fingerprint differs'}. Give the inputs "
         "and settings the state was made with, or start without it."
     )
 
 
 def read_stream_state(
-    state: Mapping[str, Any], facts: StreamIdentity, wanted: range
+    state: Mapping[str, Any], facts: StreamIdentity, rank_lanes: range
 ) -> tuple[int, LaneCursors, str | None]:
     """The position of a state, where the lanes of a rank go on, and where its stream kept what it read.
 
     Raises:
         StateError: it is no state, was changed, belongs to another stream, or lacks a lane.
     """
-    theirs, lanes = check_same_stream(state, facts), state["lanes"]
-    missing = [lane for lane in wanted if str(lane) not in lanes]
+    saved_identity, lanes = check_same_stream(state, facts), state["lanes"]
+    missing = [lane for lane in rank_lanes if str(lane) not in lanes]
     if missing:
         raise StateError(
             f"The state knows of lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: "
             "it is that of one rank. Gather the states of all ranks with batchloom.streaming.merge_states."
         )
-    cursors = {
-        lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in wanted
-    }
-    return int(state["position"]), cursors, theirs.keep
+    cursors = {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
+    return int(state["position"]), cursors, saved_identity.keep
 
 
 def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        rest = {name: value for name, value in state.items() if name != "check"}
-        same = state["check"] == fingerprint(rest)
+        checked_fields = {name: value for name, value in state.items() if name != "check"}
+        checksum_matches = state["check"] == fingerprint(checked_fields)
         sound = all(
-            len(where) == _CURSOR_FIELDS and all(isinstance(n, int) and n >= 0 for n in where)
-            for where in state["lanes"].values()
+            len(cursor) == _CURSOR_FIELDS and all(isinstance(n, int) and n >= 0 for n in cursor)
+            for cursor in state["lanes"].values()
         )
         version = state["order_version"]
         sound = sound and isinstance(state["position"], int) and bool(state["identity"].items())
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateError(
-            f"This is not the state of a stream ({error!r}). Give what state_dict() returned."
-        ) from error
+        raise StateError(f"This is not the state of a stream ({error!r}). Give what state_dict() returned.") from error
     if version != ORDER_VERSION:
         raise StateError(
             f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the version that "
             "wrote it, or start without it."
         )
-    if not same or not sound:
+    if not checksum_matches or not sound:
         raise StateError(
             "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
         )

@@ -22,7 +22,7 @@ class PoolTask:
     """The pool of a lane that begins at a place."""
 
     lane: int
-    place: LanePosition
+    position: LanePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class StreamSetup:
     """All that a worker of a stream needs to know, as a value that other processes can be sent.
 
     Attributes:
-        hand: how records become documents.
-        stretches: those of the lanes that are read here, by number.
+        worker_setup: how records become documents.
+        range_groups: those of the lanes that are read here, by number.
         count: how many stretches there are in all.
         spec: of the order.
         lanes: how many lanes there are.
@@ -39,8 +39,8 @@ class StreamSetup:
         media: a folder for the bytes of media that stand in records; None where media are not read.
     """
 
-    hand: WorkerSetup
-    stretches: Mapping[int, RangeGroup]
+    worker_setup: WorkerSetup
+    range_groups: Mapping[int, RangeGroup]
     count: int
     spec: PlanSpec
     lanes: int
@@ -49,9 +49,9 @@ class StreamSetup:
 
     def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
         """The same for a worker that reads these lanes alone: of very many files it need not know all."""
-        mine = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
-        numbers = np.concatenate(mine).tolist()
-        return replace(self, stretches={number: self.stretches[number] for number in numbers})
+        numbers_by_lane = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
+        numbers = np.concatenate(numbers_by_lane).tolist()
+        return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
 
     def __call__(self) -> TaskFunction:
         """Make what does orders, in the process that does them.
@@ -59,19 +59,19 @@ class StreamSetup:
         Raises:
             WorkerError: this process has other versions.
         """
-        check_versions(self.hand.versions)
-        task, recipe = self.hand.task(), self.hand.recipe
+        check_versions(self.worker_setup.versions)
+        task, recipe = self.worker_setup.load_context(), self.worker_setup.recipe
         chat = cache(lambda: make_chat_encoder(task.tokenizer, recipe))
-        aside = None if self.media is None else MediaSpill(self.media)
+        media_spill = None if self.media is None else MediaSpill(self.media)
         lanes = LaneSet(
             LaneContext(
-                *(task, chat, self.stretches, self.count, self.spec, self.lanes, self.keep),
-                aside=aside,
+                *(task, chat, self.range_groups, self.count, self.spec, self.lanes, self.keep),
+                media_spill=media_spill,
             )
         )
 
-        def work(order: Any, _tell: MessageCallback) -> StreamPool:
-            return lanes.pool(order)
+        def work(pool_task: Any, _send: MessageCallback) -> StreamPool:
+            return lanes.pool(pool_task)
 
         return work
 
@@ -80,15 +80,15 @@ class StreamSetup:
 class LaneSet:
     """The lanes that one process reads, each open at the place it has come to."""
 
-    def __init__(self, work: LaneContext) -> None:
-        self._work = work
+    def __init__(self, context: LaneContext) -> None:
+        self._context = context
         self._open: dict[int, LaneReader] = {}
 
-    def pool(self, order: PoolTask) -> StreamPool:
+    def pool(self, pool_task: PoolTask) -> StreamPool:
         """The pool that begins at a place; a lane that stands elsewhere is begun anew there."""
-        reader = self._open.pop(order.lane, None)
-        if reader is None or reader.place != order.place:
-            reader = LaneReader(self._work, order.lane, order.place)
-        made = reader.next()
-        self._open[order.lane] = reader
-        return made
+        reader = self._open.pop(pool_task.lane, None)
+        if reader is None or reader.position != pool_task.position:
+            reader = LaneReader(self._context, pool_task.lane, pool_task.position)
+        pool = reader.next()
+        self._open[pool_task.lane] = reader
+        return pool

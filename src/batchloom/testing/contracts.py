@@ -65,18 +65,14 @@ def check_loader(
         SettingsError: numbers of ranks that are none.
     """
     if not worlds or any((as_int(world) or 0) < 1 for world in worlds):
-        raise SettingsError(
-            [f"worlds: {quote_value(worlds)} are no numbers of ranks, each from 1 on"]
-        )
+        raise SettingsError([f"worlds: {quote_value(worlds)} are no numbers of ranks, each from 1 on"])
     runs = {world: _collect_batches(make, world) for world in worlds}
     first = runs[worlds[0]]
     if not first[0]:
         raise AssertionError("The loader gives no batch: nothing can be checked.")
     for world, ranks in runs.items():
-        for step, (wanted, found) in enumerate(
-            zip(_iter_steps(first), _iter_steps(ranks), strict=False)
-        ):
-            _check_same_rows(wanted, found, f"Step {step} over {world} ranks", f"over {worlds[0]}")
+        for step, (expected, actual) in enumerate(zip(_iter_steps(first), _iter_steps(ranks), strict=False)):
+            _check_same_rows(expected, actual, f"Step {step} over {world} ranks", f"over {worlds[0]}")
         if len(ranks[0]) != len(first[0]):
             raise AssertionError(
                 f"A run over {world} ranks has {len(ranks[0])} steps, over {worlds[0]} it has {len(first[0])}."
@@ -101,17 +97,13 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
                 f"Rank {rank} of {world} has {len(batches)} steps and rank 0 has {len(ranks[0])}: a collective of the "
                 "longer one would hang."
             )
-        told = len(loader) if isinstance(loader, Sized) else len(batches)
-        if told != len(batches):
-            raise AssertionError(
-                f"len of rank {rank} of {world} is {told}, and it gives {len(batches)} steps."
-            )
-    for step, together in enumerate(_iter_steps(ranks)):
-        shapes = {np.shape(batch["input_ids"]) for batch in together}
-        if len(shapes) > 1 and "cu_seq_lens_q" not in together[0]:
-            raise AssertionError(
-                f"Step {step} has batches of other shapes on {world} ranks: {shapes}."
-            )
+        step_count = len(loader) if isinstance(loader, Sized) else len(batches)
+        if step_count != len(batches):
+            raise AssertionError(f"len of rank {rank} of {world} is {step_count}, and it gives {len(batches)} steps.")
+    for step, rank_batches in enumerate(_iter_steps(ranks)):
+        shapes = {np.shape(batch["input_ids"]) for batch in rank_batches}
+        if len(shapes) > 1 and "cu_seq_lens_q" not in rank_batches[0]:
+            raise AssertionError(f"Step {step} has batches of other shapes on {world} ranks: {shapes}.")
     return ranks
 
 
@@ -128,25 +120,24 @@ def _iter_rows(batch: BatchMapping) -> Iterator[tuple[bytes, ...]]:
         rows = [[array[0, a:b] for array in arrays] for a, b in pairwise(bounds)]
     else:
         rows = [list(row) for row in zip(*arrays, strict=True)]
-    for ids, labels, places in rows:
-        if (labels != IGNORE_INDEX).any() or (ids != ids[0]).any() or (np.diff(places) != 1).any():
-            yield ids.tobytes(), labels.tobytes(), places.tobytes()
+    for ids, labels, positions in rows:
+        if (labels != IGNORE_INDEX).any() or (ids != ids[0]).any() or (np.diff(positions) != 1).any():
+            yield ids.tobytes(), labels.tobytes(), positions.tobytes()
 
 
 def _check_same_rows(
-    wanted: Iterable[BatchMapping], found: Iterable[BatchMapping], where: str, other: str
+    expected: Iterable[BatchMapping], actual: Iterable[BatchMapping], subject: str, reference: str
 ) -> None:
     """Refuse batches that do not hold the same rows, in whatever order."""
-    one, two = (
-        Counter(row for batch in batches for row in _iter_rows(batch))
-        for batches in (wanted, found)
+    expected_rows, actual_rows = (
+        Counter(row for batch in batches for row in _iter_rows(batch)) for batches in (expected, actual)
     )
-    missing, strange = one - two, two - one
-    if not (missing or strange):
+    missing, extra = expected_rows - actual_rows, actual_rows - expected_rows
+    if not (missing or extra):
         return
-    row = next(iter(missing or strange))
+    row = next(iter(missing or extra))
     raise AssertionError(
-        f"{where} does not hold the rows it does {other}: {missing.total()} are missing and {strange.total()} are "
+        f"{subject} does not hold the rows it does {reference}: {missing.total()} are missing and {extra.total()} are "
         f"others, such as ids {np.frombuffer(row[0], np.int64)[:8].tolist()}..., labels "
         f"{np.frombuffer(row[1], np.int64)[:8].tolist()}..."
     )
@@ -158,30 +149,33 @@ def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequ
     states = [_collect_states(make(rank=rank, world_size=home)) for rank in range(home)]
     for step in range(len(run[0]) + 1):
         world = worlds[step % len(worlds)]
-        rests = []
+        remaining_ranks = []
         for rank in range(world):
             loader: Any = make(rank=rank, world_size=world)
             # A state of our own where there is one: of another number of ranks it belongs to none.
             loader.load_state_dict(json.loads(states[rank if world == home else 0][step]))
-            rests.append(list(loader))
-        lengths = {len(rest) for rest in rests}
+            remaining_ranks.append(list(loader))
+        lengths = {len(remaining_batches) for remaining_batches in remaining_ranks}
         if lengths != {len(run[0]) - step}:
             raise AssertionError(
                 f"From the state of step {step} {world} ranks go on for {sorted(lengths)} steps, and "
                 f"{len(run[0]) - step} were left."
             )
         rest_of_run = [batches[step:] for batches in run]
-        for ahead, (wanted, found) in enumerate(
-            zip(_iter_steps(rest_of_run), _iter_steps(rests), strict=True)
+        for ahead, (expected, actual) in enumerate(
+            zip(_iter_steps(rest_of_run), _iter_steps(remaining_ranks), strict=True)
         ):
-            where = f"Step {step + ahead}, resumed at step {step} on {world} ranks,"
-            _check_same_rows(wanted, found, where, "without a stop")
+            subject = f"Step {step + ahead}, resumed at step {step} on {world} ranks,"
+            _check_same_rows(expected, actual, subject, "without a stop")
 
 
 def _collect_states(loader: Any) -> list[str]:
     """The state before the first step and after each, as JSON."""
-    before = _encode_state(loader.state_dict(), 0)
-    return [before, *(_encode_state(loader.state_dict(), n) for n, _ in enumerate(loader, 1))]
+    initial_state = _encode_state(loader.state_dict(), 0)
+    return [
+        initial_state,
+        *(_encode_state(loader.state_dict(), n) for n, _ in enumerate(loader, 1)),
+    ]
 
 
 def _encode_state(state: Any, step: int) -> str:
@@ -196,27 +190,23 @@ def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> No
     for rank, batches in enumerate(run):
         loader: Any = make(rank=rank, world_size=len(run))
         if not hasattr(loader, "__getitem__"):
-            raise AssertionError(
-                "The loader has no load_state_dict and no loader[step]: no run could go on."
-            )
+            raise AssertionError("The loader has no load_state_dict and no loader[step]: no run could go on.")
         for step in reversed(range(len(batches))):
-            _check_same_rows(
-                [batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in turn"
-            )
+            _check_same_rows([batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in turn")
 
 
 class RecordColumns(Protocol):
     """Records of a part in columns of equal length, as ``batchloom.core.document.Records`` has them.
 
     ``values`` and, of each, its number in the part (``records``) and its byte (``offsets``); ``bad`` with ``record``
-    and ``offset`` each; ``seen`` records in all, good, bad and empty ones.
+    and ``offset`` each; ``records_read`` records in all, good, bad and empty ones.
     """
 
     values: list[Any]
     records: list[int]
     offsets: list[int]
     bad: Sequence[Any]
-    seen: int
+    records_read: int
 
 
 class PartsMaker(Protocol):
@@ -240,75 +230,82 @@ def check_source(make: PartsMaker, *, size: int) -> None:
     Raises:
         AssertionError: says what is broken, and for which cut.
     """
-    whole = _read_records(make(size), "The input in one part")
-    if not whole:
+    reference_records = _read_records(make(size), "The input in one part")
+    if not reference_records:
         raise AssertionError("The input gives no record: nothing can be checked.")
-    _check_same_records(whole, _read_records(make(size), "The input, read again"), "read again")
+    _check_same_records(reference_records, _read_records(make(size), "The input, read again"), "read again")
     for unit in sorted({1, 2, 7, max(1, size // 3), max(1, size - 1)}):
         _check_same_records(
-            whole,
+            reference_records,
             _read_records(make(unit), f"The input in parts of {unit} bytes"),
             f"in parts of {unit} bytes",
         )
 
 
-def _read_records(
-    parts: Sequence[Iterable[RecordColumns]], what: str
-) -> list[tuple[int, int, str]]:
+def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> list[tuple[int, int, str]]:
     """(record, offset, value) of all records, read from the last part to the first."""
     columns: list[list[tuple[int, int, str]]] = []
     counts = []
     for part in reversed(parts):
-        seen = 0
-        mine: list[tuple[int, int, str]] = []
-        for found in part:
-            if not len(found.values) == len(found.records) == len(found.offsets):
+        record_count = 0
+        part_records: list[tuple[int, int, str]] = []
+        for record_columns in part:
+            if not len(record_columns.values) == len(record_columns.records) == len(record_columns.offsets):
                 raise AssertionError(
-                    f"{what}: {len(found.values)} values have {len(found.records)} record numbers and "
-                    f"{len(found.offsets)} offsets; each has its own."
+                    f"{subject}: {len(record_columns.values)} values have {len(record_columns.records)} record "
+                    "numbers and "
+                    f"{len(record_columns.offsets)} offsets; each has its own."
                 )
-            mine += zip(found.records, found.offsets, map(repr, found.values), strict=True)
-            mine += [(bad.record, bad.offset, "bad") for bad in found.bad]
-            seen += found.seen
-        columns.append(sorted(mine))
-        counts.append(seen)
-    before, records = 0, []
-    for mine, seen in zip(reversed(columns), reversed(counts), strict=True):
-        if any(not 0 <= record < seen for record, *_ in mine):
-            raise AssertionError(
-                f"{what}: a part that saw {seen} records has a number beyond them."
+            part_records += zip(
+                record_columns.records,
+                record_columns.offsets,
+                map(repr, record_columns.values),
+                strict=True,
             )
-        records += [(before + record, offset, value) for record, offset, value in mine]
-        before += seen
-    _check_origins(records, what)
+            part_records += [(bad.record, bad.offset, "bad") for bad in record_columns.bad]
+            record_count += record_columns.records_read
+        columns.append(sorted(part_records))
+        counts.append(record_count)
+    records_before, records = 0, []
+    for part_records, record_count in zip(reversed(columns), reversed(counts), strict=True):
+        if any(not 0 <= record < record_count for record, *_ in part_records):
+            raise AssertionError(f"{subject}: a part that saw {record_count} records has a number beyond them.")
+        records += [(records_before + record, offset, value) for record, offset, value in part_records]
+        records_before += record_count
+    _check_origins(records, subject)
     return records
 
 
-def _check_origins(records: Sequence[tuple[int, int, str]], what: str) -> None:
+def _check_origins(records: Sequence[tuple[int, int, str]], subject: str) -> None:
     """Refuse numbers that two records have, and places that go back."""
-    for (record, offset, _), (following, later, _) in pairwise(records):
-        if following == record:
-            raise AssertionError(f"{what}: two records have the number {record}.")
-        if later < offset:
+    for (record, offset, _), (next_record, next_offset, _) in pairwise(records):
+        if next_record == record:
+            raise AssertionError(f"{subject}: two records have the number {record}.")
+        if next_offset < offset:
             raise AssertionError(
-                f"{what}: record {record} lies at byte {offset} and record {following}, behind it, at byte {later}."
+                f"{subject}: record {record} lies at byte {offset} and record {next_record}, behind it, at byte "
+                f"{next_offset}."
             )
 
 
 def _check_same_records(
-    wanted: Sequence[tuple[int, int, str]], found: Sequence[tuple[int, int, str]], how: str
+    expected: Sequence[tuple[int, int, str]], actual: Sequence[tuple[int, int, str]], condition: str
 ) -> None:
-    if wanted == found:
+    if expected == actual:
         return
-    pairs = enumerate(zip(wanted, found, strict=False))
-    at = next((n for n, (one, two) in pairs if one != two), min(len(wanted), len(found)))
-    one, two = (
-        f"(record {records[at][0]}, byte {records[at][1]}) {records[at][2]:.60}"
-        if at < len(records)
+    pairs = enumerate(zip(expected, actual, strict=False))
+    index = next(
+        (n for n, (expected_record, actual_record) in pairs if expected_record != actual_record),
+        min(len(expected), len(actual)),
+    )
+    expected_text, actual_text = (
+        f"(record {records[index][0]}, byte {records[index][1]}) {records[index][2]:.60}"
+        if index < len(records)
         else "nothing"
-        for records in (wanted, found)
+        for records in (expected, actual)
     )
     raise AssertionError(
-        f"The input gives {len(wanted)} records and {how} {len(found)}; the first that differs is {one}, "
-        f"and {how} {two}."
+        f"The input gives {len(expected)} records and {condition} {len(actual)}; the first that differs is "
+        f"{expected_text}, "
+        f"and {condition} {actual_text}."
     )

@@ -24,17 +24,15 @@ def split_spans(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]
     ids = np.asarray(batch[name])
     if "cu_seq_lens_q" in batch:
         return np.split(ids[0], np.asarray(batch["cu_seq_lens_q"])[1:-1])
-    places = np.asarray(batch["position_ids"])
+    position_ids = np.asarray(batch["position_ids"])
     return [
         span
-        for row, at in zip(ids, places, strict=True)
-        for span in np.split(row, np.flatnonzero(at[1:] == 0) + 1)
+        for row, row_positions in zip(ids, position_ids, strict=True)
+        for span in np.split(row, np.flatnonzero(row_positions[1:] == 0) + 1)
     ]
 
 
-def check_coverage(
-    batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int
-) -> None:
+def check_coverage(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int) -> None:
     """Assert that batches hold every token of every document ``epochs`` times, and nothing else.
 
     Counted are ids, and pairs of ids that stand side by side. What has only the end token, as padding has, counts on
@@ -57,9 +55,7 @@ def check_coverage(
             f"In {epochs} epoch(s) of {store.location.name} {missing:,} tokens are missing and {extra:,} come too "
             f"often, and {left_out:,} were announced as left out.{_describe_missing_documents(documents, spans)}"
         )
-    apart, strange = _count_differences(
-        _make_adjacent_pairs(documents, pad), _make_adjacent_pairs(spans, pad)
-    )
+    apart, strange = _count_differences(_make_adjacent_pairs(documents, pad), _make_adjacent_pairs(spans, pad))
     # Each cut of a document takes the pair that stood across it.
     if strange or apart > max(0, len(spans) - len(documents)) + left_out:
         raise AssertionError(
@@ -68,9 +64,7 @@ def check_coverage(
         )
 
 
-def check_labels(
-    batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int
-) -> None:
+def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int) -> None:
     """Assert that labels train the tokens that the store's masks have trained, each by the one before it.
 
     A label is its token's id (aligned) or the next one's (shifted), the same in the whole run, and -100 at the first
@@ -89,30 +83,32 @@ def check_labels(
         for ids, labels in zip(split_spans(batch), split_spans(batch, "labels"), strict=True)
     ]
     aligned, shifted = (_make_trained_pairs(spans, shift) for shift in (0, 1))
-    found = shifted if aligned is None else aligned
-    if found is None:
-        wrong = ([one for one in spans if _make_trained_pairs([one], n) is None] for n in (0, 1))
+    trained_pairs = shifted if aligned is None else aligned
+    if trained_pairs is None:
+        wrong = ([span for span in spans if _make_trained_pairs([span], n) is None] for n in (0, 1))
         ids, labels = min(wrong, key=len)[0]
         raise AssertionError(
             "Labels are neither the ids (aligned, -100 at a span's first token) nor the next ids (shifted, -100 at its "
             f"last): ids {ids[:8].tolist()}... have labels {labels[:8].tolist()}..."
         )
     documents = [store[n].ids.astype(np.int64) for n in range(len(store))]
-    every = np.tile(_make_expected_pairs(documents, store), epochs)
+    expected_pairs = np.tile(_make_expected_pairs(documents, store), epochs)
     pad = store.end_id
-    bare, others = (
-        [pairs[_has_end_token(pairs, pad) == padded] for pairs in (every, found)]
+    end_token_pairs, other_pairs = (
+        [pairs[_has_end_token(pairs, pad) == padded] for pairs in (expected_pairs, trained_pairs)]
         for padded in (True, False)
     )
-    (ends, strange), (untrained, more) = _count_differences(*bare), _count_differences(*others)
+    (ends, strange), (untrained, more) = (
+        _count_differences(*end_token_pairs),
+        _count_differences(*other_pairs),
+    )
     ids_of_spans = [ids for ids, _ in spans]
-    cuts = (
-        max(0, _count_real_spans(ids_of_spans, pad) - _count_real_spans(documents, pad) * epochs)
-        + left_out
+    allowed_missing = (
+        max(0, _count_real_spans(ids_of_spans, pad) - _count_real_spans(documents, pad) * epochs) + left_out
     )
     # The first token behind a cut has none before it; that of an end token alone looks like padding.
-    most = cuts + len(spans) - _count_real_spans(ids_of_spans, pad)
-    if strange or more or untrained > cuts or ends > most:
+    most = allowed_missing + len(spans) - _count_real_spans(ids_of_spans, pad)
+    if strange or more or untrained > allowed_missing or ends > most:
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {strange + more:,} tokens have a label and are padding "
             "or masked, "
@@ -125,17 +121,14 @@ def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
     """Every token of documents that a store has trained, and the one before it."""
     numbers, lengths = np.arange(len(documents)), np.array([*map(len, documents)], np.int64)
     masks = store.mask(numbers, np.zeros_like(numbers), lengths)
-    pairs = [
-        _encode_pairs(ids[:-1], ids[1:])[mask[1:]]
-        for ids, mask in zip(documents, masks, strict=True)
-    ]
+    pairs = [_encode_pairs(ids[:-1], ids[1:])[mask[1:]] for ids, mask in zip(documents, masks, strict=True)]
     return np.concatenate([*pairs, np.empty(0, np.int64)])
 
 
 def _has_end_token(pairs: Ints, pad: int) -> NDArray[np.bool_]:
     """Which pairs hold an end token."""
-    held: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
-    return held
+    mask: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
+    return mask
 
 
 def _count_real_spans(spans: Sequence[Ints], pad: int) -> int:
@@ -148,12 +141,12 @@ def _make_trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints 
     pairs = [np.empty(0, np.int64)]
     for ids, labels in spans:
         # Of the second token on, aligned or shifted.
-        own = labels[1 - shift : len(labels) - shift]
-        rest = labels[:1] if shift == 0 else labels[-1:]
-        kept = own != IGNORE_INDEX
-        if (rest != IGNORE_INDEX).any() or (own != ids[1:])[kept].any():
+        token_labels = labels[1 - shift : len(labels) - shift]
+        edge_labels = labels[:1] if shift == 0 else labels[-1:]
+        trained_mask = token_labels != IGNORE_INDEX
+        if (edge_labels != IGNORE_INDEX).any() or (token_labels != ids[1:])[trained_mask].any():
             return None
-        pairs.append(_encode_pairs(ids[:-1], ids[1:])[kept])
+        pairs.append(_encode_pairs(ids[:-1], ids[1:])[trained_mask])
     return np.concatenate(pairs)
 
 
@@ -164,34 +157,34 @@ def _encode_pairs(first: Ints, second: Ints) -> Ints:
 
 
 def _collect_ids(spans: Sequence[Ints], pad: int) -> Ints:
-    held: Ints = np.concatenate([*spans, np.empty(0, np.int64)])
-    kept: Ints = held[held != pad]
-    return kept
+    all_ids: Ints = np.concatenate([*spans, np.empty(0, np.int64)])
+    content_ids: Ints = all_ids[all_ids != pad]
+    return content_ids
 
 
 def _make_adjacent_pairs(spans: Sequence[Ints], pad: int) -> Ints:
     pairs = [np.stack([span[:-1], span[1:]]) for span in spans]
     first, second = np.concatenate([*pairs, np.empty((2, 0), np.int64)], axis=1)
-    kept = (first != pad) & (second != pad)
-    return _encode_pairs(first[kept], second[kept])
+    content_mask = (first != pad) & (second != pad)
+    return _encode_pairs(first[content_mask], second[content_mask])
 
 
-def _count_differences(wanted: Ints, found: Ints) -> tuple[int, int]:
+def _count_differences(expected: Ints, actual: Ints) -> tuple[int, int]:
     """How many values are missing, and how many are there too often."""
-    values, places = np.unique(np.concatenate([wanted, found]), return_inverse=True)
-    counts = np.bincount(places[: len(wanted)], minlength=len(values))
-    counts -= np.bincount(places[len(wanted) :], minlength=len(values))
+    values, value_indices = np.unique(np.concatenate([expected, actual]), return_inverse=True)
+    counts = np.bincount(value_indices[: len(expected)], minlength=len(values))
+    counts -= np.bincount(value_indices[len(expected) :], minlength=len(values))
     return int(counts.clip(0).sum()), int((-counts).clip(0).sum())
 
 
 def _describe_missing_documents(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
     """Which documents do not come as a whole as often as they should, as a sentence."""
-    whole = Counter(span.tobytes() for span in spans)
-    lost = []
+    span_counts = Counter(span.tobytes() for span in spans)
+    missing_documents = []
     for ids in documents:
-        if whole[ids.tobytes()]:
-            whole[ids.tobytes()] -= 1
+        if span_counts[ids.tobytes()]:
+            span_counts[ids.tobytes()] -= 1
         else:
-            lost.append(ids)
-    begins = "; ".join(f"{ids[:4].tolist()}... of {len(ids)} tokens" for ids in lost[:_MAX_LISTED])
-    return f" Not (or not often enough) there as a whole: {begins}." if lost else ""
+            missing_documents.append(ids)
+    beginnings = "; ".join(f"{ids[:4].tolist()}... of {len(ids)} tokens" for ids in missing_documents[:_MAX_LISTED])
+    return f" Not (or not often enough) there as a whole: {beginnings}." if missing_documents else ""

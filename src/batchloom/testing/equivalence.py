@@ -43,13 +43,11 @@ class _PackedSpan(NamedTuple):
     document: int
     start: int
     row: int
-    place: int
+    position: int
     length: int
 
     def __str__(self) -> str:
-        return (
-            f"document {self.document} (its tokens {self.start} to {self.start + self.length - 1})"
-        )
+        return f"document {self.document} (its tokens {self.start} to {self.start + self.length - 1})"
 
 
 class _PackedBatch(NamedTuple):
@@ -57,7 +55,7 @@ class _PackedBatch(NamedTuple):
 
     batch: Mapping[str, Any]
     spans: list[_PackedSpan]
-    chosen: list[_PackedSpan]
+    compared_spans: list[_PackedSpan]
     seq_len: int
 
 
@@ -121,18 +119,16 @@ def assert_packed_equals_unpacked(
         prefetch=0,
     )
     with _evaluation_logits(model) as logits:
-        return _compare_documents(
-            _wrap_checked_logits(logits, model), loader, store, tolerance, documents
-        )
+        return _compare_documents(_wrap_checked_logits(logits, model), loader, store, tolerance, documents)
 
 
 def _choose_seq_len(store: Store, model: nn.Module | LogitsFunction) -> int:
     """A length of rows that hold several documents, and that a model has positions for."""
     lengths = store.lengths.slice(0, min(len(store), _MAX_CHECKED_LENGTHS))
-    wanted = 4 * int(lengths.mean()) if len(lengths) else 0
+    target_length = 4 * int(lengths.mean()) if len(lengths) else 0
     config = getattr(model, "config", None)
-    most = min(getattr(config, "max_position_embeddings", None) or _MAX_SEQ_LEN, _MAX_SEQ_LEN)
-    return min(max(_MIN_SEQ_LEN, wanted), most)
+    max_length = min(getattr(config, "max_position_embeddings", None) or _MAX_SEQ_LEN, _MAX_SEQ_LEN)
+    return min(max(_MIN_SEQ_LEN, target_length), max_length)
 
 
 @contextmanager
@@ -142,15 +138,15 @@ def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunc
         with torch.no_grad():
             yield model
         return
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     training = model.training
 
     def logits(batch: Mapping[str, Any]) -> Tensor:
-        given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-        given |= {"attention_mask": None, "use_cache": False}
-        given.pop("seq_idx", None)
-        found = model(**{k: v for k, v in given.items() if accepts_argument(model, k)})
-        scores: Tensor = found[0] if isinstance(found, tuple) else getattr(found, "logits", found)
+        model_inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        model_inputs |= {"attention_mask": None, "use_cache": False}
+        model_inputs.pop("seq_idx", None)
+        output = model(**{k: v for k, v in model_inputs.items() if accepts_argument(model, k)})
+        scores: Tensor = output[0] if isinstance(output, tuple) else getattr(output, "logits", output)
         return scores
 
     model.eval()
@@ -161,15 +157,13 @@ def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunc
         model.train(training)
 
 
-def _wrap_checked_logits(
-    logits: LogitsFunction, model: nn.Module | LogitsFunction
-) -> LogitsFunction:
+def _wrap_checked_logits(logits: LogitsFunction, model: nn.Module | LogitsFunction) -> LogitsFunction:
     """The same scores, and a word of what is wrong where there are none."""
 
     def checked(batch: Mapping[str, Any]) -> Tensor:
         ids = batch["input_ids"]
-        if (unknown := find_unknown_id(model, ids)) is not None:
-            number, rows = unknown
+        if (unknown_id := find_unknown_id(model, ids)) is not None:
+            number, rows = unknown_id
             raise AssertionError(
                 f"The store holds id {number} and the model has rows for {rows}, from 0: give a store of the model's "
                 "tokenizer, or enlarge the model (resize_token_embeddings)."
@@ -213,60 +207,57 @@ def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], round
     """Refuse a model whose scores of a batch are others each time: they would seem to leak."""
     inputs = _select_model_inputs(batch)
     first, second = logits(inputs), logits(inputs)
-    apart = max(
-        float((compute_token_losses(one, ids) - compute_token_losses(other, ids)).abs().mean())
-        for one, other, ids in zip(first, second, inputs["input_ids"], strict=True)
+    distance = max(
+        float((compute_token_losses(first_scores, ids) - compute_token_losses(second_scores, ids)).abs().mean())
+        for first_scores, second_scores, ids in zip(first, second, inputs["input_ids"], strict=True)
     )
-    if apart > rounding:
+    if distance > rounding:
         raise AssertionError(
-            f"The model gives other scores each time it is called with the same batch: its losses are {apart:.2g} nats "
+            "The model gives other scores each time it is called with the same batch: its losses are "
+            f"{distance:.2g} nats "
             "a token apart, so nothing can be compared. Likely it is dropout (call model.eval() before), or whatever "
             "else draws at random."
         )
 
 
-def _compare_documents(
-    logits: LogitsFunction, loader: Loader, store: Store, tolerance: float, most: int
-) -> float:
+def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tolerance: float, most: int) -> float:
     """Compare documents batch by batch until there are enough; the largest distance."""
-    found: list[_SpanComparison] = []
+    comparisons: list[_SpanComparison] = []
     looked_at, step, worst = 0, 0, None
-    while len(found) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
-        packed = _make_packed_batch(loader, step, most - len(found))
-        if packed.chosen and not looked_at:
+    while len(comparisons) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
+        packed = _make_packed_batch(loader, step, most - len(comparisons))
+        if packed.compared_spans and not looked_at:
             _check_deterministic(logits, packed.batch, _ROUNDING_SHARE * tolerance)
-        compared = _compare_spans(logits, packed, store)
-        looked_at, step = looked_at + len(packed.chosen), step + 1
-        found += compared
-        for one in compared:
+        batch_comparisons = _compare_spans(logits, packed, store)
+        looked_at, step = looked_at + len(packed.compared_spans), step + 1
+        comparisons += batch_comparisons
+        for comparison in batch_comparisons:
             # A loss that is no number is further off than any.
-            if worst is None or not one.packed <= worst[0].packed:
-                worst = one, packed
+            if worst is None or not comparison.packed <= worst[0].packed:
+                worst = comparison, packed
     if worst is None:
         why = f"no row of {loader.plan.spec.seq_len} tokens holds two of them (raise seq_len)"
         if looked_at:
             why = f"the {looked_at} looked at have no trained token behind their first"
-        raise AssertionError(
-            f"There are no packed documents of {store.location.name} to compare: {why}."
-        )
-    away, mixed = (
-        sum(values) / len(found)
-        for values in zip(*((one.packed, one.mixed) for one in found), strict=True)
+        raise AssertionError(f"There are no packed documents of {store.location.name} to compare: {why}.")
+    packed_distance, mixed = (
+        sum(values) / len(comparisons)
+        for values in zip(*((comparison.packed, comparison.mixed) for comparison in comparisons), strict=True)
     )
-    if max(away, mixed) <= _LEAK_THRESHOLD:
+    if max(packed_distance, mixed) <= _LEAK_THRESHOLD:
         raise AssertionError(
             "Nothing can be seen of this model: its losses stay as they are even where a row is taken for one document "
             f"({mixed:.1e} nats a token). What comes before a token has no say in its scores: as where layers begin at "
             "zero (give trained weights, or random ones), or a model looks along another axis than that of the tokens."
         )
-    if not math.isfinite(away + mixed):
+    if not math.isfinite(packed_distance + mixed):
         raise AssertionError(
             f"The losses of {worst[0].span} are no finite numbers ({worst[0].packed:g} nats from those alone), so "
             "nothing can be compared: look at the weights."
         )
-    wrong = sum(not one.packed <= tolerance for one in found)
-    if wrong or is_leaking(away, mixed, half=None, noise=_ROUNDING_SHARE * tolerance):
-        beyond = f"{wrong} of {len(found)} documents are beyond the tolerance of {tolerance:g}"
+    failure_count = sum(not comparison.packed <= tolerance for comparison in comparisons)
+    if failure_count or is_leaking(packed_distance, mixed, half=None, noise=_ROUNDING_SHARE * tolerance):
+        beyond = f"{failure_count} of {len(comparisons)} documents are beyond the tolerance of {tolerance:g}"
         raise AssertionError(f"{_explain_leak(logits, *worst)} {beyond}.")
     return worst[0].packed
 
@@ -281,57 +272,56 @@ def _make_packed_batch(loader: Loader, step: int, most: int) -> _PackedBatch:
 def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
     """The spans of a batch that share their row with others."""
     spans, flat = [], 0
-    columns = (rows.documents, rows.starts, rows.places, rows.lengths)
+    columns = (rows.documents, rows.starts, rows.row_offsets, rows.lengths)
     for row in range(len(rows)):
         first, stop = int(rows.pointers[row]), int(rows.pointers[row + 1])
-        for document, start, place, length in zip(
-            *(c[first:stop].tolist() for c in columns), strict=True
-        ):
+        for document, start, position, length in zip(*(c[first:stop].tolist() for c in columns), strict=True):
             if form == "varlen":
                 spans.append(_PackedSpan(document, start, 0, flat, length))
             elif stop - first > 1:
-                spans.append(_PackedSpan(document, start, row, place, length))
+                spans.append(_PackedSpan(document, start, row, position, length))
             flat += length
     return spans if len(spans) > 1 else []
 
 
-def _compare_spans(
-    logits: LogitsFunction, packed: _PackedBatch, store: Store
-) -> list[_SpanComparison]:
+def _compare_spans(logits: LogitsFunction, packed: _PackedBatch, store: Store) -> list[_SpanComparison]:
     """Each chosen span that has something to compare."""
-    if not packed.chosen:
+    if not packed.compared_spans:
         return []
     batch = packed.batch
     together = (
         logits(_select_model_inputs(batch)),
         logits(_merge_row_documents(batch, packed.seq_len)),
     )
-    found = []
-    for span in packed.chosen:
-        kept = _get_trained_mask(batch, span)
-        if not kept.any():
+    comparisons = []
+    for span in packed.compared_spans:
+        trained_mask = _get_trained_mask(batch, span)
+        if not trained_mask.any():
             continue
-        own = store[span.document].ids[span.start : span.start + span.length]
-        ids = torch.from_numpy(own.astype(np.int64))
-        alone = _compute_span_losses(
-            logits(_make_single_document_batch(batch, ids)), span._replace(row=0, place=0), ids
+        span_ids = store[span.document].ids[span.start : span.start + span.length]
+        ids = torch.from_numpy(span_ids.astype(np.int64))
+        unpacked_losses = _compute_span_losses(
+            logits(_make_single_document_batch(batch, ids)), span._replace(row=0, position=0), ids
         )
         losses = [_compute_span_losses(scores, span, ids) for scores in together]
-        found.append(
-            _SpanComparison(span, *(float((one - alone)[kept].abs().mean()) for one in losses))
+        comparisons.append(
+            _SpanComparison(
+                span,
+                *(float((span_losses - unpacked_losses)[trained_mask].abs().mean()) for span_losses in losses),
+            )
         )
-    return found
+    return comparisons
 
 
 def _get_trained_mask(batch: Mapping[str, Any], span: _PackedSpan) -> Tensor:
     """Which tokens of a span but its first carry a loss."""
-    labels: Tensor = batch["labels"][span.row, span.place + 1 : span.place + span.length]
+    labels: Tensor = batch["labels"][span.row, span.position + 1 : span.position + span.length]
     return labels != IGNORE_INDEX
 
 
 def _compute_span_losses(scores: Tensor, span: _PackedSpan, ids: Tensor) -> Tensor:
     """The losses of the tokens of a span in its batch."""
-    return compute_token_losses(scores[span.row, span.place : span.place + span.length], ids)
+    return compute_token_losses(scores[span.row, span.position : span.position + span.length], ids)
 
 
 def _select_model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,8 +340,8 @@ def _merge_row_documents(batch: Mapping[str, Any], seq_len: int) -> dict[str, An
 
 def _make_unpacked_batch(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, Any]:
     tokens = ids.shape[1]
-    places = (torch.arange(tokens) % positions).repeat(len(ids), 1)
-    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": places}
+    position_ids = (torch.arange(tokens) % positions).repeat(len(ids), 1)
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": position_ids}
     if "cu_seq_lens_q" in batch:
         bounds = torch.tensor([0, tokens], dtype=torch.int32)
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
@@ -375,13 +365,13 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
             f"and no neighbour's tokens change it: of scores in {scores.dtype} that is rounding. Compare the model in "
             "float32 (model.float()), or give a tolerance that half precision can keep."
         )
-    seen = "No neighbour's tokens change it, so its place in the row does."
+    observation = "No neighbour's tokens change it, so its place in the row does."
     if neighbour is not None and change > _LEAK_THRESHOLD:
-        side = "before" if neighbour.place < span.place else "behind"
-        seen = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
+        side = "before" if neighbour.position < span.position else "behind"
+        observation = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
     inputs = _select_model_inputs(packed.batch)
-    other = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
-    if bool(((scores - logits(other)).abs() <= _LEAK_THRESHOLD).all()):
+    altered_inputs = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
+    if bool(((scores - logits(altered_inputs)).abs() <= _LEAK_THRESHOLD).all()):
         cause = (
             "The model does not read position_ids (other ones give the same scores): hand them on to its attention, or "
             "train with packing='none'."
@@ -392,30 +382,33 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
             "is on (give False), or the attention reads neither restarting position_ids nor cu_seq_lens (choose sdpa, "
             "eager or flex_attention), or the model counts positions for itself."
         )
-    return f"{fact} {seen} {cause}"
+    return f"{fact} {observation} {cause}"
 
 
 def _find_leaking_neighbour(
     logits: LogitsFunction, packed: _PackedBatch, span: _PackedSpan
 ) -> tuple[_PackedSpan | None, float]:
     """The neighbour whose tokens change the losses of a span most, and by how much, in nats a token."""
-    row = [one for one in packed.spans if one.row == span.row]
-    at = row.index(span)
-    near = [*row[max(0, at - _MAX_NEIGHBOURS) : at], *row[at + 1 :][:_MAX_NEIGHBOURS]]
+    row = [neighbour for neighbour in packed.spans if neighbour.row == span.row]
+    span_index = row.index(span)
+    neighbours = [
+        *row[max(0, span_index - _MAX_NEIGHBOURS) : span_index],
+        *row[span_index + 1 :][:_MAX_NEIGHBOURS],
+    ]
     inputs = _select_model_inputs(packed.batch)
-    ids = inputs["input_ids"][span.row, span.place : span.place + span.length]
-    kept = _get_trained_mask(packed.batch, span)
-    before = _compute_span_losses(logits(inputs), span, ids)[kept]
+    ids = inputs["input_ids"][span.row, span.position : span.position + span.length]
+    trained_mask = _get_trained_mask(packed.batch, span)
+    original_losses = _compute_span_losses(logits(inputs), span, ids)[trained_mask]
     most: tuple[_PackedSpan | None, float] = (None, 0.0)
-    for one in near:
-        stretch = slice(one.place, one.place + one.length)
-        other = inputs["input_ids"].clone()
-        turned = other[one.row, stretch].flip(0)
+    for neighbour in neighbours:
+        token_slice = slice(neighbour.position, neighbour.position + neighbour.length)
+        altered_ids = inputs["input_ids"].clone()
+        reversed_ids = altered_ids[neighbour.row, token_slice].flip(0)
         # What reads the same backwards is overwritten by a token of the span.
-        same = bool((turned == other[one.row, stretch]).all())
-        other[one.row, stretch] = ids[0] if same else turned
-        after = _compute_span_losses(logits({**inputs, "input_ids": other}), span, ids)[kept]
-        change = float((after - before).abs().mean())
+        is_palindrome = bool((reversed_ids == altered_ids[neighbour.row, token_slice]).all())
+        altered_ids[neighbour.row, token_slice] = ids[0] if is_palindrome else reversed_ids
+        altered_losses = _compute_span_losses(logits({**inputs, "input_ids": altered_ids}), span, ids)[trained_mask]
+        change = float((altered_losses - original_losses).abs().mean())
         if change > most[1]:
-            most = (one, change)
+            most = (neighbour, change)
     return most

@@ -70,22 +70,23 @@ def write_store(
     Raises:
         InputError: an id that the store's dtype does not hold.
     """
-    place = Path(folder)
-    chosen = resolve_tokenizer(tokenizer)
-    name = choose_token_dtype(dtype, chosen.vocab_size)
+    store_path = Path(folder)
+    resolved_tokenizer = resolve_tokenizer(tokenizer)
+    name = choose_token_dtype(dtype, resolved_tokenizer.vocab_size)
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     masks = trained if isinstance(trained, Mapping) else {"train": trained}
     entries: dict[str, SubsetEntry] = {}
     count = 0
-    for subset, listed in subsets.items():
-        where = _SubsetTarget(place / subset, name, documents_per_shard)
-        entries[subset] = _write_subset(where, listed, masks.get(subset), count)
-        count += len(listed)
-    write_file(place / TOKENIZER_NAME, encode_canonical(chosen.state()))
+    for subset, subset_documents in subsets.items():
+        target = _SubsetTarget(store_path / subset, name, documents_per_shard)
+        entries[subset] = _write_subset(target, subset_documents, masks.get(subset), count)
+        count += len(subset_documents)
+    write_file(store_path / TOKENIZER_NAME, encode_canonical(resolved_tokenizer.state()))
     write_file(
-        place / MANIFEST_NAME, encode_manifest(seal_manifest(_make_manifest(chosen, name, entries)))
+        store_path / MANIFEST_NAME,
+        encode_manifest(seal_manifest(_make_manifest(resolved_tokenizer, name, entries))),
     )
-    return open_store(place, next(iter(subsets)))
+    return open_store(store_path, next(iter(subsets)))
 
 
 def append_documents(
@@ -105,15 +106,15 @@ def append_documents(
         trained: as :func:`write_store` takes it.
         source: name of their source.
     """
-    place = Path(folder)
-    base = read_manifest(place)
-    staged = place / WORK_NAME / "store"
+    store_path = Path(folder)
+    base = read_manifest(store_path)
+    staged = store_path / WORK_NAME / "store"
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     masks = trained if isinstance(trained, Mapping) else {"train": trained}
     entries: dict[str, SubsetEntry] = {}
     count, shards = 0, next_shard_numbers(base)
-    for subset, listed in subsets.items():
-        where = _SubsetTarget(
+    for subset, subset_documents in subsets.items():
+        target = _SubsetTarget(
             staged / subset,
             base.dtype,
             documents_per_shard,
@@ -121,13 +122,13 @@ def append_documents(
             next_part_number(base),
             base.generation + 1,
         )
-        entries[subset] = _write_subset(where, listed, masks.get(subset), count)
-        count += len(listed)
-    own = _make_manifest(open_store(place, next(iter(base.subsets))).tokenizer, base.dtype, entries)
-    own = replace(own, sources=(replace(own.sources[0], name=source),))
-    add_generation(place, extend_manifest(base, own), staged=staged)
+        entries[subset] = _write_subset(target, subset_documents, masks.get(subset), count)
+        count += len(subset_documents)
+    added_manifest = _make_manifest(open_store(store_path, next(iter(base.subsets))).tokenizer, base.dtype, entries)
+    added_manifest = replace(added_manifest, sources=(replace(added_manifest.sources[0], name=source),))
+    add_generation(store_path, extend_manifest(base, added_manifest), staged=staged)
     shutil.rmtree(staged.parent)
-    return open_store(place, next(iter(subsets)))
+    return open_store(store_path, next(iter(subsets)))
 
 
 @dataclass(frozen=True)
@@ -141,29 +142,27 @@ class _SubsetTarget:
 
 
 def _write_subset(
-    where: _SubsetTarget, documents: DocumentIds, trained: DocumentIds | None, first: int
+    target: _SubsetTarget, documents: DocumentIds, trained: DocumentIds | None, first: int
 ) -> SubsetEntry:
-    folder, per_shard = where.folder, where.per_shard
-    _check_ids_fit(documents, where.dtype)
+    folder, per_shard = target.folder, target.per_shard
+    _check_ids_fit(documents, target.dtype)
     make_folder(folder)
-    lengths = LengthsWriter(folder, where.generation)
+    lengths = LengthsWriter(folder, target.generation)
     shards: list[ShardEntry] = []
     for start in range(0, len(documents), per_shard):
-        chosen = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
-        writer = ShardWriter(
-            folder / format_shard_name(where.first_shard + len(shards)), TOKEN_DTYPES[where.dtype]
-        )
+        shard_documents = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
+        writer = ShardWriter(folder / format_shard_name(target.first_shard + len(shards)), TOKEN_DTYPES[target.dtype])
         flags = trained[start : start + per_shard] if trained is not None else None
         writer.append(
-            np.concatenate(chosen),
+            np.concatenate(shard_documents),
             None if flags is None else np.concatenate([np.array(f, bool) for f in flags]),
         )
-        sizes = np.array([len(ids) for ids in chosen], np.uint32)
-        shards.append(writer.finish(sizes, _make_provenance(chosen, first + start, where.part)))
+        sizes = np.array([len(ids) for ids in shard_documents], np.uint32)
+        shards.append(writer.finish(sizes, _make_provenance(shard_documents, first + start, target.part)))
         lengths.append(sizes)
     tokens = sum(shard.tokens for shard in shards)
-    checksum, sums = lengths.finish()
-    return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums)
+    checksum, sums_checksum = lengths.finish()
+    return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums_checksum)
 
 
 def _check_ids_fit(documents: DocumentIds, dtype: str) -> None:
@@ -187,9 +186,7 @@ def _make_provenance(documents: list[NDArray[np.int64]], first: int, part: int) 
     hashes = [xxhash.xxh3_128_intdigest(ids.tobytes()) for ids in documents]
     halves = [(h & 0xFFFFFFFFFFFFFFFF, h >> 64) for h in hashes]
     records = np.arange(first, first + len(documents), dtype=np.uint64)
-    return ProvenanceTable(
-        np.array(halves, np.uint64), records, records, np.full(len(documents), part, np.uint32)
-    )
+    return ProvenanceTable(np.array(halves, np.uint64), records, records, np.full(len(documents), part, np.uint32))
 
 
 def _make_manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEntry]) -> Manifest:
@@ -202,9 +199,7 @@ def _make_manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEn
         tokenizer=make_tokenizer_entry(tokenizer),
         recipe={},
         recipe_fingerprint="",
-        counts=StoreCounts(
-            records=documents, documents=documents, tokens=tokens, quarantined=0, dropped={}
-        ),
+        counts=StoreCounts(records=documents, documents=documents, tokens=tokens, quarantined=0, dropped={}),
         subsets=subsets,
         subset_overrides={},
         sources=(

@@ -43,14 +43,14 @@ class CleanResult:
 
     Attributes:
         texts: those kept.
-        places: of each of these, its number in the list that was given.
+        indices: of each of these, its number in the list that was given.
         drops: (number in that list, number of the step, the drop), by the order of the steps.
         counts: of each step.
         languages: of each kept text, where a step told it; else empty.
     """
 
     texts: list[str]
-    places: list[int]
+    indices: list[int]
     drops: list[tuple[int, int, DroppedText]] = field(default_factory=list)
     counts: tuple[StepCounts, ...] = ()
     languages: list[str] = field(default_factory=list)
@@ -92,29 +92,25 @@ class TextCleaner:
         return cleaned
 
 
-def _apply_step_results(
-    cleaned: CleanResult, sizes: list[int], number: int, results: list[str | DroppedText]
-) -> int:
+def _apply_step_results(cleaned: CleanResult, sizes: list[int], number: int, results: list[str | DroppedText]) -> int:
     """Put the results of a step into their places; gives the number of texts it changed."""
     texts, changed, dropped = cleaned.texts, 0, set[int]()
     # A step gives back the very object it was given where it changed nothing: nearly always.
-    for at in [
-        at for at, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]
-    ]:
-        result = results[at]
+    for index in [index for index, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]]:
+        result = results[index]
         if isinstance(result, DroppedText):
-            cleaned.drops.append((cleaned.places[at], number, result))
-            dropped.add(at)
-        elif result != texts[at]:
-            texts[at], sizes[at] = result, compute_utf8_length(result)
+            cleaned.drops.append((cleaned.indices[index], number, result))
+            dropped.add(index)
+        elif result != texts[index]:
+            texts[index], sizes[index] = result, compute_utf8_length(result)
             changed += 1
     if dropped:
-        kept = [at for at in range(len(texts)) if at not in dropped]
-        cleaned.texts = [texts[at] for at in kept]
-        cleaned.places = [cleaned.places[at] for at in kept]
-        sizes[:] = [sizes[at] for at in kept]
+        remaining_indices = [index for index in range(len(texts)) if index not in dropped]
+        cleaned.texts = [texts[index] for index in remaining_indices]
+        cleaned.indices = [cleaned.indices[index] for index in remaining_indices]
+        sizes[:] = [sizes[index] for index in remaining_indices]
         if cleaned.languages:
-            cleaned.languages = [cleaned.languages[at] for at in kept]
+            cleaned.languages = [cleaned.languages[index] for index in remaining_indices]
     return changed
 
 

@@ -36,13 +36,13 @@ class ControlSettings:
 
 def make_control_step(settings: ControlSettings) -> CleanFunction:
     """The step as a function."""
-    joined = _keep_one_joiner if settings.joiners else _drop_joiners
+    replace_joiner = _keep_one_joiner if settings.joiners else _drop_joiners
 
     def clean(text: str) -> str:
         if not _may_need_cleaning(text):
             return text
         clean = _REMOVED_PATTERN.sub("", _LINE_END_PATTERN.sub("\n", text))
-        clean = _JOINER_PATTERN.sub(joined, clean)
+        clean = _JOINER_PATTERN.sub(replace_joiner, clean)
         return text if clean == text else clean
 
     return clean

@@ -95,22 +95,20 @@ def _load_rules() -> _EnglishRules:
         {},
         max(map(len, special)),
     )
-    for piece, words in special.items():
-        found = tuple(_split_segment(piece, rules, {}))
-        if len(found) > 1 or (rules.prefix.match(piece) and found != words):
-            rules.phrases[found] = words
-            rules.reaches[found[0]] = tuple({*rules.reaches.get(found[0], ()), len(found)})
+    for segment, words in special.items():
+        split_words = tuple(_split_segment(segment, rules, {}))
+        if len(split_words) > 1 or (rules.prefix.match(segment) and split_words != words):
+            rules.phrases[split_words] = words
+            rules.reaches[split_words[0]] = tuple({*rules.reaches.get(split_words[0], ()), len(split_words)})
     return rules
 
 
-def _split_segment(
-    piece: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]]
-) -> list[str]:
+def _split_segment(segment: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The words of a piece without white space, exceptions that affixes hide aside."""
     before: list[str] = []
     after: list[str] = []
-    start, stop = _strip_affixes(piece, rules, special, before, after)
-    core = piece[start:stop]
+    start, stop = _strip_affixes(segment, rules, special, before, after)
+    core = segment[start:stop]
     if not core:
         words = []
     elif core in special:
@@ -123,53 +121,53 @@ def _split_segment(
 
 
 def _strip_affixes(
-    piece: str,
+    segment: str,
     rules: _EnglishRules,
     special: Mapping[str, tuple[str, ...]],
     before: list[str],
     after: list[str],
 ) -> tuple[int, int]:
     """Take prefixes and suffixes off; gives what is left of the piece."""
-    start, stop, longest = 0, len(piece), rules.longest
+    start, stop, longest = 0, len(segment), rules.longest
     while start < stop:
-        if stop - start <= longest and piece[start:stop] in special:
+        if stop - start <= longest and segment[start:stop] in special:
             break
-        inner = _find_prefix_end(piece, rules, start, stop)
-        if start < inner and 0 < stop - inner <= longest and piece[inner:stop] in special:
-            before.append(piece[start:inner])
+        inner = _find_prefix_end(segment, rules, start, stop)
+        if start < inner and 0 < stop - inner <= longest and segment[inner:stop] in special:
+            before.append(segment[start:inner])
             return inner, stop
-        outer = _find_suffix_start(piece, rules, inner, stop)
-        if outer < stop and 0 < outer - start <= longest and piece[start:outer] in special:
-            after.append(piece[outer:stop])
+        outer = _find_suffix_start(segment, rules, inner, stop)
+        if outer < stop and 0 < outer - start <= longest and segment[start:outer] in special:
+            after.append(segment[outer:stop])
             return start, outer
         if start < inner:
-            before.append(piece[start:inner])
+            before.append(segment[start:inner])
         if outer < stop:
-            after.append(piece[outer:stop])
+            after.append(segment[outer:stop])
         if start == inner and outer == stop:
             break
         start, stop = inner, outer
     return start, stop
 
 
-def _find_prefix_end(piece: str, rules: _EnglishRules, start: int, stop: int) -> int:
+def _find_prefix_end(segment: str, rules: _EnglishRules, start: int, stop: int) -> int:
     """Where the prefix of ``piece[start:stop]`` ends; ``start`` where it has none."""
-    first = piece[start]
+    first = segment[start]
     if first.isascii() and first.isalnum() and first not in _PREFIX_LETTERS:
         return start
-    match = rules.prefix.match(piece, start, stop)
+    match = rules.prefix.match(segment, start, stop)
     return match.end() if match else start
 
 
-def _find_suffix_start(piece: str, rules: _EnglishRules, start: int, stop: int) -> int:
+def _find_suffix_start(segment: str, rules: _EnglishRules, start: int, stop: int) -> int:
     """Where the suffix of ``piece[start:stop]`` begins; ``stop`` where it has none."""
-    tail = piece[max(start, stop - _SUFFIX_REACH) : stop]
+    tail = segment[max(start, stop - _SUFFIX_REACH) : stop]
     last = tail[-1:]
     if last in rules.ends or (last == "." and "a" <= tail[-2:-1] <= "z"):
         return stop - 1
     if last == "." and tail.endswith(".."):
         at = stop - 2
-        while at > start and piece[at - 1] == ".":
+        while at > start and segment[at - 1] == ".":
             at -= 1
         return at
     # A suffix of letters follows a digit, or is 's.
@@ -205,37 +203,37 @@ def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
     """The words with exceptions put together again: the longest first, then the first."""
     if len(words) == 1:
         return words
-    found = [
+    candidates = [
         (-reach, at)
         for at, word in enumerate(words)
         for reach in rules.reaches.get(word, ())
         if at + reach <= len(words) and tuple(words[at : at + reach]) in rules.phrases
     ]
-    if not found:
+    if not candidates:
         return words
-    seen: set[int] = set()
-    chosen: dict[int, int] = {}
-    for reach, at in sorted(found):
-        if at not in seen and at - reach - 1 not in seen:
-            chosen[at] = at - reach
-        seen.update(range(at, at - reach))
+    covered_words: set[int] = set()
+    phrase_stops: dict[int, int] = {}
+    for reach, at in sorted(candidates):
+        if at not in covered_words and at - reach - 1 not in covered_words:
+            phrase_stops[at] = at - reach
+        covered_words.update(range(at, at - reach))
     out: list[str] = []
     at = 0
     while at < len(words):
-        stop = chosen.get(at, 0)
+        stop = phrase_stops.get(at, 0)
         out += rules.phrases[tuple(words[at:stop])] if stop else words[at : at + 1]
         at = stop or at + 1
     return out
 
 
-def split_segment_words(piece: str) -> tuple[str, ...]:
+def split_segment_words(segment: str) -> tuple[str, ...]:
     """The words of a piece that holds no white space."""
     rules = _load_rules()
-    if piece in rules.special:
-        return rules.special[piece]
-    if piece.isascii() and piece.isalpha():
-        return (piece,)
-    core, last = piece[:-1], piece[-1:]
+    if segment in rules.special:
+        return rules.special[segment]
+    if segment.isascii() and segment.isalpha():
+        return (segment,)
+    core, last = segment[:-1], segment[-1:]
     if (
         (last in rules.ends or (last == "." and core[-1:].islower()))
         and core.isascii()
@@ -243,19 +241,19 @@ def split_segment_words(piece: str) -> tuple[str, ...]:
         and core not in rules.special
     ):
         return core, last
-    return tuple(_merge_phrases(_split_segment(piece, rules, rules.special), rules))
+    return tuple(_merge_phrases(_split_segment(segment, rules, rules.special), rules))
 
 
 @final
 class _SegmentWordCache(dict[str, tuple[str, ...]]):
     """Words by piece; found when first asked for."""
 
-    def __missing__(self, piece: str) -> tuple[str, ...]:
-        words = split_segment_words(piece)
-        if len(piece) <= _MAX_CACHED_LENGTH:
+    def __missing__(self, segment: str) -> tuple[str, ...]:
+        words = split_segment_words(segment)
+        if len(segment) <= _MAX_CACHED_LENGTH:
             if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
-            self[piece] = words
+            self[segment] = words
         return words
 
 
@@ -295,14 +293,14 @@ def _iter_words_and_spaces(text: str) -> Iterator[str]:
         yield from iter_words(text)
         return
     for match in _SPACE_OR_PIECE.finditer(text):
-        piece = match[0]
-        if not piece.isspace():
-            yield from _SEGMENT_WORDS[piece]
-        elif match.start() and piece.startswith(" "):
-            if len(piece) > 1:
-                yield piece[1:]
+        segment = match[0]
+        if not segment.isspace():
+            yield from _SEGMENT_WORDS[segment]
+        elif match.start() and segment.startswith(" "):
+            if len(segment) > 1:
+                yield segment[1:]
         else:
-            yield piece
+            yield segment
 
 
 @functools.cache

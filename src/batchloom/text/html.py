@@ -47,7 +47,7 @@ def make_html_step(settings: HtmlSettings) -> CleanFunction:
     """The step as a function."""
     from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
 
-    def extracted(page: str, *, main: bool) -> str:
+    def extract(page: str, *, main: bool) -> str:
         return str(
             extract_plain_text(
                 page,
@@ -68,10 +68,10 @@ def make_html_step(settings: HtmlSettings) -> CleanFunction:
             return drop
         page = text if text.isascii() else text.encode("utf-8", "replace").decode()
         main = settings.main and _PAGE_TAG.search(text) is not None
-        found = extracted(page, main=main)
-        if main and not found.strip():
-            found = extracted(page, main=False)
-        return found.strip("\n")
+        page_text = extract(page, main=main)
+        if main and not page_text.strip():
+            page_text = extract(page, main=False)
+        return page_text.strip("\n")
 
     return clean
 
@@ -90,39 +90,33 @@ _VOID_TAGS = frozenset(
         *("tfoot", "colgroup"),
     )
 )
-_RAW_TEXT_TAGS = frozenset(
-    ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
-)
+_RAW_TEXT_TAGS = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
 _MAX_ATTRIBUTES = 4000
 
 
 def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
     """A drop where parsing would take time quadratic in the text: deep nesting, very many attributes."""
-    opened: dict[str, int] = {}
+    open_elements: dict[str, int] = {}
     depth, at = 0, 0
     while tag := _TAG.search(text, at):
         at = tag.end()
         closing, name = tag[1], (tag[2] or "").lower()
         if len(tag[3] or "") > 2 * _MAX_ATTRIBUTES and _count_attributes(tag[3]) > _MAX_ATTRIBUTES:
-            return DroppedText(
-                "html: too many attributes", f"over {_MAX_ATTRIBUTES:,} in one tag <{name[:20]}>"
-            )
+            return DroppedText("html: too many attributes", f"over {_MAX_ATTRIBUTES:,} in one tag <{name[:20]}>")
         if not name or name in _VOID_TAGS:
             continue
         if closing:
-            if opened.get(name):
-                opened[name] -= 1
+            if open_elements.get(name):
+                open_elements[name] -= 1
                 depth -= 1
             continue
         if name in _RAW_TEXT_TAGS:
             at = _find_raw_text_end(text, name, at)
             continue
-        opened[name] = opened.get(name, 0) + 1
+        open_elements[name] = open_elements.get(name, 0) + 1
         depth += 1
         if depth > most_depth:
-            return DroppedText(
-                "html: nested too deeply", f"over {most_depth:,} elements inside each other"
-            )
+            return DroppedText("html: nested too deeply", f"over {most_depth:,} elements inside each other")
     return None
 
 

@@ -59,37 +59,33 @@ class LanguageSettings:
 class LanguageStep:
     """The step ``language``; remembers what it told, for histograms."""
 
-    __slots__ = ("_found", "_settings")
+    __slots__ = ("_languages", "_settings")
 
     def __init__(self, settings: LanguageSettings) -> None:
         self._settings = settings
-        self._found: list[str] = []
+        self._languages: list[str] = []
 
     def __call__(self, text: str) -> str | DroppedText:
         """The text, or a drop where its language is not asked for."""
-        wanted, least = self._settings.keep, self._settings.least
-        told = _predict_languages(
-            text[: self._settings.characters], len(LANGUAGES) if wanted else 1
-        )
-        if not told:
-            self._found.append(NO_LANGUAGE)
+        languages, least = self._settings.keep, self._settings.least
+        predictions = _predict_languages(text[: self._settings.characters], len(LANGUAGES) if languages else 1)
+        if not predictions:
+            self._languages.append(NO_LANGUAGE)
             return DroppedText("language: no letters", "no text to tell a language by")
-        language, probability = told[0]
-        self._found.append(language)
-        best = max((p for code, p in told if not wanted or code in wanted), default=0.0)
+        language, probability = predictions[0]
+        self._languages.append(language)
+        best = max((p for code, p in predictions if not languages or code in languages), default=0.0)
         if best >= least:
             return text
         detail = f"{language} with the probability {probability:.2f}"
-        if not wanted:
+        if not languages:
             return DroppedText("language: uncertain", f"{detail}, at least {least:g}")
-        return DroppedText(
-            "language: another", f"{detail}; kept are {', '.join(wanted)} from {least:g}"
-        )
+        return DroppedText("language: another", f"{detail}; kept are {', '.join(languages)} from {least:g}")
 
     def take(self) -> list[str]:
         """The language told of each text since the last call, in order."""
-        found, self._found = self._found, []
-        return found
+        languages, self._languages = self._languages, []
+        return languages
 
 
 def make_language_step(settings: LanguageSettings) -> LanguageStep:
@@ -107,8 +103,8 @@ def detect_language(text: str, *, characters: int = 10_000) -> tuple[str, float]
     Raises:
         MissingDependencyError: the model is not installed.
     """
-    told = _predict_languages(text[:characters], 1)
-    return told[0] if told else (NO_LANGUAGE, 0.0)
+    predictions = _predict_languages(text[:characters], 1)
+    return predictions[0] if predictions else (NO_LANGUAGE, 0.0)
 
 
 def _predict_languages(text: str, number: int) -> list[tuple[str, float]]:
@@ -118,9 +114,9 @@ def _predict_languages(text: str, number: int) -> list[tuple[str, float]]:
         return []
     if not words.isascii():  # the model takes UTF-8, in which a lone surrogate cannot be written
         words = words.encode("utf-8", "replace").decode()
-    told = _load_model()(f"{words}\n", number, 0.0, "strict")
+    predictions = _load_model()(f"{words}\n", number, 0.0, "strict")
     # Rounded, as machines may differ in the last places of what the model adds up.
-    return [(label.removeprefix(_LABEL), round(min(1.0, float(p)), 4)) for p, label in told]
+    return [(label.removeprefix(_LABEL), round(min(1.0, float(p)), 4)) for p, label in predictions]
 
 
 @lru_cache(maxsize=1)

@@ -28,17 +28,20 @@ class LengthSettings:
 
     def __post_init__(self) -> None:
         names = ("least_words", "most_words", "least_characters", "most_characters")
-        said = [name for name in names if getattr(self, name) is not None]
-        problems = coerce_int_fields(self, dict.fromkeys(said, (0, _MAX_LIMIT)))
+        limit_names = [name for name in names if getattr(self, name) is not None]
+        problems = coerce_int_fields(self, dict.fromkeys(limit_names, (0, _MAX_LIMIT)))
         if not problems:
-            problems = [*self._has_crossed_limits("words"), *self._has_crossed_limits("characters")]
+            problems = [
+                *self._find_crossed_limits("words"),
+                *self._find_crossed_limits("characters"),
+            ]
         raise_problems(problems)
 
-    def _has_crossed_limits(self, what: str) -> list[str]:
-        least, most = getattr(self, f"least_{what}"), getattr(self, f"most_{what}")
+    def _find_crossed_limits(self, unit: str) -> list[str]:
+        least, most = getattr(self, f"least_{unit}"), getattr(self, f"most_{unit}")
         if least is None or most is None or least <= most:
             return []
-        return [f"least_{what}: {least:,} is above most_{what}, {most:,}: every text would go"]
+        return [f"least_{unit}: {least:,} is above most_{unit}, {most:,}: every text would go"]
 
 
 def make_length_step(settings: LengthSettings) -> CleanFunction:
@@ -46,21 +49,17 @@ def make_length_step(settings: LengthSettings) -> CleanFunction:
     counts_words = settings.least_words is not None or settings.most_words is not None
 
     def clean(text: str) -> str | DroppedText:
-        drop = _check_limits(
-            len(text), settings.least_characters, settings.most_characters, "characters"
-        )
+        drop = _check_limits(len(text), settings.least_characters, settings.most_characters, "characters")
         if drop is None and counts_words:
-            drop = _check_limits(
-                len(text.split()), settings.least_words, settings.most_words, "words"
-            )
+            drop = _check_limits(len(text.split()), settings.least_words, settings.most_words, "words")
         return drop or text
 
     return clean
 
 
-def _check_limits(count: int, least: int | None, most: int | None, what: str) -> DroppedText | None:
+def _check_limits(count: int, least: int | None, most: int | None, unit: str) -> DroppedText | None:
     if least is not None and count < least:
-        return DroppedText(f"length: too few {what}", f"{count:,} {what}, at least {least:,}")
+        return DroppedText(f"length: too few {unit}", f"{count:,} {unit}, at least {least:,}")
     if most is not None and count > most:
-        return DroppedText(f"length: too many {what}", f"{count:,} {what}, at most {most:,}")
+        return DroppedText(f"length: too many {unit}", f"{count:,} {unit}, at most {most:,}")
     return None

@@ -56,9 +56,7 @@ _CHUNK_CHARACTERS = 1_000_000
 def _fix_if_stable(line: str, fix: Callable[[str], str]) -> str:
     if len(line) <= _CHUNK_CHARACTERS:
         return fix(line)
-    return "".join(
-        fix(line[at : at + _CHUNK_CHARACTERS]) for at in range(0, len(line), _CHUNK_CHARACTERS)
-    )
+    return "".join(fix(line[at : at + _CHUNK_CHARACTERS]) for at in range(0, len(line), _CHUNK_CHARACTERS))
 
 
 def _load_fix_encoding() -> Callable[[str], str]:

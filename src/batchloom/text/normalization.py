@@ -27,7 +27,7 @@ def _normalize_nfc(text: str) -> str:
 
 
 def _normalize_large_nfc(text: str) -> str:
-    if all(_normalize_nfc(piece) == piece for piece in _split_after_newlines(text)):
+    if all(_normalize_nfc(chunk) == chunk for chunk in _split_after_newlines(text)):
         return text
     return "".join(map(_normalize_nfc, _split_after_newlines(text)))
 
@@ -53,6 +53,4 @@ def _has_long_run(text: str) -> bool:
 
 def _sort_combining_runs(text: str) -> str:
     runs = itertools.groupby(text, lambda char: unicodedata.combining(char) != 0)
-    return "".join(
-        "".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs
-    )
+    return "".join("".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs)

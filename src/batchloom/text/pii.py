@@ -56,13 +56,7 @@ class PiiSettings:
 
     def __post_init__(self) -> None:
         kinds = ("email_masks", "ipv4_masks", "ipv6_masks", "phone_masks", "card_masks")
-        raise_problems(
-            [
-                f"{name}: give at least one ('' to delete)"
-                for name in kinds
-                if not getattr(self, name)
-            ]
-        )
+        raise_problems([f"{name}: give at least one ('' to delete)" for name in kinds if not getattr(self, name)])
 
 
 def make_pii_step(settings: PiiSettings) -> CleanFunction:
@@ -89,12 +83,12 @@ def make_pii_step(settings: PiiSettings) -> CleanFunction:
 
 
 def _mask_spans(text: str, find: SpanFinder, masks: tuple[str, ...]) -> str:
-    pieces: list[str] = []
-    done = 0
+    parts: list[str] = []
+    position = 0
     for number, (start, stop) in enumerate(find(text)):
-        pieces += [text[done:start], masks[number % len(masks)]]
-        done = stop
-    return "".join([*pieces, text[done:]]) if pieces else text
+        parts += [text[position:start], masks[number % len(masks)]]
+        position = stop
+    return "".join([*parts, text[position:]]) if parts else text
 
 
 _EMAIL_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
@@ -166,9 +160,7 @@ _IPV6_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
 def _find_ipv6(text: str) -> Iterator[tuple[int, int]]:
     for groups in _IPV6_GROUPS.finditer(text):
         start, stop = groups.start() - 4, groups.end()
-        if stop - start > 40 or (
-            start and (_WORD_CHARACTER.match(text[start - 1]) or text[start - 1] in ":.")
-        ):
+        if stop - start > 40 or (start and (_WORD_CHARACTER.match(text[start - 1]) or text[start - 1] in ":.")):
             continue
         if text[stop - 1] == ":" and text[stop - 2] != ":":
             stop -= 1

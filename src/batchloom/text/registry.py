@@ -37,13 +37,13 @@ class StepDefinition:
         help: one line on what it does.
         settings: the frozen dataclass of its settings, all with defaults.
         make: the step as a function, of its settings.
-        needs: (module, package) of what it imports beyond the core's own, in the extra ``clean``.
+        requirements: (module, package) of what it imports beyond the core's own, in the extra ``clean``.
     """
 
     help: str
     settings: type[Any]
     make: Callable[[Any], CleanFunction]
-    needs: tuple[tuple[str, str], ...] = ()
+    requirements: tuple[tuple[str, str], ...] = ()
 
 
 _FTFY_PACKAGES = (("ftfy", "ftfy"),)
@@ -56,9 +56,7 @@ _LANGUAGE_PACKAGES = (
 
 # In the order in which they are sensibly taken: first what a text is, then what it is worth.
 KNOWN_STEPS: dict[str, StepDefinition] = {
-    "html": StepDefinition(
-        "HTML to its main text", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES
-    ),
+    "html": StepDefinition("HTML to its main text", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES),
     "mojibake": StepDefinition(
         "text decoded in a wrong encoding is mended",
         mojibake.MojibakeSettings,
@@ -104,9 +102,7 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
         overlap.DecontaminationSettings,
         overlap.make_decontamination_step,
     ),
-    "pii": StepDefinition(
-        "emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make_pii_step
-    ),
+    "pii": StepDefinition("emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make_pii_step),
 }
 
 
@@ -117,9 +113,7 @@ def parse_steps(names: str) -> tuple[CleanStep, ...]:
         SettingsError: a name is empty or no step's.
     """
     steps = tuple(CleanStep(name.strip()) for name in names.split(","))
-    raise_problems(
-        [p for i, step in enumerate(steps) for p in _find_name_problems(step, f"clean[{i}]")]
-    )
+    raise_problems([p for i, step in enumerate(steps) for p in _find_name_problems(step, f"clean[{i}]")])
     return steps
 
 
@@ -159,8 +153,8 @@ def parse_step_settings(step: CleanStep, path: str = "clean") -> Any:
         SettingsError: unknown names, values of another type or out of bounds, each with its path.
     """
     if not isinstance(step.settings, Mapping) or not all(map(is_text, step.settings)):
-        given = quote_value(step.settings)
-        raise SettingsError([f"{path}.settings: {given} does not map names of settings to values"])
+        settings_text = quote_value(step.settings)
+        raise SettingsError([f"{path}.settings: {settings_text} does not map names of settings to values"])
     try:
         return from_plain(KNOWN_STEPS[step.name].settings, step.settings)
     except SettingsError as error:
@@ -174,7 +168,7 @@ def fill_step_defaults(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
 
 def get_step_packages(steps: Sequence[CleanStep]) -> dict[str, str]:
     """The versions of the optional packages that these steps use, by name: they decide texts, too."""
-    used = {package for step in steps for _, package in KNOWN_STEPS[step.name].needs}
+    used = {package for step in steps for _, package in KNOWN_STEPS[step.name].requirements}
     return {package: importlib.metadata.version(package) for package in sorted(used)}
 
 
@@ -194,12 +188,10 @@ def _find_settings_problems(step: CleanStep, path: str) -> list[str]:
 
 
 def _find_missing_packages(step: CleanStep, path: str) -> list[str]:
-    absent = {
-        package
-        for module, package in KNOWN_STEPS[step.name].needs
-        if importlib.util.find_spec(module) is None
+    missing_packages = {
+        package for module, package in KNOWN_STEPS[step.name].requirements if importlib.util.find_spec(module) is None
     }
-    if not absent:
+    if not missing_packages:
         return []
-    wanted = " and ".join(sorted(absent))
-    return [f"{path}: {step.name} needs {wanted}, not installed: pip install 'batchloom[clean]'"]
+    package_names = " and ".join(sorted(missing_packages))
+    return [f"{path}: {step.name} needs {package_names}, not installed: pip install 'batchloom[clean]'"]

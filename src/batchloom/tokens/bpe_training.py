@@ -25,9 +25,7 @@ def parse_train_spec(spec: str) -> int | None:
     if kind != "train" or not colon:
         return None
     if not re.fullmatch("[0-9]{1,18}", number):
-        raise TokenizerError(
-            f"{spec!r}: {number!r} is not a vocabulary size; write it in digits, such as train:8192"
-        )
+        raise TokenizerError(f"{spec!r}: {number!r} is not a vocabulary size; write it in digits, such as train:8192")
     size = int(number)
     if size < MIN_VOCAB_SIZE:
         raise TokenizerError(
@@ -35,9 +33,7 @@ def parse_train_spec(spec: str) -> int | None:
             f"{MIN_VOCAB_SIZE} is the smallest; give train:{MIN_VOCAB_SIZE} or more, or bytes"
         )
     if size > MAX_VOCAB_SIZE:
-        raise TokenizerError(
-            f"{spec!r}: the largest vocabulary that is learned is {MAX_VOCAB_SIZE}"
-        )
+        raise TokenizerError(f"{spec!r}: the largest vocabulary that is learned is {MAX_VOCAB_SIZE}")
     return size
 
 

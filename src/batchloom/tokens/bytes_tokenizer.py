@@ -24,13 +24,13 @@ def _encode_bytes(text: bytes, *, control: bool) -> NDArray[np.uint32]:
     end = END_OF_TEXT.encode()
     if not control or end not in text:
         return ids
-    pieces: list[NDArray[np.uint32]] = []
-    for piece in text.split(end):
-        pieces += [
-            np.frombuffer(piece, np.uint8).astype(np.uint32),
+    id_arrays: list[NDArray[np.uint32]] = []
+    for chunk in text.split(end):
+        id_arrays += [
+            np.frombuffer(chunk, np.uint8).astype(np.uint32),
             np.full(1, BYTE_END_ID, np.uint32),
         ]
-    return np.concatenate(pieces[:-1])
+    return np.concatenate(id_arrays[:-1])
 
 
 @final
@@ -64,14 +64,12 @@ class ByteTokenizer:
         except UnicodeEncodeError as error:
             raise_surrogate_error(texts, error)
             raise
-        pieces = [_encode_bytes(text, control=control) for text in encoded]
-        offsets = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum([piece.size for piece in pieces], out=offsets[1:])
-        return np.concatenate([np.zeros(0, np.uint32), *pieces]), offsets
+        id_arrays = [_encode_bytes(text, control=control) for text in encoded]
+        offsets = np.zeros(len(id_arrays) + 1, np.int64)
+        np.cumsum([ids.size for ids in id_arrays], out=offsets[1:])
+        return np.concatenate([np.zeros(0, np.uint32), *id_arrays]), offsets
 
-    def encode_placed(
-        self, text: str
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """See :class:`~batchloom.tokens.Tokenizer`; the bytes of a character share its place."""
         ids = self.encode_batch([text], control=True)[0]
         stops = np.cumsum(self.id_bytes()[ids])
@@ -82,8 +80,8 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The text; see :class:`~batchloom.tokens.Tokenizer`."""
         array = validate_ids(ids, self)
-        pieces = np.split(array, np.flatnonzero(array == BYTE_END_ID))
-        texts = (piece[piece != BYTE_END_ID].astype(np.uint8).tobytes() for piece in pieces)
+        chunks = np.split(array, np.flatnonzero(array == BYTE_END_ID))
+        texts = (chunk[chunk != BYTE_END_ID].astype(np.uint8).tobytes() for chunk in chunks)
         return END_OF_TEXT.join(text.decode(errors="replace") for text in texts)
 
     def state(self) -> dict[str, Any]:

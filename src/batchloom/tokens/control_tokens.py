@@ -12,9 +12,7 @@ from batchloom.tokens.tokenizer import ChatTemplates
 _DOCUMENT_END_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 _FALLBACK_END_TOKENS = ("</s>", "<eos>", "<|eos|>")
 # Tokens that chat templates know by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
-_SPECIAL_TOKEN_KEYS = tuple(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
+_SPECIAL_TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Ends of a chat turn: a config that names one as its eos token speaks of conversations.
 _TURN_END_TOKENS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
@@ -50,17 +48,17 @@ def read_hints(
         special_map: the parsed special_tokens_map.json, likewise.
         templates: chat templates in files of their own, which win over the config's.
     """
-    named = {}
+    special_tokens = {}
     for name in _SPECIAL_TOKEN_KEYS:
         token = _get_token_content(config.get(name)) or _get_token_content(special_map.get(name))
         if token is not None:
-            named[name] = token
+            special_tokens[name] = token
     declared = config.get("added_tokens_decoder")
     return TokenizerHints(
-        eos=named.get("eos_token"),
-        bos=named.get("bos_token") if config.get("add_bos_token") is True else None,
+        eos=special_tokens.get("eos_token"),
+        bos=special_tokens.get("bos_token") if config.get("add_bos_token") is True else None,
         declared=declared if isinstance(declared, Mapping) else {},
-        chat=ChatTemplates(templates or parse_named_templates(config.get("chat_template")), named),
+        chat=ChatTemplates(templates or parse_named_templates(config.get("chat_template")), special_tokens),
     )
 
 
@@ -91,11 +89,11 @@ def add_declared_tokens(raw: Mapping[str, Any], hints: TokenizerHints) -> dict[s
     for number, token in hints.declared.items():
         if not isinstance(token, Mapping) or not str(number).isdecimal():
             continue
-        known = by_content.get(token.get("content"))
-        if known is None:
+        existing_token = by_content.get(token.get("content"))
+        if existing_token is None:
             tokens.append({**token, "id": int(number)})
         elif token.get("special"):
-            known["special"] = True
+            existing_token["special"] = True
     return {**raw, "added_tokens": tokens}
 
 
@@ -103,8 +101,8 @@ def choose_end_token(
     words: Mapping[str, int],
     control: list[str],
     hints: TokenizerHints,
-    asked: str | None,
-    where: str,
+    end_token: str | None,
+    label: str,
 ) -> str:
     """The end-of-document token.
 
@@ -115,29 +113,28 @@ def choose_end_token(
         words: the vocabulary.
         control: its special tokens.
         hints: what the config says.
-        asked: the user's choice, if any.
-        where: what to call the tokenizer in errors.
+        end_token: the user's choice, if any.
+        label: what to call the tokenizer in errors.
 
     Raises:
         TokenizerError: no such token, or none was asked for and none can be told.
     """
-    if asked is not None:
-        if asked in words:
-            return asked
+    if end_token is not None:
+        if end_token in words:
+            return end_token
         raise TokenizerError(
-            f"{where} has no token {asked!r} to end documents with{suggest(asked, control)}; "
+            f"{label} has no token {end_token!r} to end documents with{suggest(end_token, control)}; "
             f"{_format_tokens(control)}"
         )
     eos = [hints.eos] if hints.eos in words and hints.eos is not None else []
     first = [token for token in eos if token not in _TURN_END_TOKENS]
-    found = [token for token in _DOCUMENT_END_TOKENS if token in control] + first
-    found += [token for token in _FALLBACK_END_TOKENS if token in control] + eos
-    if not found:
+    candidates = [token for token in _DOCUMENT_END_TOKENS if token in control] + first
+    candidates += [token for token in _FALLBACK_END_TOKENS if token in control] + eos
+    if not candidates:
         raise TokenizerError(
-            f"{where} does not say which token ends a document: pass --end-token; "
-            f"{_format_tokens(control)}"
+            f"{label} does not say which token ends a document: pass --end-token; {_format_tokens(control)}"
         )
-    return found[0]
+    return candidates[0]
 
 
 def _format_tokens(control: list[str]) -> str:
@@ -147,9 +144,7 @@ def _format_tokens(control: list[str]) -> str:
     return f"its special tokens are {', '.join(map(repr, control[:20]))}{more}"
 
 
-def choose_bos_token(
-    raw: Mapping[str, Any], words: Mapping[str, int], hints: TokenizerHints
-) -> str | None:
+def choose_bos_token(raw: Mapping[str, Any], words: Mapping[str, int], hints: TokenizerHints) -> str | None:
     """The token that models expect before a text document, if any.
 
     It is what the post-processor puts first, or the config's bos token where the config says
@@ -169,9 +164,9 @@ def _find_prepended_token(processor: object) -> str | None:
         if kind == "TemplateProcessing":
             single = part.get("single")
             piece = single[0] if isinstance(single, list) and single else None
-            named = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
-            if isinstance(named, Mapping):
-                return _resolve_template_token(part, str(named.get("id")))
+            special_token = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
+            if isinstance(special_token, Mapping):
+                return _resolve_template_token(part, str(special_token.get("id")))
     return None
 
 
@@ -185,7 +180,7 @@ def _iter_post_processors(processor: object) -> Iterator[Mapping[str, Any]]:
 
 def _resolve_template_token(template: Mapping[str, Any], name: str) -> str:
     """The token a template calls ``name``: usually the same word, but it may rename."""
-    known = template.get("special_tokens")
-    entry = known.get(name) if isinstance(known, Mapping) else None
+    special_tokens = template.get("special_tokens")
+    entry = special_tokens.get(name) if isinstance(special_tokens, Mapping) else None
     tokens = entry.get("tokens") if isinstance(entry, Mapping) else None
     return str(tokens[0]) if isinstance(tokens, list) and tokens else name

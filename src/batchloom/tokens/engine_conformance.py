@@ -81,8 +81,8 @@ def _make_vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[
     words = [reference.decode([number]) for number in _sample_evenly(range(vocab_size), 4096)]
     texts = []
     for start in range(0, len(words), 64):
-        some = words[start : start + 64]
-        texts += ["".join(some), "".join(reversed(some)), " ".join(word * 4 for word in some)]
+        batch = words[start : start + 64]
+        texts += ["".join(batch), "".join(reversed(batch)), " ".join(word * 4 for word in batch)]
     return texts
 
 
@@ -102,8 +102,8 @@ def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
     """At most ``limit`` of ``items``, evenly spread, first and last included."""
     if len(items) <= limit:
         return list(items)
-    places = np.linspace(0, len(items) - 1, limit).astype(int)
-    return [items[place] for place in places]
+    indices = np.linspace(0, len(items) - 1, limit).astype(int)
+    return [items[index] for index in indices]
 
 
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
@@ -131,10 +131,7 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     differing, example = _compare_engines(tokenizer, reference, texts)
     if not differing:
         return tokenizer
-    note = (
-        f"fastokens {tokenizer.engine.version} and tokenizers {reference.version} give different "
-        f"ids for {example}"
-    )
+    note = f"fastokens {tokenizer.engine.version} and tokenizers {reference.version} give different ids for {example}"
     apart = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
     if all(any(rare in text for rare in apart) for text in differing):
         names = " or ".join(f"U+{ord(rare):04X}" for rare in apart)
@@ -192,10 +189,10 @@ def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokeni
         return tokenizer
     definition = tokenizer.definition
     reference = tokenizer.reference
-    some = _sample_evenly(make_conformance_texts(), 200)
+    base_texts = _sample_evenly(make_conformance_texts(), 200)
     tokens = _sample_evenly([*definition.control, *definition.added], 64)
-    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in some[:3]]
-    texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in some]
+    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in base_texts[:3]]
+    texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in base_texts]
     texts += _limit_sample(sample)
     differing, example = _compare_engines(tokenizer, reference, texts, control=True)
     if not differing:
@@ -230,13 +227,11 @@ def _limit_sample(sample: Sequence[str]) -> list[str]:
     return [text for text, used in zip(texts, room, strict=True) if used <= _MAX_SAMPLE_CHARACTERS]
 
 
-def _describe_difference(
-    fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine
-) -> str:
+def _describe_difference(fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine) -> str:
     """The first place where two encodings of a text part, as both engines see it."""
     length = min(fast.size, exact.size)
-    parting = np.flatnonzero(fast[:length] != exact[:length])
-    place = int(parting[0]) if parting.size else length
-    text = reference.decode(exact[max(0, place - 6) : place + 4].tolist())
-    ids, right = (some[place : place + 4].tolist() for some in (fast, exact))
+    differences = np.flatnonzero(fast[:length] != exact[:length])
+    position = int(differences[0]) if differences.size else length
+    text = reference.decode(exact[max(0, position - 6) : position + 4].tolist())
+    ids, right = (encoding[position : position + 4].tolist() for encoding in (fast, exact))
     return f"{text!a} ({ids} and {right})"

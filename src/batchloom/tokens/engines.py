@@ -76,9 +76,9 @@ class ReferenceEngine:
     Whatever asks it for something raises TokenizerError where it refuses the definition.
     """
 
-    def __init__(self, definition: TokenizerDefinition, where: str) -> None:
+    def __init__(self, definition: TokenizerDefinition, label: str) -> None:
         self.version = get_package_version("tokenizers")
-        self._definition, self._where = definition, where
+        self._definition, self._label = definition, label
 
     def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
@@ -87,12 +87,12 @@ class ReferenceEngine:
             TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
         """
         encoder = self._control_tokenizer if control else self._encoder
-        pieces: list[NDArray[np.uint32]] = []
+        id_arrays: list[NDArray[np.uint32]] = []
         batch: list[str] = []
         try:
             for batch in _iter_batches(texts):
                 encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
-                pieces += [np.array(encoding.ids, np.uint32) for encoding in encoded]
+                id_arrays += [np.array(encoding.ids, np.uint32) for encoding in encoded]
         except TypeError as error:
             raise_surrogate_error(texts, error)
             raise
@@ -101,12 +101,12 @@ class ReferenceEngine:
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
-                f"tokenizer {self._where!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
+                f"tokenizer {self._label!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
                 f"its vocabulary lacks "
                 "it and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
                 "another --tokenizer"
             ) from error
-        return concat_ids(pieces)
+        return concat_ids(id_arrays)
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         """See ``Tokenizer.encode_placed``."""
@@ -115,29 +115,29 @@ class ReferenceEngine:
         except TypeError as error:
             raise_surrogate_error([text], error)
             raise
-        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, np.uint32), places[:, 0], places[:, 1]
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.uint32), offsets[:, 0], offsets[:, 1]
 
     @cached_property
     def _tokenizer(self) -> Any:
         """The tokenizer as it is defined, to whom control tokens are text."""
-        return _load_tokenizer(self._definition.text, self._where, self.version)
+        return _load_tokenizer(self._definition.text, self._label, self.version)
 
     @cached_property
     def _encoder(self) -> Any:
         """The tokenizer that encodes text."""
         if self._definition.model == "BPE":
             return self._tokenizer
-        return _load_tokenizer(hide_control_tokens(self._definition), self._where, self.version)
+        return _load_tokenizer(hide_control_tokens(self._definition), self._label, self.version)
 
     @cached_property
     def _control_tokenizer(self) -> Any:
         """The tokenizer that reads control tokens, and does not trim the places of others."""
-        whole = orjson.loads(self._definition.text)
-        text = orjson.dumps({**whole, "post_processor": None})
-        placing = _load_tokenizer(text, self._where, self.version)
-        placing.encode_special_tokens = False
-        return placing
+        tokenizer_json = orjson.loads(self._definition.text)
+        text = orjson.dumps({**tokenizer_json, "post_processor": None})
+        tokenizer = _load_tokenizer(text, self._label, self.version)
+        tokenizer.encode_special_tokens = False
+        return tokenizer
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included."""
@@ -145,31 +145,27 @@ class ReferenceEngine:
         return text
 
 
-def _load_tokenizer(text: bytes, where: str, version: str) -> Any:
+def _load_tokenizer(text: bytes, label: str, version: str) -> Any:
     from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
     try:
         tokenizer = Tokenizer.from_buffer(text)
     except ValueError as error:
-        raise TokenizerError(
-            f"{where}: tokenizers {version} cannot read its tokenizer.json ({error})"
-        ) from error
+        raise TokenizerError(f"{label}: tokenizers {version} cannot read its tokenizer.json ({error})") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
     """A short piece of these texts that cannot be encoded."""
-    found = next((text for text in texts if _fails_to_encode(encoder, text)), "")
-    while len(found) > 1:
-        middle = len(found) // 2
-        halves = [
-            half for half in (found[:middle], found[middle:]) if _fails_to_encode(encoder, half)
-        ]
+    failing_text = next((text for text in texts if _fails_to_encode(encoder, text)), "")
+    while len(failing_text) > 1:
+        middle = len(failing_text) // 2
+        halves = [half for half in (failing_text[:middle], failing_text[middle:]) if _fails_to_encode(encoder, half)]
         if not halves:
             break
-        found = halves[0]
-    return found[:_MAX_SHOWN_CHARACTERS]
+        failing_text = halves[0]
+    return failing_text[:_MAX_SHOWN_CHARACTERS]
 
 
 def _fails_to_encode(encoder: Any, text: str) -> bool:
@@ -183,11 +179,11 @@ def _fails_to_encode(encoder: Any, text: str) -> bool:
     return False
 
 
-def concat_ids(pieces: Sequence[NDArray[np.uint32]]) -> EncodedIds:
+def concat_ids(id_arrays: Sequence[NDArray[np.uint32]]) -> EncodedIds:
     """Arrays of ids, one a text, as one flat array and its offsets."""
-    offsets = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum([piece.size for piece in pieces], out=offsets[1:])
-    return np.concatenate([np.zeros(0, np.uint32), *pieces]), offsets
+    offsets = np.zeros(len(id_arrays) + 1, np.int64)
+    np.cumsum([ids.size for ids in id_arrays], out=offsets[1:])
+    return np.concatenate([np.zeros(0, np.uint32), *id_arrays]), offsets
 
 
 def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -33,17 +33,17 @@ class RepositoryFiles:
 
     Attributes:
         main: of these at least one is needed; what the first that is there is of, all are.
-        beside: taken where they are there.
+        optional: taken where they are there.
         error: what is raised where they cannot be had.
         missing: what to do where the repository has none of ``main``, after "on the Hub has no ...".
-        instead: what can be given in place of a Hub id.
+        alternative: what can be given in place of a Hub id.
     """
 
     main: tuple[str, ...]
-    beside: tuple[str, ...]
+    optional: tuple[str, ...]
     error: type[BatchloomError]
     missing: str
-    instead: str
+    alternative: str
 
 
 _TOKENIZER_FILES = RepositoryFiles(
@@ -66,8 +66,8 @@ def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
     except ImportError:
         return None
-    found = try_to_load_from_cache(repo, filename)
-    return Path(found) if isinstance(found, str) else None
+    cached_path = try_to_load_from_cache(repo, filename)
+    return Path(cached_path) if isinstance(cached_path, str) else None
 
 
 def fetch_tokenizer_files(repo: str) -> Path:
@@ -79,7 +79,7 @@ def fetch_tokenizer_files(repo: str) -> Path:
     return fetch_hub_folder(repo, _TOKENIZER_FILES) / _TOKENIZER_FILE
 
 
-def fetch_hub_folder(repo: str, wanted: RepositoryFiles) -> Path:
+def fetch_hub_folder(repo: str, repository_files: RepositoryFiles) -> Path:
     """The folder of the local cache that holds files of one commit of a repository.
 
     Raises:
@@ -93,21 +93,21 @@ def fetch_hub_folder(repo: str, wanted: RepositoryFiles) -> Path:
     except ImportError as error:
         raise MissingDependencyError(
             f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]' (or: pip install "
-            f"datasets transformers), or {wanted.instead}"
+            f"datasets transformers), or {repository_files.alternative}"
         ) from error
-    found = (_fetch_file(repo, name, None, wanted) for name in wanted.main)
-    first = next((file for file in found if file is not None), None)
+    paths = (_fetch_file(repo, name, None, repository_files) for name in repository_files.main)
+    first = next((file for file in paths if file is not None), None)
     if first is None:
-        raise wanted.error(f"{repo} on the Hub has no {' or '.join(wanted.main)}: {wanted.missing}")
-    for name in (*wanted.main, *wanted.beside):
+        raise repository_files.error(
+            f"{repo} on the Hub has no {' or '.join(repository_files.main)}: {repository_files.missing}"
+        )
+    for name in (*repository_files.main, *repository_files.optional):
         # Files of one commit lie in one folder, named by the commit.
-        _fetch_file(repo, name, first.parent.name, wanted)
+        _fetch_file(repo, name, first.parent.name, repository_files)
     return first.parent
 
 
-def _fetch_file(
-    repo: str, filename: str, revision: str | None, wanted: RepositoryFiles
-) -> Path | None:
+def _fetch_file(repo: str, filename: str, revision: str | None, repository_files: RepositoryFiles) -> Path | None:
     """The file, from the cache or the Hub; None where the repository has no such file."""
     from huggingface_hub import (  # noqa: PLC0415 - optional
         constants,
@@ -127,33 +127,33 @@ def _fetch_file(
     )
 
     try:
-        known = try_to_load_from_cache(repo, filename, revision=revision)
-        if known is not None:
-            return Path(known) if isinstance(known, str) else None
+        cached_path = try_to_load_from_cache(repo, filename, revision=revision)
+        if cached_path is not None:
+            return Path(cached_path) if isinstance(cached_path, str) else None
         # A download tries a Hub that does not answer many times, and says so each time.
         url = hf_hub_url(repo, filename, revision=revision)
         with suppress(EntryNotFoundError, HfHubHTTPError):
             get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(repo, filename, revision=revision))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise _unreachable_error(repo, filename, error, wanted) from error
+        raise _make_unreachable_error(repo, filename, error, repository_files) from error
     except EntryNotFoundError:
         return None
     except GatedRepoError as error:
-        raise wanted.error(
+        raise repository_files.error(
             f"{repo} asks for permission: accept its terms on the Hub, then run `hf auth login`"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise wanted.error(
+        raise repository_files.error(
             f"the Hub has no repository {repo} (or it is private and you are not logged in): "
-            f"check the name, run `hf auth login`, or {wanted.instead}"
+            f"check the name, run `hf auth login`, or {repository_files.alternative}"
         ) from error
     except list_network_errors() as error:
-        raise _unreachable_error(repo, filename, error, wanted) from None
+        raise _make_unreachable_error(repo, filename, error, repository_files) from None
     except (HfHubHTTPError, OSError) as error:
-        raise wanted.error(
+        raise repository_files.error(
             f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}); try again, or {wanted.instead}"
+            f"{str(error).splitlines()[0]}); try again, or {repository_files.alternative}"
         ) from error
 
 
@@ -162,19 +162,19 @@ def list_network_errors() -> tuple[type[Exception], ...]:
 
     A library that is not loaded has raised nothing.
     """
-    found: list[type[Exception]] = []
+    error_types: list[type[Exception]] = []
     for module, names in _NETWORK_ERRORS.items():
         loaded = sys.modules.get(module)
-        found += [kind for name in names if (kind := getattr(loaded, name, None)) is not None]
-    return tuple(found)
+        error_types += [kind for name in names if (kind := getattr(loaded, name, None)) is not None]
+    return tuple(error_types)
 
 
-def _unreachable_error(
-    repo: str, filename: str, error: Exception, wanted: RepositoryFiles
+def _make_unreachable_error(
+    repo: str, filename: str, error: Exception, repository_files: RepositoryFiles
 ) -> BatchloomError:
     name = type(error).__name__
     why = "HF_HUB_OFFLINE is set" if name == "OfflineModeIsEnabled" else name
-    return wanted.error(
+    return repository_files.error(
         f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
-        f"({why}); go online once, or {wanted.instead}"
+        f"({why}); go online once, or {repository_files.alternative}"
     )

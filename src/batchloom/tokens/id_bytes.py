@@ -21,31 +21,26 @@ def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | Non
     what it spells. That holds only where nothing is put before a text or taken from around a
     control token.
     """
-    whole = orjson.loads(definition.text)
-    model = whole["model"]
-    plain = (
+    tokenizer_json = orjson.loads(definition.text)
+    model = tokenizer_json["model"]
+    is_supported = (
         model.get("type", "BPE") == "BPE"
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
-        and all(
-            step.get("type") in _LOSSLESS_NORMALIZERS
-            for step in _iter_steps(whole.get("normalizer"))
-        )
-        and _is_byte_level(list(_iter_steps(whole.get("pre_tokenizer"))))
+        and all(step.get("type") in _LOSSLESS_NORMALIZERS for step in _iter_steps(tokenizer_json.get("normalizer")))
+        and _is_byte_level(list(_iter_steps(tokenizer_json.get("pre_tokenizer"))))
         and not any(
-            token[flag]
-            for token in whole["added_tokens"]
-            for flag in ("lstrip", "rstrip", "single_word")
+            token[flag] for token in tokenizer_json["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")
         )
     )
-    if not plain:
+    if not is_supported:
         return None
     alphabet = frozenset(make_byte_alphabet())
     lengths = np.full(definition.vocab_size, -1, np.int64)
     for token, number in model["vocab"].items():
         if alphabet.issuperset(token):
             lengths[number] = len(token)
-    for token in whole["added_tokens"]:
+    for token in tokenizer_json["added_tokens"]:
         lengths[token["id"]] = len(token["content"].encode())
     return lengths
 

@@ -106,17 +106,17 @@ class JsonTokenizer:
         # Looking into every text costs a twentieth of encoding it: only where there is a reason.
         if not self._apart:
             return fast.encode(texts, control=control)
-        apart = [i for i, text in enumerate(texts) if any(odd in text for odd in self._apart)]
-        if not apart:
+        exact_indices = [i for i, text in enumerate(texts) if any(odd in text for odd in self._apart)]
+        if not exact_indices:
             return fast.encode(texts, control=control)
-        rest = list(texts)
-        for place in apart:
-            rest[place] = ""
-        ids, offsets = fast.encode(rest, control=control)
-        pieces = np.split(ids, offsets[1:-1])
-        for place in apart:
-            pieces[place] = self.reference.encode([texts[place]], control=control)[0]
-        return concat_ids(pieces)
+        fast_texts = list(texts)
+        for index in exact_indices:
+            fast_texts[index] = ""
+        ids, offsets = fast.encode(fast_texts, control=control)
+        id_arrays = np.split(ids, offsets[1:-1])
+        for index in exact_indices:
+            id_arrays[index] = self.reference.encode([texts[index]], control=control)[0]
+        return concat_ids(id_arrays)
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         """See :class:`~batchloom.tokens.Tokenizer`."""
@@ -144,13 +144,9 @@ class JsonTokenizer:
 
     def with_exact_engine(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
         """The same tokenizer, encoding on the exact engine; ``why`` becomes the engine's note."""
-        return JsonTokenizer(
-            self.name, self.definition, fast=why, reference=reference, chat=self.chat
-        )
+        return JsonTokenizer(self.name, self.definition, fast=why, reference=reference, chat=self.chat)
 
-    def with_exact_characters(
-        self, characters: str, why: str, reference: ReferenceEngine
-    ) -> "JsonTokenizer":
+    def with_exact_characters(self, characters: str, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
         """The same tokenizer, texts that hold one of ``characters`` encoded on the exact engine."""
         return JsonTokenizer(
             self.name,

@@ -27,9 +27,7 @@ from batchloom.tokens.tokenizer_state import restore_tokenizer
 
 _TOKENIZER_FILE, _STATE_FILE = "tokenizer.json", "tokenizer_state.json"
 _TEMPLATE_FILE = "chat_template.jinja"
-_REMEDY = (
-    "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
-)
+_REMEDY = "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
 # The largest vocabularies take some tens of MiB.
 _MAX_BYTES = 1 << 30
 _SIDECAR_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -46,9 +44,7 @@ def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
     raw = read_tokenizer_json(path)
     if "state_version" in raw:
         return _load_from_store(raw, path, end_token)
-    return make_json_tokenizer(
-        _get_base_name(path), raw, read_sidecar_hints(path.parent), end_token
-    )
+    return make_json_tokenizer(_get_base_name(path), raw, read_sidecar_hints(path.parent), end_token)
 
 
 def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
@@ -59,11 +55,11 @@ def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
         )
     if state.is_file():
         return _load_from_store(read_tokenizer_json(state), state, end_token)
-    known = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
-    there = [name for name in known if (folder / name).is_file()]
+    other_files = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
+    present_files = [name for name in other_files if (folder / name).is_file()]
     raise TokenizerError(
         f"{folder} holds no tokenizer.json"
-        + (f", only {', '.join(there)}" if there else "")
+        + (f", only {', '.join(present_files)}" if present_files else "")
         + ": load it with transformers' AutoTokenizer and save it with save_pretrained, which "
         "writes one"
     )
@@ -71,9 +67,7 @@ def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
 
 def _load_from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
     if end_token is not None:
-        raise TokenizerError(
-            f"{path} is a store's tokenizer, whose end token is settled: leave --end-token out"
-        )
+        raise TokenizerError(f"{path} is a store's tokenizer, whose end token is settled: leave --end-token out")
     return restore_tokenizer(state)
 
 
@@ -95,9 +89,7 @@ def make_json_tokenizer(
     words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
     end = choose_end_token(words, control, hints, end_token, name)
-    definition = make_definition(
-        cleaned, name, end=end, bos=choose_bos_token(cleaned, words, hints)
-    )
+    definition = make_definition(cleaned, name, end=end, bos=choose_bos_token(cleaned, words, hints))
     return JsonTokenizer(name, definition, chat=hints.chat)
 
 
@@ -119,9 +111,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{path} is not JSON: {error}; {_REMEDY}") from error
     if not isinstance(value, dict):
-        raise TokenizerError(
-            f"{path} is not a tokenizer.json: it holds a {type(value).__name__}; {_REMEDY}"
-        )
+        raise TokenizerError(f"{path} is not a tokenizer.json: it holds a {type(value).__name__}; {_REMEDY}")
     return value
 
 
@@ -132,8 +122,7 @@ def read_sidecar_hints(folder: Path) -> TokenizerHints:
         TokenizerError: one of them cannot be read.
     """
     config, special = (
-        read_tokenizer_json(folder / name) if (folder / name).is_file() else {}
-        for name in _SIDECAR_FILES
+        read_tokenizer_json(folder / name) if (folder / name).is_file() else {} for name in _SIDECAR_FILES
     )
     return read_hints(config, special, _read_template_files(folder))
 

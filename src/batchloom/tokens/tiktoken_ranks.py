@@ -58,18 +58,10 @@ class TiktokenEncoding:
     control: Mapping[str, int]
 
 
-_R50K_RANKS = _RanksFile(
-    "r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256
-)
-_P50K_RANKS = _RanksFile(
-    "p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280
-)
-_CL100K_RANKS = _RanksFile(
-    "cl100k_base", "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", 100256
-)
-_O200K_RANKS = _RanksFile(
-    "o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", 199998
-)
+_R50K_RANKS = _RanksFile("r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256)
+_P50K_RANKS = _RanksFile("p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280)
+_CL100K_RANKS = _RanksFile("cl100k_base", "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", 100256)
+_O200K_RANKS = _RanksFile("o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", 199998)
 
 _GPT2_ENCODING = TiktokenEncoding(_R50K_RANKS, None, {END_OF_TEXT: 50256})
 TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
@@ -87,9 +79,7 @@ TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
             "<|endofprompt|>": 100276,
         },
     ),
-    "o200k_base": TiktokenEncoding(
-        _O200K_RANKS, _O200K_PATTERN, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}
-    ),
+    "o200k_base": TiktokenEncoding(_O200K_RANKS, _O200K_PATTERN, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
 }
 
 
@@ -163,13 +153,13 @@ def _load_ranks_with_tiktoken(ranks: _RanksFile) -> dict[bytes, int]:
     return loaded
 
 
-def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, where: str) -> None:
+def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, label: str) -> None:
     """Refuse ranks that are not the published ones: a name must always mean the same ids."""
     lines = sorted(ranks.items(), key=lambda pair: pair[1])
     text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
     if hashlib.sha256(text).hexdigest() != published.sha256:
         raise TokenizerError(
-            f"{where} does not hold the published ranks of {published.name}: it has {len(ranks)} "
+            f"{label} does not hold the published ranks of {published.name}: it has {len(ranks)} "
             f"tokens where there should be {published.count}, or others; fetch the file again, or "
             "turn your own ranks into a tokenizer.json under a name of their own"
         )
@@ -191,15 +181,15 @@ def convert_ranks_to_json(
     """
     alphabet = make_byte_alphabet()
 
-    def spelled(token: bytes) -> str:
+    def spell(token: bytes) -> str:
         return "".join([alphabet[byte] for byte in token])
 
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
         parts = _split_token(token, rank, ranks) if len(token) > 1 else []
         if len(parts) == 2:
-            merges.append([spelled(part) for part in parts])
-    vocab = {spelled(token): rank for token, rank in ranks.items()} | dict(control)
+            merges.append([spell(part) for part in parts])
+    vocab = {spell(token): rank for token, rank in ranks.items()} | dict(control)
     free = set(range(max(vocab.values()))).difference(vocab.values())
     # Engines want ids without gaps; no text spells these, for a space is not in the alphabet.
     vocab |= {f" unused {number}": number for number in sorted(free)}
@@ -208,9 +198,7 @@ def convert_ranks_to_json(
         regex = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
         parts_json = [{**regex, "invert": False}, {**GPT2_PRE_TOKENIZER, "use_regex": False}]
         split = {"type": "Sequence", "pretokenizers": parts_json}
-    return make_byte_level_json(
-        vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True
-    )
+    return make_byte_level_json(vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True)
 
 
 def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
@@ -221,6 +209,6 @@ def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[b
         lowest = min(joins)
         if lowest >= limit:
             break
-        place = joins.index(lowest)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        index = joins.index(lowest)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts

@@ -109,9 +109,7 @@ class Tokenizer(Protocol):
             TokenizerError: a text that is not Unicode (it holds a lone surrogate).
         """
 
-    def encode_placed(
-        self, text: str
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """Ids of a text with control tokens, and where each token begins and ends in it.
 
         It is slow: for tokenizers and texts where bytes cannot be counted.

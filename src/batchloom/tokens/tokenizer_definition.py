@@ -59,12 +59,12 @@ class TokenizerDefinition:
     lossy: bool
 
 
-def clean_tokenizer_json(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+def clean_tokenizer_json(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
     """A tokenizer.json fit for whole documents: nothing in it cuts, pads or draws at random.
 
     Args:
         raw: the parsed file.
-        where: what to call it in errors.
+        label: what to call it in errors.
 
     Raises:
         TokenizerError: not a tokenizer.json, or one whose ids would be random.
@@ -72,27 +72,27 @@ def clean_tokenizer_json(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     model = raw.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), (Mapping, list)):
         raise TokenizerError(
-            f"{where} is not a tokenizer.json: it has no model with a vocabulary; give the file "
+            f"{label} is not a tokenizer.json: it has no model with a vocabulary; give the file "
             "that `tokenizers` or `transformers` saves under that name"
         )
     if model.get("dropout"):
         raise TokenizerError(
-            f"{where} sets BPE dropout {model['dropout']}: the ids of a text would be random; "
+            f"{label} sets BPE dropout {model['dropout']}: the ids of a text would be random; "
             'set "dropout" to null in it'
         )
     added = raw.get("added_tokens") or []
     if not isinstance(added, list):
-        raise TokenizerError(f"{where}: added_tokens is not a list")
-    tokens = [_clean_added_token(token, where) for token in added]
+        raise TokenizerError(f"{label}: added_tokens is not a list")
+    tokens = [_clean_added_token(token, label) for token in added]
     return {**raw, "truncation": None, "padding": None, "added_tokens": tokens}
 
 
-def _clean_added_token(token: object, where: str) -> dict[str, Any]:
+def _clean_added_token(token: object, label: str) -> dict[str, Any]:
     content = token.get("content") if isinstance(token, Mapping) else None
     if not isinstance(token, Mapping) or not isinstance(content, str) or not content:
-        raise TokenizerError(f"{where}: an added token without content: {str(token)[:80]}")
+        raise TokenizerError(f"{label}: an added token without content: {str(token)[:80]}")
     if type(token.get("id")) is not int:
-        raise TokenizerError(f"{where}: added token {content!r:.40} has no whole number as id")
+        raise TokenizerError(f"{label}: added token {content!r:.40} has no whole number as id")
     special = bool(token.get("special", False))
     plain: dict[str, Any] = {"id": token["id"], "content": content}
     for flag in _ADDED_TOKEN_FLAGS:
@@ -100,100 +100,94 @@ def _clean_added_token(token: object, where: str) -> dict[str, Any]:
     return {**plain, "special": special}
 
 
-def read_vocabulary(cleaned: Mapping[str, Any], where: str) -> dict[str, int]:
+def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
     """Every token and its id, added ones included.
 
     Raises:
         TokenizerError: an id that is none, that two tokens claim, or that tokenizers would change.
     """
-    listed = cleaned["model"]["vocab"]
-    words = _convert_unigram_pairs(listed) if isinstance(listed, list) else dict(listed)
-    _check_ids(words, where)
+    vocabulary = cleaned["model"]["vocab"]
+    words = _convert_unigram_pairs(vocabulary) if isinstance(vocabulary, list) else dict(vocabulary)
+    _check_ids(words, label)
     size, highest = len(words), -1
     for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
         content, number = token["content"], token["id"]
         # tokenizers numbers an added token that its vocabulary lacks itself, whatever the file says.
-        own = words.get(content, max(size, highest + 1))
-        if own != number:
+        expected_id = words.get(content, max(size, highest + 1))
+        if expected_id != number:
             raise TokenizerError(
-                f"{where}: added token {content!r} has id {number} in the file, and tokenizers gives "
-                f"it {own}: number the added tokens from the size of the vocabulary on, without a gap"
+                f"{label}: added token {content!r} has id {number} in the file, and tokenizers gives "
+                f"it {expected_id}: number the added tokens from the size of the vocabulary on, without a gap"
             )
         highest = max(highest, number)
         words[content] = number
-    _check_unique_ids(words, where)
+    _check_unique_ids(words, label)
     return words
 
 
 def _convert_unigram_pairs(pairs: list[Any]) -> dict[str, Any]:
     """The vocabulary of a Unigram model, which lists pairs of token and score."""
     return {
-        pair[0]: place
-        for place, pair in enumerate(pairs)
+        pair[0]: token_id
+        for token_id, pair in enumerate(pairs)
         if isinstance(pair, list) and pair and isinstance(pair[0], str)
     }
 
 
-def _check_ids(words: Mapping[str, Any], where: str) -> None:
+def _check_ids(words: Mapping[str, Any], label: str) -> None:
     for word, number in words.items():
         if type(number) is not int or not 0 <= number < ID_LIMIT:
             raise TokenizerError(
-                f"{where}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
+                f"{label}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
                 f"number from 0 to {ID_LIMIT - 1}"
             )
 
 
-def _check_unique_ids(words: Mapping[str, int], where: str) -> None:
+def _check_unique_ids(words: Mapping[str, int], label: str) -> None:
     if not words:
-        raise TokenizerError(f"{where}: its vocabulary is empty")
+        raise TokenizerError(f"{label}: its vocabulary is empty")
     if len(set(words.values())) < len(words):
         owners: dict[int, str] = {}
         for word, number in words.items():
             if number in owners:
-                raise TokenizerError(
-                    f"{where}: id {number} belongs to {owners[number]!r} and to {word!r}"
-                )
+                raise TokenizerError(f"{label}: id {number} belongs to {owners[number]!r} and to {word!r}")
             owners[number] = word
 
 
-def make_definition(
-    cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None
-) -> TokenizerDefinition:
+def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: str | None) -> TokenizerDefinition:
     """The definition in which ``end`` and ``bos`` are control tokens.
 
     Args:
         cleaned: what :func:`clean_tokenizer_json` gave.
-        where: what to call it in errors.
+        label: what to call it in errors.
         end: the end-of-document token, of the vocabulary.
         bos: the token to put before a text document, of the vocabulary, if any.
 
     Raises:
         TokenizerError: a vocabulary that is none, or a token outside it.
     """
-    words = read_vocabulary(cleaned, where)
+    words = read_vocabulary(cleaned, label)
     for token in (end, bos):
         if token is not None and token not in words:
-            raise TokenizerError(f"{where}: token {token!r} is not in its vocabulary")
+            raise TokenizerError(f"{label}: token {token!r} is not in its vocabulary")
     tokens = _mark_control_tokens(cleaned["added_tokens"], words, [end, bos])
     end_id, bos_id = words[end], None if bos is None else words[bos]
-    whole = {**cleaned, "added_tokens": tokens}
+    tokenizer_json = {**cleaned, "added_tokens": tokens}
     try:
-        text = orjson.dumps(whole)
+        text = orjson.dumps(tokenizer_json)
     except orjson.JSONEncodeError as error:
-        raise TokenizerError(f"{where} cannot be kept as JSON: {error}") from error
+        raise TokenizerError(f"{label} cannot be kept as JSON: {error}") from error
     return TokenizerDefinition(
         text=text,
-        model=str(whole["model"].get("type", "BPE")),
+        model=str(tokenizer_json["model"].get("type", "BPE")),
         vocab_size=max(words.values()) + 1,
         end_id=end_id,
         bos_id=bos_id,
         control={token["content"]: token["id"] for token in tokens if token["special"]},
         added={token["content"]: token["id"] for token in tokens if not token["special"]},
-        fingerprint=fingerprint(
-            {**_select_fingerprint_fields(whole), "end_id": end_id, "bos_id": bos_id}
-        ),
+        fingerprint=fingerprint({**_select_fingerprint_fields(tokenizer_json), "end_id": end_id, "bos_id": bos_id}),
         vocabulary_hash=fingerprint(words),
-        lossy=_is_lossy(whole["model"], words),
+        lossy=_is_lossy(tokenizer_json["model"], words),
     )
 
 
@@ -212,10 +206,8 @@ def _mark_control_tokens(
     by_content = {token["content"]: token for token in tokens}
     for name in names:
         if name is not None:
-            known = by_content.get(name) or _clean_added_token(
-                {"content": name, "id": words[name]}, name
-            )
-            by_content[name] = {**known, "id": words[name], "special": True}
+            added_token = by_content.get(name) or _clean_added_token({"content": name, "id": words[name]}, name)
+            by_content[name] = {**added_token, "id": words[name], "special": True}
     return sorted(by_content.values(), key=lambda token: int(token["id"]))
 
 
@@ -225,8 +217,8 @@ def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
     A BPE reaches a token by merges only, and none lead to a control token. The other models look
     words up in the vocabulary, where ``</s>`` stands too, whether text may match it or not.
     """
-    whole = orjson.loads(definition.text)
-    model = whole["model"]
+    tokenizer_json = orjson.loads(definition.text)
+    model = tokenizer_json["model"]
     names = {
         content: f"\uffff{number}\uffff"
         for content, number in definition.control.items()
@@ -236,25 +228,25 @@ def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
         model["vocab"] = [[names.get(pair[0], pair[0]), *pair[1:]] for pair in model["vocab"]]
     else:
         model["vocab"] = {names.get(word, word): n for word, n in model["vocab"].items()}
-    for token in whole["added_tokens"]:
+    for token in tokenizer_json["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
-    return orjson.dumps({**whole, "post_processor": None})
+    return orjson.dumps({**tokenizer_json, "post_processor": None})
 
 
-def _select_fingerprint_fields(whole: Mapping[str, Any]) -> dict[str, Any]:
+def _select_fingerprint_fields(tokenizer_json: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the ids of a text, in one spelling, for the fingerprint."""
-    normalizer = _normalize_step(whole.get("normalizer"))
+    normalizer = _normalize_step(tokenizer_json.get("normalizer"))
     tokens = []
-    for token in whole["added_tokens"]:
+    for token in tokenizer_json["added_tokens"]:
         plain = {"id": token["id"], "content": token["content"], "special": token["special"]}
         if not token["special"]:  # a special token never matches, so its flags say nothing
             plain |= {flag: token[flag] for flag in _ADDED_TOKEN_FLAGS}
             plain["normalized"] = token["normalized"] and normalizer is not None
         tokens.append(plain)
     return {
-        "model": _normalize_model(whole["model"]),
+        "model": _normalize_model(tokenizer_json["model"]),
         "normalizer": normalizer,
-        "pre_tokenizer": _normalize_step(whole.get("pre_tokenizer")),
+        "pre_tokenizer": _normalize_step(tokenizer_json.get("pre_tokenizer")),
         "added_tokens": tokens,
     }
 
@@ -263,11 +255,7 @@ def _normalize_model(model: Mapping[str, Any]) -> dict[str, Any]:
     merges = model.get("merges")
     if model.get("type", "BPE") != "BPE" or not isinstance(merges, list):
         return dict(model)
-    plain = {
-        key: value
-        for key, value in model.items()
-        if key not in _BPE_DEFAULTS or value not in _BPE_DEFAULTS[key]
-    }
+    plain = {key: value for key, value in model.items() if key not in _BPE_DEFAULTS or value not in _BPE_DEFAULTS[key]}
     plain["merges"] = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in merges]
     return plain | {"type": "BPE"}
 

@@ -48,8 +48,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
     if spec == "bytes":
         if end_token not in (None, END_OF_TEXT):
             raise TokenizerError(
-                f"bytes has one control token, {END_OF_TEXT}, and not {end_token!r}: leave "
-                "--end-token out"
+                f"bytes has one control token, {END_OF_TEXT}, and not {end_token!r}: leave --end-token out"
             )
         return ByteTokenizer()
     if spec == "gpt2":
@@ -71,8 +70,13 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
         raise TokenizerError(f"{spec} cannot be read: {describe_os_error(error)}") from error
     if HUB_ID_PATTERN.fullmatch(spec):
         return _load_from_hub(spec, end_token)
-    known = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS)]
-    raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known)}; {_SPEC_FORMS}")
+    known_specs = [
+        "bytes",
+        "gpt2",
+        "train:8192",
+        *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS),
+    ]
+    raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known_specs)}; {_SPEC_FORMS}")
 
 
 def _resolve_gpt2(end_token: str | None) -> Tokenizer:
@@ -80,9 +84,7 @@ def _resolve_gpt2(end_token: str | None) -> Tokenizer:
     if raw is None:
         cached = [file for repo in _GPT2_HUB_IDS if (file := find_cached_file(repo)) is not None]
         try:
-            raw = read_tokenizer_json(
-                cached[0] if cached else fetch_tokenizer_files(_GPT2_HUB_IDS[0])
-            )
+            raw = read_tokenizer_json(cached[0] if cached else fetch_tokenizer_files(_GPT2_HUB_IDS[0]))
         except (TokenizerError, MissingDependencyError) as error:
             raise TokenizerError(
                 "gpt2 is neither installed nor cached, and the Hub does not give it: "
@@ -94,6 +96,4 @@ def _resolve_gpt2(end_token: str | None) -> Tokenizer:
 
 def _load_from_hub(repo: str, end_token: str | None) -> Tokenizer:
     file = fetch_tokenizer_files(repo)
-    return make_json_tokenizer(
-        repo, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token
-    )
+    return make_json_tokenizer(repo, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token)

@@ -57,10 +57,8 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
 
 
 def _restore_json_tokenizer(state: Mapping[str, Any]) -> JsonTokenizer:
-    known = {"state_version", "kind", "chat", *_STATE_KEYS}
-    problems = [
-        f"unknown {key!r:.40}{suggest(str(key), known)}" for key in state if key not in known
-    ]
+    allowed_keys = {"state_version", "kind", "chat", *_STATE_KEYS}
+    problems = [f"unknown {key!r:.40}{suggest(str(key), allowed_keys)}" for key in state if key not in allowed_keys]
     for key, types in _STATE_KEYS.items():
         value = state.get(key)
         if key not in state and type(None) not in types:
@@ -72,17 +70,16 @@ def _restore_json_tokenizer(state: Mapping[str, Any]) -> JsonTokenizer:
         problems.append(f"chat is {chat!r:.40}")
     if problems:
         raise TokenizerError(f"the tokenizer's state is damaged: {'; '.join(problems)}")
-    where = f"the state of tokenizer {state['name']!r:.80}"
-    cleaned = clean_tokenizer_json(state["tokenizer"], where)
-    by_id = {number: word for word, number in read_vocabulary(cleaned, where).items()}
+    label = f"the state of tokenizer {state['name']!r:.80}"
+    cleaned = clean_tokenizer_json(state["tokenizer"], label)
+    by_id = {number: word for word, number in read_vocabulary(cleaned, label).items()}
     bos_id = state.get("bos_id")
     end, bos = by_id.get(state["end_id"]), None if bos_id is None else by_id.get(bos_id)
     if end is None or (bos is None and bos_id is not None):
         raise TokenizerError(
-            f"{where} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not "
-            "in its vocabulary"
+            f"{label} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not in its vocabulary"
         )
-    definition = make_definition(cleaned, where, end=end, bos=bos)
+    definition = make_definition(cleaned, label, end=end, bos=bos)
     return JsonTokenizer(state["name"], definition, chat=ChatTemplates(**chat))
 
 
@@ -91,8 +88,7 @@ def _is_chat_state(value: object) -> bool:
         isinstance(value, Mapping)
         and set(value) == {"templates", "tokens"}
         and all(
-            isinstance(part, Mapping)
-            and all(isinstance(text, str) for pair in part.items() for text in pair)
+            isinstance(part, Mapping) and all(isinstance(text, str) for pair in part.items() for text in pair)
             for part in value.values()
         )
     )

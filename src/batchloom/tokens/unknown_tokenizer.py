@@ -54,12 +54,10 @@ class UnknownTokenizer:
             "tokenizer; import it again with --tokenizer"
         )
 
-    def encode_placed(
-        self, text: str
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """Always refused; see :class:`~batchloom.tokens.Tokenizer`."""
-        ids, places = self.encode_batch([text])
-        return ids, places, places
+        ids, offsets = self.encode_batch([text])
+        return ids, offsets, offsets
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The ids as numbers, which is all that is known of them: ``17 4 256``."""

@@ -73,9 +73,7 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
         )
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, dict[str, Any]]:
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
     """Fill model and optimizer from a checkpoint; both stay as they are when it is damaged.
 
     Returns:
@@ -128,11 +126,11 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
     file = path / _STATE_FILE
     try:
         state = read_json_object(file, MAX_RUN_FILE_BYTES)
-        whole = state.pop("check", None) == fingerprint(state)
+        is_intact = state.pop("check", None) == fingerprint(state)
     except ValueError as error:
         raise_damaged_file(file, error)
     step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
-    if not (whole and isinstance(loader, dict) and isinstance(checksums, dict)):
+    if not (is_intact and isinstance(loader, dict) and isinstance(checksums, dict)):
         _check_journal_unchanged(file, loader)
         raise_damaged_file(
             file,
@@ -150,7 +148,7 @@ def _check_journal_unchanged(file: Path, loader: Any) -> None:
         StateError: names its fields.
     """
     edits = loader.get("edits") if isinstance(loader, dict) else None
-    if not isinstance(edits, list) or not all(isinstance(one, dict) for one in edits):
+    if not isinstance(edits, list) or not all(isinstance(entry, dict) for entry in edits):
         return
     number = find_broken_link(loader.get("identity"), edits)
     if number is not None:
@@ -162,24 +160,22 @@ def _check_journal_unchanged(file: Path, loader: Any) -> None:
         )
 
 
-def _read_tensors(
-    file: Path, checksums: dict[str, Any], wanted: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _read_tensors(file: Path, checksums: dict[str, Any], expected_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file, which are those wanted in name, shape and dtype."""
     try:
-        found = _compute_checksum(file)
-        if found != checksums.get(file.name):
-            fault = f"has the checksum {found}, {_STATE_FILE} says {checksums.get(file.name)!r:.40}"
+        checksum = _compute_checksum(file)
+        if checksum != checksums.get(file.name):
+            fault = f"has the checksum {checksum}, {_STATE_FILE} says {checksums.get(file.name)!r:.40}"
             raise_damaged_file(file, f"{fault}: its bytes changed after they were written")
         tensors = load_file(file)
     except OSError as error:
         raise_damaged_file(file, f"cannot be read: {error.strerror or error}")
     except SafetensorError as error:
         raise_damaged_file(file, f"is no safetensors file: {error}")
-    for name in sorted({*tensors, *wanted}):
-        have, want = (_describe_tensor(group.get(name)) for group in (tensors, wanted))
-        if have != want:
-            raise_damaged_file(file, f"has {have} for {name}, the model has {want}")
+    for name in sorted({*tensors, *expected_tensors}):
+        actual, expected = (_describe_tensor(group.get(name)) for group in (tensors, expected_tensors))
+        if actual != expected:
+            raise_damaged_file(file, f"has {actual} for {name}, the model has {expected}")
     return tensors
 
 
@@ -200,17 +196,15 @@ def _compute_checksum(file: Path) -> str:
 
 def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model, each of those that several parts share under its first name."""
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     return {
         name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
-        if first.setdefault(id(tensor), name) == name
+        if first_names.setdefault(id(tensor), name) == name
     }
 
 
-def _collect_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
+def _collect_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
     return {
         f"{moment}.{name}": optimizer.state[weight][moment]
@@ -234,14 +228,10 @@ def _make_moment_templates(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _fill_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
+def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     numbers = {
         id(weight): number
-        for number, weight in enumerate(
-            weight for group in optimizer.param_groups for weight in group["params"]
-        )
+        for number, weight in enumerate(weight for group in optimizer.param_groups for weight in group["params"])
     }
     moments = {
         numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _ADAM_STATE_KEYS}
@@ -258,16 +248,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         OutputError: it is larger than what is read again; nothing was written.
         OSError: it cannot be written.
     """
-    aside, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
+    partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
     if len(text) > MAX_RUN_FILE_BYTES:
         raise OutputError(
             f"{path} was not written: it would have {len(text):,} bytes, and more than {MAX_RUN_FILE_BYTES:,} are "
             f"not read. "
             "Give fewer stores or edits."
         )
-    aside.write_text(text, "utf-8")
-    fsync_path(aside)
-    aside.rename(path)
+    partial_path.write_text(text, "utf-8")
+    fsync_path(partial_path)
+    partial_path.rename(path)
 
 
 def _encode_json(value: dict[str, Any]) -> str:

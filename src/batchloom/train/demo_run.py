@@ -34,41 +34,40 @@ _DEMO_MARKER_FILE = "made-by-batchloom-demo"
 _PROGRESS_INTERVAL = 10
 
 
-def run_demo(out: Path, steps: int | None, say: PrintLine) -> None:
+def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
     """Prepare, check, load, train and sample, saying how each is done by hand.
 
     Args:
         out: the demo's folder: new, empty, or that of an earlier demo.
         steps: optimizer steps; None for those of the configuration.
-        say: prints one line.
+        print_line: prints one line.
 
     Raises:
         OutputError: ``out`` holds something that no demo wrote.
         TrainError: the model did not come below the loss of guessing by frequency.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     settings = make_settings(load_named_config("tiny"), {"steps": steps})
     text, data, run = out / "text", out / "store", RunFolder(out / "run")
     _claim_folder(out)
     files, size = _collect_corpus(text)
-    say(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
-    _prepare_store(text, data, say)
-    _check_store(data, say)
+    print_line(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
+    _prepare_store(text, data, print_line)
+    _check_store(data, print_line)
     store, val = open_store(data), open_store(data, "val")
-    _show_batches(store, settings, say)
-    outcome = _train_model(data, settings, run, say)
-    reached = math.inf if outcome.val_loss is None else outcome.val_loss
+    _show_batches(store, settings, print_line)
+    outcome = _train_model(data, settings, run, print_line)
+    val_loss = math.inf if outcome.val_loss is None else outcome.val_loss
     unigram = _compute_unigram_loss(store, val)
-    say(
-        f"\nval loss {reached:.3f} nats a token; guessing by frequency alone, the "
-        f"unigram entropy, is {unigram:.3f}."
+    print_line(
+        f"\nval loss {val_loss:.3f} nats a token; guessing by frequency alone, the unigram entropy, is {unigram:.3f}."
     )
-    say("\nWhat the model writes after 'def ':")
-    say(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
-    say(f"\nAll of it took {time.perf_counter() - began:.0f} seconds.")
-    if not reached < unigram:
+    print_line("\nWhat the model writes after 'def ':")
+    print_line(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
+    print_line(f"\nAll of it took {time.perf_counter() - start_time:.0f} seconds.")
+    if not val_loss < unigram:
         raise TrainError(
-            f"The val loss {reached:.3f} is not below the unigram entropy {unigram:.3f} "
+            f"The val loss {val_loss:.3f} is not below the unigram entropy {unigram:.3f} "
             f"after {outcome.step} steps: give more --steps."
         )
 
@@ -77,9 +76,7 @@ def _claim_folder(out: Path) -> None:
     """Make the demo's folder, or take an earlier demo's; never anybody else's."""
     mark = out / _DEMO_MARKER_FILE
     if out.exists() and not mark.is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputError(
-            f"{out} holds something that is not a demo's. Give --out a new or empty folder."
-        )
+        raise OutputError(f"{out} holds something that is not a demo's. Give --out a new or empty folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -118,57 +115,49 @@ def _iter_texts() -> Iterator[tuple[str, str]]:
             yield f"library/{name}", file.read_text("utf-8", errors="replace")
 
 
-def _prepare_store(text: Path, data: Path, say: PrintLine) -> None:
-    say(
-        f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} "
-        f"--val-fraction {VAL_FRACTION}"
-    )
-    result = batchloom.prepare(
-        [str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION
-    )
-    done = "The store was finished already: " if result.already_done else ""
+def _prepare_store(text: Path, data: Path, print_line: PrintLine) -> None:
+    print_line(f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} --val-fraction {VAL_FRACTION}")
+    result = batchloom.prepare([str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION)
+    prefix = "The store was finished already: " if result.already_done else ""
     subsets = ", ".join(
         f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
         for name, subset in result.subsets.items()
         if subset.documents
     )
-    say(f"{done}{subsets}; {result.tokenizer} by {result.engine}.")
+    print_line(f"{prefix}{subsets}; {result.tokenizer} by {result.engine}.")
 
 
-def _check_store(data: Path, say: PrintLine) -> None:
-    say(f"\n$ batchloom check {data}")
+def _check_store(data: Path, print_line: PrintLine) -> None:
+    print_line(f"\n$ batchloom check {data}")
     verdict = batchloom.check(data)
     if not verdict.sound:
         raise TrainError(
-            f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {data.parent} and run the "
-            "demo again."
+            f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {data.parent} and run the demo again."
         )
-    say("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
+    print_line("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
 
 
-def _show_batches(store: Store, settings: TrainSettings, say: PrintLine) -> None:
+def _show_batches(store: Store, settings: TrainSettings, print_line: PrintLine) -> None:
     seq_len, rows = settings.seq_len, settings.global_batch_size
-    say(
+    print_line(
         f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
         f"seq_len={seq_len}, global_batch_size={rows})"
     )
     loader = Loader(store, seq_len=seq_len, global_batch_size=rows)
-    places = len(loader) * rows * seq_len
-    say(
-        f"{len(loader):,} steps an epoch, {store.tokens / places:.1%} full. Step 0 begins: "
+    token_slots = len(loader) * rows * seq_len
+    print_line(
+        f"{len(loader):,} steps an epoch, {store.tokens / token_slots:.1%} full. Step 0 begins: "
         f"{store.tokenizer.decode(loader[0]['input_ids'][0, :24].tolist())!r}"
     )
 
 
-def _train_model(
-    data: Path, settings: TrainSettings, run: RunFolder, say: PrintLine
-) -> TrainResult:
-    say(f"\n$ batchloom train --data {data} --out {run.path} --max-iters {settings.steps}")
-    if run.begun:
-        say("The run of an earlier demo is replaced.")
+def _train_model(data: Path, settings: TrainSettings, run: RunFolder, print_line: PrintLine) -> TrainResult:
+    print_line(f"\n$ batchloom train --data {data} --out {run.path} --max-iters {settings.steps}")
+    if run.has_run:
+        print_line("The run of an earlier demo is replaced.")
         shutil.rmtree(run.path)
     with join_ranks("auto") as ranks:
-        log = RunLog(run.log if ranks.first else None, say, _PROGRESS_INTERVAL)
+        log = RunLog(run.log if ranks.first else None, print_line, _PROGRESS_INTERVAL)
         return train(set_up_run(data, settings, run, ranks, log))
 
 
@@ -178,9 +167,9 @@ def _compute_unigram_loss(train_subset: Store, val: Store) -> float:
     Every token counts one more than it was seen, so that none is impossible.
     """
     size = train_subset.tokenizer.vocab_size
-    seen = _count_tokens(train_subset, size) + 1
-    asked = _count_tokens(val, size)
-    return float(-(asked * np.log(seen / seen.sum())).sum() / asked.sum())
+    train_counts = _count_tokens(train_subset, size) + 1
+    val_counts = _count_tokens(val, size)
+    return float(-(val_counts * np.log(train_counts / train_counts.sum())).sum() / val_counts.sum())
 
 
 def _count_tokens(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

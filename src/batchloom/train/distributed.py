@@ -46,10 +46,10 @@ class RankGroup:
         """The sum over all ranks of each value, the same on every rank."""
         if self.world_size == 1:
             return list(values)
-        summed = torch.tensor(values, dtype=torch.float64, device=self.device)
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
         with self.collective_errors():
-            dist.all_reduce(summed)
-        return [float(value) for value in summed.tolist()]
+            dist.all_reduce(sums)
+        return [float(value) for value in sums.tolist()]
 
     @contextmanager
     def collective_errors(self) -> Iterator[None]:
@@ -68,33 +68,33 @@ class RankGroup:
                 f"message says why ({str(error).splitlines()[0]})."
             ) from error
 
-    def all_gather_bytes(self, said: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """What every rank said, in the order of the ranks, the same on every rank."""
         if self.world_size == 1:
-            return [said]
+            return [message]
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
-        sizes[self.rank] = len(said)
+        sizes[self.rank] = len(message)
         with self.collective_errors():
             dist.all_reduce(sizes)
-        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        heard = [torch.zeros_like(mine, device=self.device) for _ in range(self.world_size)]
+        send_buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        send_buffer[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        receive_buffers = [torch.zeros_like(send_buffer, device=self.device) for _ in range(self.world_size)]
         with self.collective_errors():
-            dist.all_gather(heard, mine.to(self.device))
-        return [bytes(one.tolist()[:size]) for one, size in zip(heard, sizes.tolist(), strict=True)]
+            dist.all_gather(receive_buffers, send_buffer.to(self.device))
+        return [bytes(buffer.tolist()[:size]) for buffer, size in zip(receive_buffers, sizes.tolist(), strict=True)]
 
-    def broadcast_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, message: bytes) -> bytes:
         """What the first rank said, on every rank; the others say anything."""
         if self.world_size == 1:
-            return said
-        size = int(self.total(float(len(said) if self.first else 0))[0])
-        heard = torch.zeros(size, dtype=torch.uint8)
+            return message
+        size = int(self.total(float(len(message) if self.first else 0))[0])
+        buffer = torch.zeros(size, dtype=torch.uint8)
         if self.first:
-            heard = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        heard = heard.to(self.device)
+            buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        buffer = buffer.to(self.device)
         with self.collective_errors():
-            dist.broadcast(heard, 0)
-        return heard.cpu().numpy().tobytes()
+            dist.broadcast(buffer, 0)
+        return buffer.cpu().numpy().tobytes()
 
     def wait(self) -> None:
         """Return when every rank has come here."""
@@ -125,20 +125,24 @@ class RankGroup:
         """What the first rank of this machine gave as ``path``; the others give anything."""
         if self.world_size == 1:
             return path
-        said = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
-        spelled = os.fsencode(path)
-        said[: len(spelled)] = torch.tensor(list(spelled), dtype=torch.uint8)
-        heard = [torch.zeros_like(said, device=self.device) for _ in range(self.world_size)]
+        send_buffer = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
+        encoded_path = os.fsencode(path)
+        send_buffer[: len(encoded_path)] = torch.tensor(list(encoded_path), dtype=torch.uint8)
+        receive_buffers = [torch.zeros_like(send_buffer, device=self.device) for _ in range(self.world_size)]
         with self.collective_errors():
-            dist.all_gather(heard, said.to(self.device))
-        letters = bytes(heard[self.rank - self.local_rank].tolist())
+            dist.all_gather(receive_buffers, send_buffer.to(self.device))
+        letters = bytes(receive_buffers[self.rank - self.local_rank].tolist())
         return os.fsdecode(letters.rstrip(b"\0"))
 
 
-def find_differing_rank(said: Sequence[str]) -> str | None:
+def find_differing_rank(values: Sequence[str]) -> str | None:
     """Who says something else than the first rank, and what; None where all say the same."""
-    other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
-    return None if other is None else f"rank 0 has {said[0]}, rank {other} has {said[other]}"
+    differing_rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+    return (
+        None
+        if differing_rank is None
+        else f"rank 0 has {values[0]}, rank {differing_rank} has {values[differing_rank]}"
+    )
 
 
 def _is_collective_error(error: RuntimeError) -> bool:
@@ -176,7 +180,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 @contextmanager
 def join_ranks(
-    device: str, *, alone: bool = False, say: Callable[[str], None] | None = None
+    device: str, *, alone: bool = False, print_line: Callable[[str], None] | None = None
 ) -> Iterator[RankGroup]:
     """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
 
@@ -185,7 +189,7 @@ def join_ranks(
     Args:
         device: see :func:`choose_device`.
         alone: be rank 0 of 1 whatever the environment says.
-        say: told before others are waited for, where there are any.
+        print_line: told before others are waited for, where there are any.
 
     Raises:
         InputError: see :func:`choose_device`.
@@ -197,8 +201,8 @@ def join_ranks(
         return
     if dist.is_initialized():
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        chosen = choose_device(device, local_rank)
-        yield RankGroup(dist.get_rank(), dist.get_world_size(), local_rank, chosen)
+        torch_device = choose_device(device, local_rank)
+        yield RankGroup(dist.get_rank(), dist.get_world_size(), local_rank, torch_device)
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
@@ -211,27 +215,28 @@ def join_ranks(
             "Start with torchrun --nproc-per-node N, or unset RANK and WORLD_SIZE."
         )
     rank, world_size, local_rank = _read_rank_variables(names[:3])
-    chosen = choose_device(device, local_rank)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    torch_device = choose_device(device, local_rank)
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         with _exit_on_signals():
-            if say is not None and world_size > 1:
-                say(f"rank {rank} of {world_size} waits for the others at {place}")
-            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+            if print_line is not None and world_size > 1:
+                print_line(f"rank {rank} of {world_size} waits for the others at {address}")
+            dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:
         raise TrainError(
-            f"Rank {rank} of {world_size} cannot reach the others at {place} ({str(error).splitlines()[0]}). Start all "
+            f"Rank {rank} of {world_size} cannot reach the others at {address} ({str(error).splitlines()[0]}). "
+            "Start all "
             "ranks with torchrun, and see that this address can be reached."
         ) from error
     try:
-        ranks = RankGroup(rank, world_size, local_rank, chosen)
+        ranks = RankGroup(rank, world_size, local_rank, torch_device)
         yield ranks
         with ranks.collective_errors():
-            last = dist.barrier(async_op=True)
-            _RETAINED_WORK.append(last)
-            last.wait()
+            barrier = dist.barrier(async_op=True)
+            _RETAINED_WORK.append(barrier)
+            barrier.wait()
     finally:
         dist.destroy_process_group()
 
@@ -239,29 +244,29 @@ def join_ranks(
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
     """Have Ctrl-C and a polite kill end the process at once: torch waits in native code, where no handler runs."""
-    asked = (signal.SIGINT, signal.SIGTERM)
-    here = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in asked if here}
+    signal_numbers = (signal.SIGINT, signal.SIGTERM)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous_handlers = {number: signal.getsignal(number) for number in signal_numbers if in_main_thread}
     # What is ignored stays so, and what native code handles is its own.
-    python = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in python:
+    python_handlers = {number: handler for number, handler in previous_handlers.items() if callable(handler)}
+    for number in python_handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        for number, handler in python.items():
+        for number, handler in python_handlers.items():
             signal.signal(number, handler)
 
 
 def _read_rank_variables(names: tuple[str, ...]) -> tuple[int, int, int]:
     """Rank, world size and local rank from these variables, each a place that exists."""
-    said = {name: os.environ[name] for name in names}
-    if all(value.isdecimal() and len(value) < 10 for value in said.values()):
-        rank, world_size, local_rank = (int(value) for value in said.values())
+    variables = {name: os.environ[name] for name in names}
+    if all(value.isdecimal() and len(value) < 10 for value in variables.values()):
+        rank, world_size, local_rank = (int(value) for value in variables.values())
         if rank < world_size and local_rank <= rank:
             return rank, world_size, local_rank
-    spelled = ", ".join(f"{name}={value!r}" for name, value in said.items())
+    variables_text = ", ".join(f"{name}={value!r}" for name, value in variables.items())
     raise TrainError(
-        f"The environment says {spelled}, which is no rank of a run. Start with torchrun "
+        f"The environment says {variables_text}, which is no rank of a run. Start with torchrun "
         "--nproc-per-node N, or unset RANK and WORLD_SIZE."
     )

@@ -46,35 +46,38 @@ EditRequest = tuple[Path, dict[str, Any]]
 def _list_request_names(folder: Path) -> list[str]:
     """Names of the requests in a folder, in the order they were made."""
     try:
-        return sorted(one.name for one in folder.iterdir() if _REQUEST_NAME.fullmatch(one.name))
+        return sorted(path.name for path in folder.iterdir() if _REQUEST_NAME.fullmatch(path.name))
     except FileNotFoundError:
         return []
 
 
 def _read_request(path: Path) -> dict[str, Any]:
     """What a request's file holds; of one that is none its ``fault``, of one that is not there ``gone``, too."""
-    fault, gone = "", False
+    fault, is_missing = "", False
     # It may be claimed, and answered, between two looks.
-    for one in (path, _claimed_path(path), path):
+    for candidate_path in (path, _get_claimed_path(path), path):
         try:
-            found = read_json_object(one, MAX_RUN_FILE_BYTES)
+            request = read_json_object(candidate_path, MAX_RUN_FILE_BYTES)
         except ValueError as error:
-            fault, gone = f"{one} {error}", isinstance(error.__cause__, FileNotFoundError)
-            if gone:
+            fault, is_missing = (
+                f"{candidate_path} {error}",
+                isinstance(error.__cause__, FileNotFoundError),
+            )
+            if is_missing:
                 continue
             break
-        return found if _is_request(found) else {"fault": f"{one} holds no edit"}
-    return {"fault": fault, "gone": True} if gone else {"fault": fault}
+        return request if _is_request(request) else {"fault": f"{candidate_path} holds no edit"}
+    return {"fault": fault, "gone": True} if is_missing else {"fault": fault}
 
 
-def _is_request(found: dict[str, Any]) -> bool:
-    taken = found.get("taken", {})
-    edit = found.get("edit", taken or None)
-    numbered = as_int(found.get("number", 0)) is not None
-    return isinstance(edit, dict) and isinstance(taken, dict) and numbered
+def _is_request(content: dict[str, Any]) -> bool:
+    applied_edit = content.get("taken", {})
+    edit = content.get("edit", applied_edit or None)
+    has_number = as_int(content.get("number", 0)) is not None
+    return isinstance(edit, dict) and isinstance(applied_edit, dict) and has_number
 
 
-def _claimed_path(path: Path) -> Path:
+def _get_claimed_path(path: Path) -> Path:
     """Where a request lies while it is answered."""
     return path.with_name(path.name + _CLAIMED_SUFFIX)
 
@@ -85,13 +88,13 @@ def restore_claimed_requests(folder: Path) -> None:
     Raises:
         OutputError: the folder cannot be written.
     """
-    with _writing_request(folder):
+    with _wrap_write_errors(folder):
         for claimed in folder.glob(f"*{_CLAIMED_SUFFIX}"):
             claimed.rename(claimed.with_suffix(""))
 
 
 @contextmanager
-def _writing_request(path: Path) -> Iterator[None]:
+def _wrap_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -101,39 +104,39 @@ def _writing_request(path: Path) -> Iterator[None]:
 
 
 def list_pending_requests(
-    folder: Path, journal: Collection[str], read: Collection[str] = ()
+    folder: Path, journal: Collection[str], read_names: Collection[str] = ()
 ) -> list[EditRequest]:
     """The requests that a run has to answer, or to take up again, in the order it does that.
 
     Args:
         folder: of requests.
         journal: fingerprints of the run's edits: what they name was taken up.
-        read: names of those that need not be looked at.
+        read_names: names of those that need not be looked at.
     """
-    found = [
-        (folder / name, _read_request(folder / name))
-        for name in _list_request_names(folder)
-        if name not in read
+    requests = [
+        (folder / name, _read_request(folder / name)) for name in _list_request_names(folder) if name not in read_names
     ]
-    left = [
-        (path, held)
-        for path, held in found
-        if not held.keys() & {"refused", "gone"} and _get_applied_fingerprint(held) not in journal
+    pending_requests = [
+        (path, request)
+        for path, request in requests
+        if not request.keys() & {"refused", "gone"} and _get_applied_fingerprint(request) not in journal
     ]
     # What was taken goes first, in the order it was.
     return sorted(
-        left, key=lambda one: (_get_applied_fingerprint(one[1]) == "", one[1].get("number", 0))
+        pending_requests,
+        key=lambda path_and_request: (
+            _get_applied_fingerprint(path_and_request[1]) == "",
+            path_and_request[1].get("number", 0),
+        ),
     )
 
 
-def _get_applied_fingerprint(held: dict[str, Any]) -> str:
+def _get_applied_fingerprint(request: dict[str, Any]) -> str:
     """The fingerprint of the plan that a run had after it took a request; empty where none did."""
-    return str(held["taken"].get("fingerprint")) if "taken" in held else ""
+    return str(request["taken"].get("fingerprint")) if "taken" in request else ""
 
 
-def submit_edit(
-    folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]
-) -> dict[str, Any] | None:
+def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]) -> dict[str, Any] | None:
     """Give an edit to a run that trains, and wait for its answer.
 
     Args:
@@ -153,27 +156,27 @@ def submit_edit(
         OutputError: the folder cannot be written.
     """
     path = _write_request(folder, edit)
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     while True:
-        over = ended()
-        if over:
+        is_ended = ended()
+        if is_ended:
             restore_claimed_requests(folder)
-        held = _read_request(path)
-        if "taken" in held:
-            return held
-        if "gone" in held:
+        request = _read_request(path)
+        if "taken" in request:
+            return request
+        if "gone" in request:
             raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
-        if "fault" in held:
+        if "fault" in request:
             raise StateError(
-                f"{held['fault']}: the answer cannot be read. What the run says, and its log.jsonl, tell whether it "
+                f"{request['fault']}: the answer cannot be read. What the run says, and its log.jsonl, tell whether it "
                 "took the edit."
             )
-        if "refused" in held:
-            raise PlanError(f"The run refused the edit, and goes on as before. {held['refused']}")
-        if over:
+        if "refused" in request:
+            raise PlanError(f"The run refused the edit, and goes on as before. {request['refused']}")
+        if is_ended:
             path.unlink()
             return None
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise TrainError(
                 f"The run gave no answer within {patience:g} s; it looks for edits between steps. The request stays in "
                 f"{path}, which will have the answer; delete it to withdraw the edit, or it is taken up later."
@@ -184,8 +187,8 @@ def submit_edit(
 def _write_request(folder: Path, edit: Edit) -> Path:
     plain = to_plain(edit)
     check_journal([plain])
-    for path, held in list_pending_requests(folder, ()):
-        if held.get("edit") == plain and "taken" not in held:
+    for path, request in list_pending_requests(folder, ()):
+        if request.get("edit") == plain and "taken" not in request:
             raise StateError(
                 f"The same edit waits for the run already, in {path}. Wait for the answer there, or delete it."
             )
@@ -214,8 +217,8 @@ class EditInbox:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._read = folder, set[str]()
-        self._begun = False
+        self._folder, self._read_names = folder, set[str]()
+        self._has_started = False
 
     def take(self, run: TrainRun) -> list[EditRequest]:
         """What came since the last look.
@@ -224,24 +227,24 @@ class EditInbox:
             StateError: at the first look, a file that holds no request: it may have held an edit that was taken.
             OutputError: at the first look, the folder cannot be written.
         """
-        first, self._begun = not self._begun, True
+        first, self._has_started = not self._has_started, True
         if first:
             restore_claimed_requests(self._folder)
-        new = [name for name in _list_request_names(self._folder) if name not in self._read]
-        if not new:
+        new_names = [name for name in _list_request_names(self._folder) if name not in self._read_names]
+        if not new_names:
             return []
         plan = run.loader.plan
-        journal = set() if run.loader.streamed else {one["fingerprint"] for one in plan.journal}
-        found = list_pending_requests(self._folder, journal, self._read)
-        self._read.update(new)
-        for fault in (held["fault"] for _, held in found if "fault" in held):
+        journal = set() if run.loader.streamed else {entry["fingerprint"] for entry in plan.journal}
+        requests = list_pending_requests(self._folder, journal, self._read_names)
+        self._read_names.update(new_names)
+        for fault in (request["fault"] for _, request in requests if "fault" in request):
             if first:
                 raise StateError(
                     f"{fault}, and edits that this run took may be known there alone. Mend the file; or delete it to "
                     "go on without."
                 )
-            run.log.say(f"edit   {fault}: not taken")
-        return [one for one in found if "fault" not in one[1]]
+            run.log.print_line(f"edit   {fault}: not taken")
+        return [path_and_request for path_and_request in requests if "fault" not in path_and_request[1]]
 
 
 def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
@@ -254,48 +257,45 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
         TrainError: ranks would have different orders, or an edit that was taken before cannot be taken again.
         OutputError: an answer cannot be written.
     """
-    found = inbox.take(run) if run.ranks.first else []
-    if not run.ranks.total(float(len(found)))[0]:
+    requests = inbox.take(run) if run.ranks.first else []
+    if not run.ranks.total(float(len(requests)))[0]:
         return False
-    told, took = (
-        [
-            (str(path), _get_edit_fields(held), _get_applied_fingerprint(held))
-            for path, held in found
-        ],
+    edit_messages, is_applied = (
+        [(str(path), _get_edit_fields(request), _get_applied_fingerprint(request)) for path, request in requests],
         False,
     )
-    for name, plain, before in json.loads(run.ranks.broadcast_bytes(json.dumps(told).encode())):
+    for name, plain, applied_fingerprint in json.loads(run.ranks.broadcast_bytes(json.dumps(edit_messages).encode())):
         path = Path(name)
-        refused = _find_refusal(run, plain, path.name)
-        if before and refused is not None:
+        refusal = _find_refusal(run, plain, path.name)
+        if applied_fingerprint and refusal is not None:
             raise TrainError(
-                f"The run took the edit in {path} before it was stopped, and cannot take it again: {refused} Go on "
+                f"The run took the edit in {path} before it was stopped, and cannot take it again: {refusal} Go on "
                 "with what it was stopped with; or delete that file to go on without the edit."
             )
         if not run.ranks.total(float(run.ranks.first and _claim_request(path)))[0]:
-            run.log.say(f"edit   {path.name} was deleted: it is withdrawn")
-        elif refused is None:
+            run.log.print_line(f"edit   {path.name} was deleted: it is withdrawn")
+        elif refusal is None:
             _apply_edit(run, path, plain, step)
-            took = True
+            is_applied = True
         else:
             if run.ranks.first:
-                _answer_request(path, {"edit": plain, "refused": refused})
-            run.log.say(f"edit   {path.name} is refused: {refused}")
-    return took
+                _answer_request(path, {"edit": plain, "refused": refusal})
+            run.log.print_line(f"edit   {path.name} is refused: {refusal}")
+    return is_applied
 
 
-def _get_edit_fields(held: dict[str, Any]) -> Any:
+def _get_edit_fields(request: dict[str, Any]) -> Any:
     """The fields of the edit of a request; one that was taken has them as its journal does."""
-    if "edit" in held:
-        return held["edit"]
-    return {name: value for name, value in held["taken"].items() if name not in _JOURNAL_KEYS}
+    if "edit" in request:
+        return request["edit"]
+    return {name: value for name, value in request["taken"].items() if name not in _JOURNAL_KEYS}
 
 
 def _claim_request(path: Path) -> bool:
     """Make sure that a request is still there, and that nobody withdraws it before it is answered."""
-    with _writing_request(path):
+    with _wrap_write_errors(path):
         try:
-            path.rename(_claimed_path(path))
+            path.rename(_get_claimed_path(path))
         except FileNotFoundError:
             return False
     return True
@@ -311,18 +311,19 @@ def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None
         plan = run.loader.edited(_parse_edit(plain))
         check_edited_plan(run, plan)
         check_journal(plan.journal)
-        mine = {"fingerprint": plan.fingerprint}
+        own_verdict = {"fingerprint": plan.fingerprint}
     except BatchloomError as error:
-        mine = {"refused": str(error)}
-    verdicts = [json.loads(one) for one in run.ranks.all_gather_bytes(json.dumps(mine).encode())]
+        own_verdict = {"refused": str(error)}
+    verdicts = [json.loads(message) for message in run.ranks.all_gather_bytes(json.dumps(own_verdict).encode())]
     for rank, verdict in enumerate(verdicts):
         if "refused" in verdict:
-            alike = all(one == verdict for one in verdicts)
-            return str(verdict["refused"]) if alike else f"Rank {rank}: {verdict['refused']}"
-    other = find_differing_rank([verdict["fingerprint"] for verdict in verdicts])
-    if other is not None:
+            is_unanimous = all(other_verdict == verdict for other_verdict in verdicts)
+            return str(verdict["refused"]) if is_unanimous else f"Rank {rank}: {verdict['refused']}"
+    difference = find_differing_rank([verdict["fingerprint"] for verdict in verdicts])
+    if difference is not None:
         raise TrainError(
-            f"With the edit in {name} the ranks would have different orders: {other}. It was not taken. Give every "
+            f"With the edit in {name} the ranks would have different orders: {difference}. It was not taken. Give "
+            "every "
             "rank the same stores, and go on with --resume."
         )
     return None
@@ -349,16 +350,16 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
     _answer_request(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
-    run.log.say(f"edit   {path.name} is taken, and holds after {format_count(edit.step, 'step')}")
+    run.log.print_line(f"edit   {path.name} is taken, and holds after {format_count(edit.step, 'step')}")
     for line in after:
         if line not in before:
-            run.log.say(line)
+            run.log.print_line(line)
 
 
-def _answer_request(path: Path, held: dict[str, Any]) -> None:
+def _answer_request(path: Path, answer: dict[str, Any]) -> None:
     """Answer a request that was claimed, and have it by its name again."""
-    claimed = _claimed_path(path)
-    with _writing_request(path):
-        write_json(claimed, held)
+    claimed = _get_claimed_path(path)
+    with _wrap_write_errors(path):
+        write_json(claimed, answer)
         claimed.rename(path)
         fsync_path(path.parent)

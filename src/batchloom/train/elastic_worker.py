@@ -62,13 +62,17 @@ class WorkerReport:
 
 
 def run_worker(
-    config: WorkerConfig, say: PrintLine, leave: LeaveEvent | None = None, *, alone: bool = False
+    config: WorkerConfig,
+    print_line: PrintLine,
+    leave: LeaveEvent | None = None,
+    *,
+    alone: bool = False,
 ) -> WorkerReport:
     """Be one worker until the run is done, or somebody leaves it.
 
     Args:
         config: what is trained on what.
-        say: prints one line.
+        print_line: prints one line.
         leave: asks all workers, when it is set, to save and stop after the step they are at.
         alone: whether to be the only worker whatever the environment says.
 
@@ -79,26 +83,24 @@ def run_worker(
     """
     require_train_packages()
     folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE_TYPE)
-    with join_ranks(config.device, alone=alone, say=say) as ranks:
+    with join_ranks(config.device, alone=alone, print_line=print_line) as ranks:
         _check_same_settings(config, ranks)
         # One of them looks: another may be late, and see what the first has begun meanwhile.
-        begun = bool(ranks.total(float(ranks.first and folder.begun))[0])
-        log = RunLog(folder.log if ranks.first else None, say)
-        data = _prepare_run_data(config, folder, ranks, log, begun=begun)
-        settings = _make_train_settings(
-            config, ranks, _read_initial_batch_size(folder) if begun else None
-        )
-        generation = find_initial_generation(data, folder, ranks, {}) if begun else None
-        run = set_up_run(data, settings, folder, ranks, log, opened={"generation": generation})
+        has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
+        log = RunLog(folder.log if ranks.first else None, print_line)
+        data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
+        settings = _make_train_settings(config, ranks, _read_initial_batch_size(folder) if has_run else None)
+        generation = find_initial_generation(data, folder, ranks, {}) if has_run else None
+        run = set_up_run(data, settings, folder, ranks, log, open_options={"generation": generation})
         require_agreement(run.loader)
-        stay = _WorkerSession(config, run, say, leave or LeaveEvent())
+        session = _WorkerSession(config, run, print_line, leave or LeaveEvent())
         try:
-            train(run, resume=begun, between=stay.between)
+            train(run, resume=has_run, between=session.between)
         except _WorkersStopped:
-            log.say(
-                f"A worker leaves: step {stay.step} of {config.num_steps} is saved, and the same command goes on."
+            log.print_line(
+                f"A worker leaves: step {session.step} of {config.num_steps} is saved, and the same command goes on."
             )
-        return stay.end()
+        return session.end()
 
 
 @final
@@ -113,17 +115,15 @@ class _WorkerSession:
     Args:
         config: of the worker.
         run: what it trains.
-        say: prints one line.
+        print_line: prints one line.
         leave: whether it was asked to leave.
     """
 
-    def __init__(
-        self, config: WorkerConfig, run: TrainRun, say: PrintLine, leave: LeaveEvent
-    ) -> None:
-        self._config, self._run, self._say, self._leave = config, run, say, leave
+    def __init__(self, config: WorkerConfig, run: TrainRun, print_line: PrintLine, leave: LeaveEvent) -> None:
+        self._config, self._run, self._print_line, self._leave = config, run, print_line, leave
         self._name = f"worker {config.worker_id} (rank {run.ranks.rank} of {run.ranks.world_size})"
         self._first: int | None = None
-        self._began = self._seconds = 0.0
+        self._start_time = self._seconds = 0.0
         self._tokens = self.step = 0
 
     def between(self, step: int) -> None:
@@ -137,7 +137,7 @@ class _WorkerSession:
             self._join(step)
             return
         self._tokens += run.loader.tokens(step - 1)
-        self._seconds = time.perf_counter() - self._began
+        self._seconds = time.perf_counter() - self._start_time
         if step < run.settings.steps and run.ranks.total(float(self._leave.is_set()))[0]:
             if not is_due(step, run.settings.save_interval):
                 save_run_checkpoint(run, step)
@@ -147,20 +147,19 @@ class _WorkerSession:
         """Have steps of as many rows as the workers there are now take, and say so."""
         run, rows, workers = self._run, self._config.batch_size, self._run.ranks.world_size
         loader, size = run.loader, rows * workers
-        before = loader.plan.spec_at(step).global_batch_size
-        if before != size and step < run.settings.steps:
-            loader.edit(
-                Edit(step=step, global_batch_size=size, note=format_count(workers, "worker"))
+        previous_size = loader.plan.spec_at(step).global_batch_size
+        if previous_size != size and step < run.settings.steps:
+            loader.edit(Edit(step=step, global_batch_size=size, note=format_count(workers, "worker")))
+            run.log.print_line(
+                f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not "
+                f"{previous_size}"
             )
-            run.log.say(
-                f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not {before}"
-            )
-        self._first, self._began = step, time.perf_counter()
+        self._first, self._start_time = step, time.perf_counter()
         self._leave.heeded = True
         if step >= run.settings.steps:
             return
         share = "the same as each other" if is_replicated(loader.store) else "no other has them"
-        self._say(
+        self._print_line(
             f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
             f"{format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
         )
@@ -171,20 +170,18 @@ class _WorkerSession:
         ranks, seconds = self._run.ranks, self._seconds
         first = self.step if self._first is None else self._first
         finished = self.step >= self._run.settings.steps
-        made = WorkerReport(
+        report = WorkerReport(
             *(ranks.rank, ranks.world_size, first, self.step),
             *(self._tokens, seconds, finished),
         )
         origin, steps = self._run.loader.origin, format_count(self.step - first, "step")
-        self._say(
-            f"{self._name}  {steps}, {made.tokens:,} tokens, {made.tokens_per_s:,.0f} tok/s  {origin}"
+        self._print_line(f"{self._name}  {steps}, {report.tokens:,} tokens, {report.tokens_per_s:,.0f} tok/s  {origin}")
+        total_tokens = ranks.total(float(report.tokens))[0]
+        self._run.log.print_line(
+            f"all {format_count(ranks.world_size, 'worker')}  {total_tokens:,.0f} tokens, "
+            f"{total_tokens / max(seconds, 1e-9):,.0f} tok/s"
         )
-        together = ranks.total(float(made.tokens))[0]
-        self._run.log.say(
-            f"all {format_count(ranks.world_size, 'worker')}  {together:,.0f} tokens, "
-            f"{together / max(seconds, 1e-9):,.0f} tok/s"
-        )
-        return made
+        return report
 
 
 def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
@@ -193,33 +190,34 @@ def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
     Raises:
         TrainError: names each setting, and whose it is.
     """
-    mine = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
-    said = [json.loads(one) for one in ranks.all_gather_bytes(json.dumps(mine).encode())]
-    for rank, other in enumerate(said):
-        unlike = [
-            f"{name} is {said[0][name]!r} on rank 0 and {other[name]!r} on rank {rank}"
-            for name in mine
-            if said[0][name] != other[name]
+    settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
+    settings_by_rank = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(settings).encode())]
+    for rank, rank_settings in enumerate(settings_by_rank):
+        differences = [
+            f"{name} is {settings_by_rank[0][name]!r} on rank 0 and {rank_settings[name]!r} on rank {rank}"
+            for name in settings
+            if settings_by_rank[0][name] != rank_settings[name]
         ]
-        if unlike:
+        if differences:
             raise TrainError(
-                f"The workers were asked for different things: {'; '.join(unlike)}. Start all of them with the same "
+                f"The workers were asked for different things: {'; '.join(differences)}. Start all of them with the "
+                "same "
                 "options."
             )
 
 
 def _prepare_run_data(
-    config: WorkerConfig, folder: RunFolder, ranks: RankGroup, log: RunLog, *, begun: bool
+    config: WorkerConfig, folder: RunFolder, ranks: RankGroup, log: RunLog, *, has_run: bool
 ) -> Path | str:
     """The store of a run; that of a data set of the Hub is prepared in its folder, once."""
     if config.dataset_type != HUGGINGFACE_TYPE:
-        return config.place
+        return config.data_source
     # A run that goes on needs no network.
-    if not begun:
+    if not has_run:
 
         def prepare() -> None:
-            log.say(f"input  {config.place} is prepared in {folder.data}")
-            batchloom.prepare(config.place, out=folder.data, tokenizer=config.tokenizer_name)
+            log.print_line(f"input  {config.data_source} is prepared in {folder.data}")
+            batchloom.prepare(config.data_source, out=folder.data, tokenizer=config.tokenizer_name)
 
         ranks.run_exclusively(prepare if ranks.first else None)
     return folder.data
@@ -233,13 +231,11 @@ def _read_initial_batch_size(folder: RunFolder) -> int:
     """
     value = as_int(folder.read().get("global_batch_size"))
     if value is None:
-        raise folder.damaged("names no global_batch_size")
+        raise folder.make_damaged_error("names no global_batch_size")
     return value
 
 
-def _make_train_settings(
-    config: WorkerConfig, ranks: RankGroup, first_batch: int | None
-) -> TrainSettings:
+def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: int | None) -> TrainSettings:
     """The settings of the reference trainer.
 
     Args:

@@ -23,12 +23,12 @@ def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
             begins with the file's name.
     """
     try:
-        found = path.stat()
+        file_status = path.stat()
         # A pipe would be waited for: nothing but a file is opened.
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(file_status.st_mode):
             raise ValueError("is a folder, a pipe or a device, not a file")
-        if found.st_size > most:
-            raise ValueError(f"has {found.st_size:,} bytes; more than {most:,} are not read")
+        if file_status.st_size > most:
+            raise ValueError(f"has {file_status.st_size:,} bytes; more than {most:,} are not read")
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise ValueError("is not there") from error
@@ -44,16 +44,14 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
         ValueError: they spell none; see :func:`read_json_object`.
     """
     try:
-        found = json.loads(content.decode("utf-8"))
+        value = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         # Python reads no number of more than 4,300 digits.
-        raise ValueError(
-            "is JSON nested too deep, or with a number too long, to be read"
-        ) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"holds {type(found).__name__}, not a JSON object")  # noqa: TRY004
-    return found
+        raise ValueError("is JSON nested too deep, or with a number too long, to be read") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
+    return value

@@ -88,28 +88,27 @@ def train(
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
-    with run.folder.held() if run.ranks.first else nullcontext():
+    with run.folder.lock() if run.ranks.first else nullcontext():
         return _run_steps(run, resume=resume, stop_at=stop_at, between=between)
 
 
-def _run_steps(
-    run: TrainRun, *, resume: bool, stop_at: int | None, between: Callable[[int], None]
-) -> TrainResult:
+def _run_steps(run: TrainRun, *, resume: bool, stop_at: int | None, between: Callable[[int], None]) -> TrainResult:
     """The steps of a run in a folder that is ours."""
     settings, log = run.settings, run.log
-    done = open_run_folder(run, resume=resume)
+    start_step = open_run_folder(run, resume=resume)
     inbox = EditInbox(run.folder.edits)
     # Edits that the newest checkpoint does not know of: before any step is made without them.
-    edited = run.loader.state_dict() if apply_pending_edits(run, inbox, done) else None
+    edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
     last = min(settings.steps, stop_at or settings.steps)
     val_loss, parameters = None, count_parameters(run)
-    if done >= last:
-        log.say(
-            f"Step {done} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets how many."
+    if start_step >= last:
+        log.print_line(
+            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets how "
+            "many."
         )
-    step, meter = done, Meter(run.loader, exchange=False)
-    between(done)
-    for batch in iter_next_batches(run, meter, max(0, last - done)):
+    step, meter = start_step, Meter(run.loader, exchange=False)
+    between(start_step)
+    for batch in iter_next_batches(run, meter, max(0, last - start_step)):
         step = batch.step + 1
         lr = compute_learning_rate(step, settings.steps, settings.optim)
         check_batch_ids(run, run.store, batch)
@@ -126,20 +125,18 @@ def _run_steps(
         if step == last or is_due(step, settings.save_interval):
             save_run_checkpoint(run, step)
         between(step)
-    if done < step < last:
-        log.say(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
+    if start_step < step < last:
+        log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
         if not is_due(step, settings.eval_interval):
             val_loss = evaluate_val_loss(run, step)
         if not is_due(step, settings.save_interval):
             save_run_checkpoint(run, step)
     if run.ranks.first:
-        write_run_outputs(run, edited if step == done else None)
-    log.say(f"Loss curve: {run.folder.curve}")
-    if (stream := as_stream(run.store)) is not None and run.settings.steps == max(done, last):
-        run.ranks.run_exclusively(
-            (lambda: finish_stream_store(stream, log.say)) if run.ranks.first else None
-        )
-    return TrainResult(step if done < last else max(done, last), val_loss, run.model)
+        write_run_outputs(run, edited_state if step == start_step else None)
+    log.print_line(f"Loss curve: {run.folder.curve}")
+    if (stream := as_stream(run.store)) is not None and run.settings.steps == max(start_step, last):
+        run.ranks.run_exclusively((lambda: finish_stream_store(stream, log.print_line)) if run.ranks.first else None)
+    return TrainResult(step if start_step < last else max(start_step, last), val_loss, run.model)
 
 
 def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch]:
@@ -170,7 +167,7 @@ def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
     lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
     if lowest >= 0 and highest < rows:
         return
-    wrong = lowest if lowest < 0 else highest
+    invalid_id = lowest if lowest < 0 else highest
     if store.vocab_size is not None or lowest < 0:
         remedy = "the data is damaged: batchloom check says where"
     elif isinstance(run.settings.model, PretrainedSettings):
@@ -178,7 +175,7 @@ def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.location.name} holds id {wrong} and the model has {rows} of them: "
+        f"Step {batch.step + 1} of {store.location.name} holds id {invalid_id} and the model has {rows} of them: "
         f"{remedy}."
     )
 
@@ -187,15 +184,15 @@ def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
     """The learning rate of a step (1 is the first): linear warm-up, then half a cosine."""
     if step <= optim.warmup_steps:
         return optim.lr * step / optim.warmup_steps
-    way = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
+    progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
     share = optim.final_lr_share
-    return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * way)))
+    return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
     """One optimizer step; the weights stay as they are when loss or norm is not finite."""
-    counted = run.ranks.total(float((batch["labels"] != IGNORED_LABEL).sum()))[0]
-    trained = max(1.0, counted)
+    trained_count = run.ranks.total(float((batch["labels"] != IGNORED_LABEL).sum()))[0]
+    trained = max(1.0, trained_count)
     total = torch.zeros((), device=run.ranks.device)
     passes = run.loader.share_at(batch.step).passes
     for number, part in enumerate(iter_passes(run.model, batch, passes)):
@@ -213,7 +210,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
             group["lr"] = lr
         run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return StepResult(mean, norm, int(counted))
+    return StepResult(mean, norm, int(trained_count))
 
 
 def iter_passes(model: TrainableModel, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
@@ -249,27 +246,29 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
     """
     if not run.val:
         return None
-    asked = run.settings.eval_batches
-    most = None if asked is None else max(1, asked // len(run.val))
-    sums = {name: sum_val_losses(run, loader, most) for name, loader in run.val.items()}
-    losses = {name: total / max(1.0, trained) for name, (total, trained) in sums.items()}
-    whole = sum(one[0] for one in sums.values()) / max(1.0, sum(one[1] for one in sums.values()))
-    if not math.isfinite(whole):
-        raise TrainError(describe_divergence(run, step, f"The val loss of step {step} is {whole}"))
-    mixed = "" not in run.val
-    origin = run.loader.origin if mixed else run.val[""].origin
-    run.log.val(step, run.settings.steps, whole, origin, losses if mixed else {})
-    return whole
+    eval_batches = run.settings.eval_batches
+    max_batches = None if eval_batches is None else max(1, eval_batches // len(run.val))
+    loss_sums = {name: sum_val_losses(run, loader, max_batches) for name, loader in run.val.items()}
+    losses = {name: total / max(1.0, trained) for name, (total, trained) in loss_sums.items()}
+    mean_loss = sum(loss_sum[0] for loss_sum in loss_sums.values()) / max(
+        1.0, sum(loss_sum[1] for loss_sum in loss_sums.values())
+    )
+    if not math.isfinite(mean_loss):
+        raise TrainError(describe_divergence(run, step, f"The val loss of step {step} is {mean_loss}"))
+    is_mixture = "" not in run.val
+    origin = run.loader.origin if is_mixture else run.val[""].origin
+    run.log.val(step, run.settings.steps, mean_loss, origin, losses if is_mixture else {})
+    return mean_loss
 
 
 @torch.no_grad()
-def sum_val_losses(run: TrainRun, val: Loader, most: int | None) -> tuple[float, float]:
-    """The summed loss over the first ``most`` batches of a val subset, and the trained tokens, over all ranks."""
+def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple[float, float]:
+    """Return the summed loss and the trained tokens of the first ``max_batches`` val batches, over all ranks."""
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
     parameters = count_parameters(run)
     total = trained = 0.0
-    for number in range(min(len(val), most or len(val))):
+    for number in range(min(len(val), max_batches or len(val))):
         batch = val[number]
         check_batch_ids(run, run.store, batch)
         trained += float((batch["labels"] != IGNORED_LABEL).sum())
@@ -280,41 +279,38 @@ def sum_val_losses(run: TrainRun, val: Loader, most: int | None) -> tuple[float,
     return total, trained
 
 
-def log_step(run: TrainRun, batch: Batch, learned: dict[str, float], meter: Meter) -> None:
+def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter: Meter) -> None:
     """Log a step, with its speed and where its data came from."""
     stream = as_stream(run.store) is not None
-    if not (stream or run.log.speaks):
+    if not (stream or run.log.is_enabled):
         return
-    figures = meter.metrics()
+    metrics = meter.metrics()
     if stream:
         spec = run.loader.plan.spec
         # Nobody knows the other ranks' rows.
-        tokens = int(run.ranks.total(figures["rank/tokens"])[0])
-        seconds = figures["rank/seconds"]
+        tokens = int(run.ranks.total(metrics["rank/tokens"])[0])
+        seconds = metrics["rank/seconds"]
         padding = 1 - tokens / (spec.global_batch_size * spec.seq_len)
     else:
-        tokens, seconds = int(figures["perf/tokens"]), figures["perf/seconds"]
-        padding = 1 - figures["perf/packing_efficiency"]
+        tokens, seconds = int(metrics["perf/tokens"]), metrics["perf/seconds"]
+        padding = 1 - metrics["perf/packing_efficiency"]
     entry = {
         "step": batch.step + 1,
-        **learned,
+        **step_metrics,
         "tokens": tokens,
-        "trained_share": learned["trained"] / max(tokens, 1),
+        "trained_share": step_metrics["trained"] / max(tokens, 1),
         "tokens_per_s": tokens / seconds,
         "padding": padding,
-        "data_wait": figures["perf/data_wait_share"],
+        "data_wait": metrics["perf/data_wait_share"],
         "origin": batch.origin,
     }
     for name in ("imbalance", "imbalance_in_order"):
-        if f"perf/{name}" in figures:
-            entry[name] = figures[f"perf/{name}"]
+        if f"perf/{name}" in metrics:
+            entry[name] = metrics[f"perf/{name}"]
     sources = run.loader.plan.stores if not stream else ()
     if len(sources) > 1:
         kinds = ("tokens", "epoch")
-        entry["sources"] = {
-            name: {kind: figures.get(f"data/{name}/{kind}", 0.0) for kind in kinds}
-            for name in sources
-        }
+        entry["sources"] = {name: {kind: metrics.get(f"data/{name}/{kind}", 0.0) for kind in kinds} for name in sources}
     run.log.step(entry, run.settings.steps)
 
 
@@ -325,9 +321,7 @@ def save_run_checkpoint(run: TrainRun, step: int) -> None:
         TrainError: a weight is not finite; the checkpoints before it stay.
     """
     if not has_only_finite(run.model, run.optimizer):
-        raise TrainError(
-            describe_divergence(run, step, f"Weights are not finite after step {step}")
-        )
+        raise TrainError(describe_divergence(run, step, f"Weights are not finite after step {step}"))
     state = merge_loader_state(run.loader, as_stream(run.store), run.ranks)
     if run.ranks.first:
         run.folder.save(step, run.model, run.optimizer, dict(state))
@@ -335,15 +329,15 @@ def save_run_checkpoint(run: TrainRun, step: int) -> None:
     run.ranks.wait()
 
 
-def write_run_outputs(run: TrainRun, edited: dict[str, Any] | None) -> None:
+def write_run_outputs(run: TrainRun, edited_state: dict[str, Any] | None) -> None:
     """Write what a run leaves when it ends.
 
     Args:
         run: of the first rank.
-        edited: the loader's state with edits that no step followed, so that no checkpoint was saved with them.
+        edited_state: the loader's state with edits that no step followed, so that no checkpoint was saved with them.
     """
-    if edited is not None:
-        run.folder.save_edits(edited)
+    if edited_state is not None:
+        run.folder.save_edits(edited_state)
     if not run.folder.model.is_dir():
         # A kill between checkpoint and folder, or a person, may have left none.
         export_pretrained(run)
@@ -372,10 +366,10 @@ def is_due(step: int, interval: int) -> bool:
 
 def describe_divergence(run: TrainRun, step: int, fact: str) -> str:
     """Says that a run diverged, and what is left."""
-    newest = run.folder.newest()
-    kept = f"is of step {read_checkpoint_step(newest)}" if newest else "was not yet made"
+    newest = run.folder.find_newest_checkpoint()
+    checkpoint_note = f"is of step {read_checkpoint_step(newest)}" if newest else "was not yet made"
     lr = compute_learning_rate(step, run.settings.steps, run.settings.optim)
     return (
-        f"{fact} at a learning rate of {lr:.3g}: the run diverged. The newest checkpoint {kept}. "
+        f"{fact} at a learning rate of {lr:.3g}: the run diverged. The newest checkpoint {checkpoint_note}. "
         "Start again with a lower --lr."
     )

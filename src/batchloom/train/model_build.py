@@ -70,17 +70,17 @@ def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> Mode
             )
         vocab_size = _choose_vocabulary_size(store, settings.model)
         return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
-    chosen = build_meta_model(settings.model, media=media)
-    most = get_max_positions(chosen.config)
-    if most is not None and settings.seq_len > most:
-        problem = f"{settings.seq_len} is more than the {most} positions of {settings.model.init}"
-        raise SettingsError([f"seq_len: {problem}; --seq-len {most} is the most"])
-    check_size(settings.model, chosen, store, media=media)
-    return ModelOutline(sum(weight.numel() for weight in chosen.parameters()), blueprint=chosen)
+    blueprint = build_meta_model(settings.model, media=media)
+    max_positions = get_max_positions(blueprint.config)
+    if max_positions is not None and settings.seq_len > max_positions:
+        problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
+        raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
+    check_size(settings.model, blueprint, store, media=media)
+    return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
 
 
 def build_model(
-    outlined: ModelOutline,
+    outline: ModelOutline,
     settings: TrainSettings,
     store: Store,
     loader: Loader,
@@ -90,7 +90,7 @@ def build_model(
     """The model on its device, and the same as it is called: compiled, and wrapped for ranks.
 
     Args:
-        outlined: of this model.
+        outline: of this model.
         settings: of the run.
         store: the train subset; a pretrained model is tried on its first documents.
         loader: of the run.
@@ -102,25 +102,21 @@ def build_model(
         TrainError: the memory does not suffice, the tokenizer is another, or packed documents
             see each other.
     """
-    with explain_memory_errors(settings, outlined.parameters):
+    with explain_memory_errors(settings, outline.parameters):
         if isinstance(settings.model, ModelSettings):
-            model: TrainableModel = GPT(settings.model, outlined.vocab_size, settings.seed).to(
-                ranks.device
-            )
+            model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
             learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         else:
-            model = learner = _build_pretrained(outlined, settings, store, loader, ranks, log)
+            model = learner = _build_pretrained(outline, settings, store, loader, ranks, log)
         if ranks.world_size > 1:
             with ranks.collective_errors():
                 # Ranks and passes without images or audio leave the weights for them unused.
-                learner = DistributedDataParallel(
-                    learner, find_unused_parameters=loader.holds_media
-                )
+                learner = DistributedDataParallel(learner, find_unused_parameters=loader.holds_media)
     return model, learner
 
 
 def _build_pretrained(
-    outlined: ModelOutline,
+    outline: ModelOutline,
     settings: TrainSettings,
     store: Store,
     loader: Loader,
@@ -128,15 +124,15 @@ def _build_pretrained(
     log: RunLog,
 ) -> PretrainedModel:
     """A pretrained model that was seen to keep packed documents apart."""
-    chosen = settings.model
-    if not isinstance(chosen, PretrainedSettings) or outlined.blueprint is None:
+    model_settings = settings.model
+    if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
         raise AssertionError("asked for pretrained models only")
-    if note := describe_tokenizer_difference(Path(chosen.init), store):
-        log.say(f"note   {note}")
+    if note := describe_tokenizer_difference(Path(model_settings.init), store):
+        log.print_line(f"note   {note}")
     examples = DocumentRows(loader) if loader.holds_media else None
     if examples is not None:
-        check_media_model(outlined.blueprint, chosen.init, examples, settings.seq_len)
-    model = load_pretrained(chosen, outlined.blueprint).to(ranks.device)
+        check_media_model(outline.blueprint, model_settings.init, examples, settings.seq_len)
+    model = load_pretrained(model_settings, outline.blueprint).to(ranks.device)
     model.detect_linear_head(store)
     if settings.compile:
         model.compile_body()
@@ -147,13 +143,11 @@ def _build_pretrained(
         sizes = rows, settings.seq_len
         distance = check_media_isolation(model, examples, store, sizes, packed=packed)
         if not examples.with_media(settings.seq_len):
-            log.say(
-                "note   the first steps hold no images or audio: the model was tried on texts alone"
-            )
+            log.print_line("note   the first steps hold no images or audio: the model was tried on texts alone")
     elif packed:
         distance = model.prove_isolation(store, settings.seq_len, rows)
     if packed:
-        log.say(
+        log.print_line(
             f"packed documents do not see each other: their tokens' losses are those of the documents "
             f"alone ({distance:.1e} nats apart)"
         )
@@ -162,14 +156,14 @@ def _build_pretrained(
 
 def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
     """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
-    known, stated = store.vocab_size, shape.vocab_size
-    if known is None and stated is None:
+    store_vocab_size, model_vocab_size = store.vocab_size, shape.vocab_size
+    if store_vocab_size is None and model_vocab_size is None:
         problem = (
             f"missing; {store.location.name} does not say which tokenizer made it: set it in a "
             "--config-file to more than its largest id"
         )
         raise SettingsError([f"model.vocab_size: {problem}"])
-    if known is not None and stated is not None and stated < known:
-        problem = f"{stated} is below the {known} ids of the store; leave it unset"
+    if store_vocab_size is not None and model_vocab_size is not None and model_vocab_size < store_vocab_size:
+        problem = f"{model_vocab_size} is below the {store_vocab_size} ids of the store; leave it unset"
         raise SettingsError([f"model.vocab_size: {problem}"])
-    return pad_vocabulary(stated or known or 0)
+    return pad_vocabulary(model_vocab_size or store_vocab_size or 0)

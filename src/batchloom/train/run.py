@@ -103,7 +103,7 @@ def set_up_run(
     ranks: RankGroup,
     log: RunLog,
     *,
-    opened: Mapping[str, Any] | None = None,
+    open_options: Mapping[str, Any] | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
     """Open the data and build the model; nothing is written yet.
@@ -115,7 +115,7 @@ def set_up_run(
         folder: where to write.
         ranks: this process's place.
         log: what is told.
-        opened: options of ``open_store``, its generation among them.
+        open_options: options of ``open_store``, its generation among them.
         media: how images and audio are read.
 
     Raises:
@@ -125,16 +125,16 @@ def set_up_run(
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
     passes = compute_accumulation_steps(settings, ranks.world_size)
-    found: Store | Mixture
+    source: Store | Mixture
     if isinstance(data, StreamRequest):
-        found = as_store(StreamData(data, settings, ranks))
+        source = as_store(StreamData(data, settings, ranks))
     else:
-        found = data if isinstance(data, Mixture) else open_store(data, **(opened or {}))
-        _announce_source(found, data, log)
-    store = _find_tokenizer_store(found) if isinstance(found, Mixture) else found
-    outlined = outline_model(settings, store, media=holds_media(found))
-    check_memory(settings, outlined.parameters, ranks)
-    loader = make_loader(found, settings, ranks, settings.steps, media)
+        source = data if isinstance(data, Mixture) else open_store(data, **(open_options or {}))
+        _announce_source(source, data, log)
+    store = _find_tokenizer_store(source) if isinstance(source, Mixture) else source
+    outline = outline_model(settings, store, media=holds_media(source))
+    check_memory(settings, outline.parameters, ranks)
+    loader = make_loader(source, settings, ranks, settings.steps, media)
     stream = as_stream(store)
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
@@ -143,14 +143,12 @@ def set_up_run(
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    model, learner = build_model(outlined, settings, store, loader, ranks, log)
+    model, learner = build_model(outline, settings, store, loader, ranks, log)
     optim = settings.optim
     groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = _val_loaders(found, settings, ranks, log, media) if stream is None else {}
-    return TrainRun(
-        settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log
-    )
+    val = _make_val_loaders(source, settings, ranks, log, media) if stream is None else {}
+    return TrainRun(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
 
 
 def _find_tokenizer_store(mixture: Mixture) -> Store:
@@ -159,17 +157,17 @@ def _find_tokenizer_store(mixture: Mixture) -> Store:
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
-def _announce_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
+def _announce_source(source: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
-    given = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
-    stores = [store for store in given if isinstance(store, Store)]
+    source_stores = source.stores.values() if isinstance(source, Mixture) else (source,)
+    stores = [store for store in source_stores if isinstance(store, Store)]
     if any(store.contents.synthetic for store in stores):
         log.mark = "  source=synthetic"
-    elif log.speaks:
+    elif log.is_enabled:
         for store in stores[:_MAX_LISTED]:
             plain = isinstance(data, Path) and not store.location.is_remote
-            place = data if plain else store.location.name
-            _LOG.info("Loaded real indexed dataset from %s", place)
+            location = data if plain else store.location.name
+            _LOG.info("Loaded real indexed dataset from %s", location)
             _LOG.info("Dataset contains %d sequences", len(store))
         if len(stores) > _MAX_LISTED:
             _LOG.info("Loaded %d more real indexed datasets", len(stores) - _MAX_LISTED)
@@ -181,82 +179,83 @@ def has_targets(loader: Loader, steps: int) -> bool:
     Packs are the same in every epoch, so one epoch tells; as a rule its first sequences do.
     """
     plan, store, position = loader.plan, loader.store, 0
-    if not _trained_tokens(loader):
+    if not _count_trained_tokens(loader):
         return False
     if not isinstance(store, Store):
         # A mixture has no epoch of its own: of what lies further on nothing is known.
-        looked = min(steps, _MAX_CHECKED_STEPS)
-        return looked < steps or any(loader.trained_tokens(step) for step in range(looked))
+        checked_steps = min(steps, _MAX_CHECKED_STEPS)
+        return checked_steps < steps or any(loader.trained_tokens(step) for step in range(checked_steps))
     stop = steps * plan.spec.global_batch_size
-    looked_at = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
+    checked_rows = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
     while position < stop:
         # Rows grouped by length may come from anywhere in their window.
-        place = plan.run.locate(plan.run.window(position)[0])
-        if place is None or place.epoch:
+        location = plan.run.locate(plan.run.window(position)[0])
+        if location is None or location.epoch:
             return False
-        end = min(stop, position + looked_at)
+        end = min(stop, position + checked_rows)
         rows = plan.rows(position, end)
         long = rows.lengths > 1
         if store.masked:
             # Of the later tokens of each span.
             spans = (rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
-            found = any(bool(mask.any()) for mask in store.mask(*spans))
+            has_target = any(bool(mask.any()) for mask in store.mask(*spans))
         else:
-            found = bool(long.any())
-        if found:
+            has_target = bool(long.any())
+        if has_target:
             return True
         position = end
     return False
 
 
-def _val_loaders(
-    opened: Store | Mixture,
+def _make_val_loaders(
+    source: Store | Mixture,
     settings: TrainSettings,
     ranks: RankGroup,
     log: RunLog,
     media: MediaOptions,
 ) -> dict[str, Loader]:
     """This rank's batches of the val subsets of the sources that have one, with a word why the others have not."""
-    stores = opened.stores if isinstance(opened, Mixture) else {"": opened}
-    found, without = {}, []
+    stores = source.stores if isinstance(source, Mixture) else {"": source}
+    loaders, names_without_val = {}, []
     for name, store in stores.items():
         if not isinstance(store, Store):
             continue
         if "val" not in store.subsets:
-            without.append(name)
+            names_without_val.append(name)
             continue
-        whose = f" of {name}" if name else ""
-        loader = _val_loader(store, settings, ranks, log, whose, media)
+        source_note = f" of {name}" if name else ""
+        loader = _make_val_loader(store, settings, ranks, log, source_note, media)
         if loader is not None:
-            found[name] = loader
-    whose = f" of {', '.join(without[:_MAX_LISTED])}" if isinstance(opened, Mixture) else ""
-    more = f" and {len(without) - _MAX_LISTED:,} more" if len(without) > _MAX_LISTED else ""
-    if without:
-        log.say(
-            f"val    none{whose}{more}: the data has no val subset (prepare makes one with --val-fraction)"
+            loaders[name] = loader
+    source_note = f" of {', '.join(names_without_val[:_MAX_LISTED])}" if isinstance(source, Mixture) else ""
+    omitted_note = f" and {len(names_without_val) - _MAX_LISTED:,} more" if len(names_without_val) > _MAX_LISTED else ""
+    if names_without_val:
+        log.print_line(
+            f"val    none{source_note}{omitted_note}: the data has no val subset (prepare makes one with "
+            "--val-fraction)"
         )
-    return found
+    return loaders
 
 
-def _val_loader(
+def _make_val_loader(
     store: Store,
     settings: TrainSettings,
     ranks: RankGroup,
     log: RunLog,
-    whose: str,
+    source_note: str,
     media: MediaOptions,
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
     loader = make_loader(store.subset("val"), settings, ranks, None, media)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
-        seen = has_targets(loader, settings.eval_batches or MAX_STEPS)
+        has_val_targets = has_targets(loader, settings.eval_batches or MAX_STEPS)
     except PlanError as error:
-        log.say(f"val    none{whose}: {error}")
+        log.print_line(f"val    none{source_note}: {error}")
         return None
-    if not seen:
-        log.say(
-            f"val    none{whose}: what would be looked at of the val subset has nothing to predict, no two "
+    if not has_val_targets:
+        log.print_line(
+            f"val    none{source_note}: what would be looked at of the val subset has nothing to predict, no two "
             "tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
         )
         return None
@@ -300,8 +299,8 @@ def make_loader(
 
 def _make_noise_settings(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
     """The loader's ``augment``; data that names no tokenizer is of the model's vocabulary."""
-    own = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
-    return {"noise_prob": share, "vocab_size": own}
+    vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
+    return {"noise_prob": share, "vocab_size": vocab_size}
 
 
 def open_run_folder(run: TrainRun, *, resume: bool) -> int:
@@ -316,37 +315,37 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
         OutputError: the folder cannot be written.
     """
     folder, log = run.folder, run.log
-    asked = {"data": _describe_run(run), **to_plain(run.settings)}
+    run_description = {"data": _describe_run(run), **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
-        asked["init"] = {"fingerprint": compute_folder_fingerprint(Path(run.settings.model.init))}
+        run_description["init"] = {"fingerprint": compute_folder_fingerprint(Path(run.settings.model.init))}
     changes: list[str] = []
     done = 0
     if resume:
         if (stream := as_stream(run.store)) is not None:
-            check_run_stream(stream, folder.newest())
-        changes = _list_allowed_changes(folder.read(), asked)
+            check_run_stream(stream, folder.find_newest_checkpoint())
+        changes = _list_allowed_changes(folder.read(), run_description)
         done = _resume_run(run)
     else:
         folder.check_new()
     # Every rank has looked before the first one writes.
-    other = find_differing_rank(
-        [one.decode() for one in run.ranks.all_gather_bytes(run.loader.plan.fingerprint.encode())]
+    difference = find_differing_rank(
+        [message.decode() for message in run.ranks.all_gather_bytes(run.loader.plan.fingerprint.encode())]
     )
-    if other is not None:
+    if difference is not None:
         raise TrainError(
-            f"The ranks have different orders: {other}. Give every rank the same data, settings and checkpoint."
+            f"The ranks have different orders: {difference}. Give every rank the same data, settings and checkpoint."
         )
     if run.ranks.first:
         if resume:
             truncate_log(folder.log, done)
-        folder.begin(asked)
+        folder.begin(run_description)
     run.ranks.wait()
     _announce_run(run, done)
     if resume and not done:
-        log.say("resume from the start: the run has no checkpoint yet")
+        log.print_line("resume from the start: the run has no checkpoint yet")
     for change in changes:
-        log.say(f"changed   {change}, after {format_count(done, 'step')}")
-    log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": asked})
+        log.print_line(f"changed   {change}, after {format_count(done, 'step')}")
+    log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": run_description})
     return done
 
 
@@ -368,15 +367,15 @@ def _describe_run(run: TrainRun) -> dict[str, Any]:
 
 
 def _describe_store_location(store: Store) -> dict[str, Any]:
-    place: dict[str, Any] = {"name": store.path.name}
+    location: dict[str, Any] = {"name": store.path.name}
     if (store.location.generation or 1) > 1:
-        place["generation"] = store.location.generation
-    return place
+        location["generation"] = store.location.generation
+    return location
 
 
 def _resume_run(run: TrainRun) -> int:
     """Fill a run from its newest checkpoint; returns the steps done, 0 before the first."""
-    newest = run.folder.newest()
+    newest = run.folder.find_newest_checkpoint()
     if newest is None:
         return 0
     done, state = load_checkpoint(newest, run.model, run.optimizer)
@@ -393,32 +392,30 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
         SettingsError: they cannot be shared by the ranks or cut into passes.
         TrainError: the memory cannot suffice.
     """
-    for stretch in plan.orders.course.stretches[1:]:
-        edited = replace(
-            run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
-        )
+    for step_range in plan.orders.course.step_ranges[1:]:
+        edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
         compute_accumulation_steps(edited, run.ranks.world_size)
-        if stretch.seq_len > run.settings.seq_len:
+        if step_range.seq_len > run.settings.seq_len:
             parameters = outline_model(edited, run.store, media=run.loader.holds_media).parameters
             check_memory(edited, parameters, run.ranks)
 
 
-def _list_allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
     """What differs between a run and its continuation, where it may; else StateError."""
-    old, new = _flatten_settings(before), _flatten_settings(asked)
+    old, new = _flatten_settings(previous_description), _flatten_settings(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
-    changed = [name for name in names if old.get(name) != new.get(name)]
+    changed_names = [name for name in names if old.get(name) != new.get(name)]
     # A run may have been started when this was the one version of its packing; its states know which it was.
-    first = f"{old.get('order.packing')}@1"
-    same = {"order.packing"} if new.get("order.packing") == first else set()
-    refused = [name for name in changed if name.startswith(_FIXED_SETTINGS) and name not in same]
-    if refused:
-        fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused)
+    first_version = f"{old.get('order.packing')}@1"
+    unchanged_names = {"order.packing"} if new.get("order.packing") == first_version else set()
+    refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS) and name not in unchanged_names]
+    if refused_names:
+        fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         raise StateError(
             f"--resume goes on with the same model, data and order, but {fields}. Give what "
             f"the run was started with, or another --out for a new run."
         )
-    return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed]
+    return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
 
 
 def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -434,66 +431,59 @@ def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def _announce_run(run: TrainRun, done: int) -> None:
     """Say what is about to be trained on what."""
-    settings, ranks, say = run.settings, run.ranks, run.log.say
+    settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     stream = as_stream(run.store)
     plan = run.loader.plan
-    mixed = stream is None and isinstance(plan.orders.data, Mixture)
+    is_mixture = stream is None and isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = (
-        stream is None and not mixed and (plan.orders.is_counted or plan.orders.pools.count == 1)
-    )
-    sequences = plan.orders.sequences_per_epoch if known else 0
-    seen = settings.steps * settings.global_batch_size
+    is_counted = stream is None and not is_mixture and (plan.orders.is_counted or plan.orders.pools.count == 1)
+    sequences = plan.orders.sequences_per_epoch if is_counted else 0
+    trained_sequences = settings.steps * settings.global_batch_size
     parameters = sum(weight.numel() for weight in run.model.parameters())
-    epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
+    epochs = f", {trained_sequences / sequences:.2f} epochs" if sequences else ""
     if stream is not None:
-        announce_stream(stream, run.loader, say)
+        announce_stream(stream, run.loader, print_line)
     else:
         _announce_store(run)
-    say(
-        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
-        f"{parameters:,} parameters"
-    )
-    say(
+    print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {parameters:,} parameters")
+    print_line(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
         f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
         f"{format_count(rows, 'row')}) on {ranks.device.type}; "
         f"{format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
-        say(f"resume from the checkpoint of step {done}")
+        print_line(f"resume from the checkpoint of step {done}")
 
 
-def _trained_tokens(loader: Loader) -> int:
+def _count_trained_tokens(loader: Loader) -> int:
     store = loader.store
     return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
 
 
 def _announce_store(run: TrainRun) -> None:
     """Say what is read of a store."""
-    say = run.log.say
+    print_line = run.log.print_line
     store, plan = run.loader.store, run.loader.plan
-    share_trained = _trained_tokens(run.loader) / max(store.tokens, 1)
+    share_trained = _count_trained_tokens(run.loader) / max(store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if store.masked else ""
-    say(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
+    print_line(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
     for line in describe_mixture(plan, run.settings.steps):
-        say(line)
+        print_line(line)
     if run.settings.order.noise_prob:
-        say(
+        print_line(
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
     if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = ", ".join(
-            f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_MAX_LISTED]
-        )
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_MAX_LISTED])
         more = (
             f" and {len(run.store.contents.weights) - _MAX_LISTED:,} more"
             if len(run.store.contents.weights) > _MAX_LISTED
             else ""
         )
-        say(
+        print_line(
             f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (weights are of stores: --mixture)"
         )

@@ -58,27 +58,27 @@ class EditResult:
 
 
 def edit_run(
-    place: Path,
+    run_path: Path,
     data: Path | str | Mixture,
     edit: Edit,
     *,
     generation: int | None = None,
     dry_run: bool = False,
     patience: float = STARTUP_TIMEOUT_S,
-    say: PrintLine = lambda _: None,
+    print_line: PrintLine = lambda _: None,
 ) -> EditResult:
     """Append an edit to the journal of a run: that of its newest checkpoint, by which it goes on with ``--resume``.
 
     A run that trains is asked instead, and takes the edit between two steps or refuses it.
 
     Args:
-        place: a run's folder, for its newest checkpoint, or the folder of a checkpoint.
+        run_path: a run's folder, for its newest checkpoint, or the folder of a checkpoint.
         data: what the run was started on; of a mixture stores may have been added.
         edit: what changes.
         generation: of the store; None for the one that the run was begun on.
         dry_run: look only, at the newest checkpoint.
         patience: seconds to wait for the answer of a run that trains.
-        say: is told that the run trains.
+        print_line: is told that the run trains.
 
     Raises:
         InputMissingError: there is no such folder.
@@ -89,67 +89,68 @@ def edit_run(
         OutputError: the checkpoint cannot be written.
     """
     remedy = "name the folder of a run, or of one of its checkpoints"
-    if not place.exists():
-        raise InputMissingError(describe_missing_path(str(place), remedy))
-    alone = is_checkpoint(place)
-    folder = RunFolder(place.resolve().parent.parent if alone else place)
-    if not folder.begun:
-        raise TrainError(f"{place} holds no run: {remedy}.")
+    if not run_path.exists():
+        raise InputMissingError(describe_missing_path(str(run_path), remedy))
+    is_single_checkpoint = is_checkpoint(run_path)
+    folder = RunFolder(run_path.resolve().parent.parent if is_single_checkpoint else run_path)
+    if not folder.has_run:
+        raise TrainError(f"{run_path} holds no run: {remedy}.")
     folder.read()
     if dry_run:
         if folder.is_locked():
-            say(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
+            print_line(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
         else:
-            _check_no_pending_edits(folder, place)
-        return _edit_checkpoint(place, folder, data, edit, generation, say, write=False)
-    with ExitStack() as held:
+            _check_no_pending_edits(folder, run_path)
+        return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=False)
+    with ExitStack() as lock_stack:
 
-        def stands() -> bool:
+        def acquire_lock() -> bool:
             """Whether nobody trains the run, which from here on nobody can before this ends."""
             try:
-                held.enter_context(folder.held())
+                lock_stack.enter_context(folder.lock())
             except StoreConflictError:
                 return False
             return True
 
-        if not stands():
-            if alone:
+        if not acquire_lock():
+            if is_single_checkpoint:
                 raise TrainError(
-                    f"{folder.path} is in use by {folder.holder()}, which writes and deletes checkpoints. Give the "
+                    f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give "
+                    "the "
                     "folder of the run: it is asked to take the edit."
                 )
-            say(f"{folder.path} is in use by {folder.holder()}: the edit is handed to it.")
-            answer = submit_edit(folder.edits, edit, patience, stands)
+            print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is handed to it.")
+            answer = submit_edit(folder.edits, edit, patience, acquire_lock)
             if answer is not None:
-                told, now = answer["before"], answer["after"]
-                return EditResult(None, answer["number"], answer["taken"], told, now)
-            say("The run ended meanwhile.")
+                mixture_before, mixture_after = answer["before"], answer["after"]
+                return EditResult(None, answer["number"], answer["taken"], mixture_before, mixture_after)
+            print_line("The run ended meanwhile.")
         restore_claimed_requests(folder.edits)
-        _check_no_pending_edits(folder, place)
-        return _edit_checkpoint(place, folder, data, edit, generation, say, write=True)
+        _check_no_pending_edits(folder, run_path)
+        return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=True)
 
 
 def _edit_checkpoint(
-    place: Path,
+    run_path: Path,
     folder: RunFolder,
     data: Path | str | Mixture,
     edit: Edit,
     generation: int | None,
-    say: PrintLine,
+    print_line: PrintLine,
     *,
     write: bool,
 ) -> EditResult:
     """Edit a checkpoint of a run that stands still."""
-    before = folder.read()
-    checkpoint = place if is_checkpoint(place) else folder.newest()
+    run_description = folder.read()
+    checkpoint = run_path if is_checkpoint(run_path) else folder.find_newest_checkpoint()
     if checkpoint is None:
         raise StateError(
-            f"{place} has no checkpoint yet, and edits are kept in one: let the run do its first --save-interval "
+            f"{run_path} has no checkpoint yet, and edits are kept in one: let the run do its first --save-interval "
             "steps, or start it anew with other settings."
         )
     step, state, checksums = read_checkpoint_state(checkpoint)
     settings = make_settings(
-        {name: value for name, value in before.items() if name not in ("data", "init")}, {}
+        {name: value for name, value in run_description.items() if name not in ("data", "init")}, {}
     )
     if edit.step < step:
         raise PlanError(
@@ -158,43 +159,37 @@ def _edit_checkpoint(
         )
     with join_ranks("cpu") as ranks:
         if isinstance(data, Mixture):
-            opened: Any = open_mixture_generations(data, folder, ranks)
+            source: Any = open_mixture_generations(data, folder, ranks)
         else:
-            number = (
-                find_initial_generation(data, folder, ranks, {})
-                if generation is None
-                else generation
-            )
-            opened = open_store(data, generation=number)
+            number = find_initial_generation(data, folder, ranks, {}) if generation is None else generation
+            source = open_store(data, generation=number)
         # An edit beyond the end is of a run that --max-iters makes longer.
-        loader = make_loader(opened, settings, ranks, max(settings.steps, edit.step))
+        loader = make_loader(source, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
     if edit.step > settings.steps:
-        say(
+        print_line(
             f"The run has {format_count(settings.steps, 'step')} so far: the edit holds when --max-iters makes it "
             f"longer, "
             "and no other can come before it."
         )
     steps = max(settings.steps, edit.step + 1)
-    told = describe_mixture(loader.plan, steps)
+    mixture_before = describe_mixture(loader.plan, steps)
     loader.edit(edit)
     if edit.global_batch_size is not None:
         compute_accumulation_steps(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    journal, after = loader.plan.journal, describe_mixture(loader.plan, steps)
+    journal, mixture_after = loader.plan.journal, describe_mixture(loader.plan, steps)
     check_journal(journal)
     if write:
         try:
-            write_state(
-                checkpoint, read_checkpoint_step(checkpoint), loader.state_dict(), checksums
-            )
+            write_state(checkpoint, read_checkpoint_step(checkpoint), loader.state_dict(), checksums)
         except OSError as error:
             raise OutputError(
                 f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed; make room, or mend the folder."
             ) from error
-    return EditResult(checkpoint, len(journal), journal[-1], told, after)
+    return EditResult(checkpoint, len(journal), journal[-1], mixture_before, mixture_after)
 
 
-def _check_no_pending_edits(folder: RunFolder, place: Path) -> None:
+def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
     """Refuse to go before edits that the run took, or has to answer, and no checkpoint knows of.
 
     Raises:
@@ -204,14 +199,15 @@ def _check_no_pending_edits(folder: RunFolder, place: Path) -> None:
         return
     # Whoever goes back to an older checkpoint goes before what later ones know of, and means it.
     states = [
-        read_checkpoint_state(one)[1]
-        for one in (folder.newest(), place)
-        if one and is_checkpoint(one)
+        read_checkpoint_state(checkpoint_path)[1]
+        for checkpoint_path in (folder.find_newest_checkpoint(), run_path)
+        if checkpoint_path and is_checkpoint(checkpoint_path)
     ]
-    journal = {one["fingerprint"] for state in states for one in state.get("edits", ())}
-    left = list_pending_requests(folder.edits, journal)
-    if left:
+    journal = {entry["fingerprint"] for state in states for entry in state.get("edits", ())}
+    pending_requests = list_pending_requests(folder.edits, journal)
+    if pending_requests:
         raise StateError(
-            f"The run was asked for the edit in {left[0][0]} while it trained, and ended before a checkpoint had it. "
+            f"The run was asked for the edit in {pending_requests[0][0]} while it trained, and ended before a "
+            "checkpoint had it. "
             "It is taken up first: go on with batchloom train --resume and edit the run then, or delete that file."
         )

@@ -67,7 +67,7 @@ class RunFolder:
         self.data = path / "data"
         self.edits = path / "edits"
         self._lock = path / "run.lock"
-        self._own = {self._lock.name, *([self.data.name] if prepares else [])}
+        self._own_names = {self._lock.name, *([self.data.name] if prepares else [])}
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -75,9 +75,9 @@ class RunFolder:
         self._checkpoints = path / "checkpoints"
 
     @property
-    def begun(self) -> bool:
+    def has_run(self) -> bool:
         """Whether the folder holds a run."""
-        with self._usable():
+        with self._wrap_errors():
             return self._run.is_file()
 
     def check_new(self) -> None:
@@ -87,26 +87,19 @@ class RunFolder:
             TrainError: the folder holds a run, or anything else.
             OutputError: the folder cannot be looked into.
         """
-        if self.begun:
-            newest = self.newest()
-            done = (
-                f"up to step {read_checkpoint_step(newest)}"
-                if newest
-                else "without a checkpoint yet"
-            )
+        if self.has_run:
+            newest = self.find_newest_checkpoint()
+            progress_note = f"up to step {read_checkpoint_step(newest)}" if newest else "without a checkpoint yet"
             raise TrainError(
-                f"{self.path} holds a run already ({done}). Go on with it: --resume; "
+                f"{self.path} holds a run already ({progress_note}). Go on with it: --resume; "
                 "or start another one: --out with another folder."
             )
-        with self._usable():
-            taken = self.path.exists() and (
-                not self.path.is_dir()
-                or any(one.name not in self._own for one in self.path.iterdir())
+        with self._wrap_errors():
+            is_occupied = self.path.exists() and (
+                not self.path.is_dir() or any(path.name not in self._own_names for path in self.path.iterdir())
             )
-        if taken:
-            raise TrainError(
-                f"{self.path} is not an empty folder and holds no run. Give --out a new folder."
-            )
+        if is_occupied:
+            raise TrainError(f"{self.path} is not an empty folder and holds no run. Give --out a new folder.")
 
     def read(self) -> dict[str, Any]:
         """What ``begin`` wrote.
@@ -115,7 +108,7 @@ class RunFolder:
             TrainError: there is no run here.
             StateError: ``run.json`` is damaged.
         """
-        if not self.begun:
+        if not self.has_run:
             raise TrainError(
                 f"--resume: {self.path} holds no run. Give --out the folder of a run, "
                 "or leave --resume away to start one there."
@@ -123,9 +116,9 @@ class RunFolder:
         try:
             return read_json_object(self._run, MAX_RUN_FILE_BYTES)
         except ValueError as error:
-            raise self.damaged(str(error)) from error
+            raise self.make_damaged_error(str(error)) from error
 
-    def damaged(self, fault: str) -> StateError:
+    def make_damaged_error(self, fault: str) -> StateError:
         """The error for a ``run.json`` that does not say what the run is."""
         return StateError(
             f"{self._run} {fault}. Write into it what the last line of kind start in "
@@ -138,12 +131,12 @@ class RunFolder:
         Raises:
             OutputError: it cannot be written.
         """
-        with self._usable():
+        with self._wrap_errors():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             write_json(self._run, run)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the one process that writes in the folder: until the end of this, or of the process.
 
         Raises:
@@ -151,24 +144,25 @@ class RunFolder:
             TrainError: the folder holds something else than a run.
             OutputError: it cannot be written.
         """
-        if not self.begun:
+        if not self.has_run:
             self.check_new()
-        with self._usable():
+        with self._wrap_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            self._hold(descriptor)
+            self._acquire_lock(descriptor)
             yield
         finally:
             os.close(descriptor)
 
-    def _hold(self, descriptor: int) -> None:
+    def _acquire_lock(self, descriptor: int) -> None:
         try:
             lock_exclusively(
                 descriptor,
                 self._lock,
                 busy=lambda: (
-                    f"{self.path} is in use by {self.holder()}, and two would write over each other's checkpoints. "
+                    f"{self.path} is in use by {self.read_holder()}, and two would write over each other's "
+                    "checkpoints. "
                     "Wait until it ends, or stop it; for another run give another --out."
                 ),
                 ended=f"{self._lock} was just deleted or replaced; give the command again.",
@@ -183,7 +177,7 @@ class RunFolder:
                 self.path,
                 error.strerror,
             )
-        with self._usable():
+        with self._wrap_errors():
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
@@ -201,25 +195,25 @@ class RunFolder:
             os.close(descriptor)
         return False
 
-    def holder(self) -> str:
+    def read_holder(self) -> str:
         """Which process holds the folder, or held it last."""
         try:
             return self._lock.read_text("utf-8", "replace") or "another process"
         except OSError:
             return "another process"
 
-    def newest(self) -> Path | None:
+    def find_newest_checkpoint(self) -> Path | None:
         """The checkpoint of the highest step, None before the first."""
-        found = self._list_finished_checkpoints()
-        return found[-1] if found else None
+        checkpoints = self._list_finished_checkpoints()
+        return checkpoints[-1] if checkpoints else None
 
     def _list_finished_checkpoints(self) -> list[Path]:
         """Checkpoints that have their name, by step."""
-        found = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
-        return sorted(found, key=read_checkpoint_step)
+        checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
+        return sorted(checkpoints, key=read_checkpoint_step)
 
     @contextmanager
-    def _usable(self) -> Iterator[None]:
+    def _wrap_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -228,21 +222,19 @@ class RunFolder:
                 "write to, on a disk with room."
             ) from error
 
-    def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]
-    ) -> Path:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]) -> Path:
         """Write the checkpoint after ``step``, then delete all but the newest two.
 
         Raises:
             OutputError: it cannot be written; older checkpoints stay.
         """
         path = self._checkpoints / f"step_{step:08d}"
-        aside = path.with_suffix(PARTIAL_SUFFIX)
+        partial_path = path.with_suffix(PARTIAL_SUFFIX)
         try:
             self._clear_partial()
-            aside.mkdir(parents=True)
-            write_checkpoint(aside, step, model, optimizer, loader)
-            aside.rename(path)
+            partial_path.mkdir(parents=True)
+            write_checkpoint(partial_path, step, model, optimizer, loader)
+            partial_path.rename(path)
             fsync_path(self._checkpoints)
             for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
                 # What has its name is whole at every moment, also while it is deleted.
@@ -263,11 +255,11 @@ class RunFolder:
             StateError: the checkpoint is damaged.
             OutputError: it cannot be written, and stays as it was.
         """
-        newest = self.newest()
+        newest = self.find_newest_checkpoint()
         if newest is None:
             return
         step, _, checksums = read_checkpoint_state(newest)
-        with self._usable():
+        with self._wrap_errors():
             write_state(newest, step, loader, checksums)
 
     def write_model(self, write: Callable[[Path], None]) -> None:
@@ -276,17 +268,20 @@ class RunFolder:
         Raises:
             OutputError: it cannot be written.
         """
-        aside, old = self.path / f"model{PARTIAL_SUFFIX}", self.path / f"model.old{PARTIAL_SUFFIX}"
+        partial_path, old = (
+            self.path / f"model{PARTIAL_SUFFIX}",
+            self.path / f"model.old{PARTIAL_SUFFIX}",
+        )
         try:
-            for folder in (aside, old):
+            for folder in (partial_path, old):
                 shutil.rmtree(folder, ignore_errors=True)
-            aside.mkdir()
-            write(aside)
-            for file in (*aside.iterdir(), aside):
+            partial_path.mkdir()
+            write(partial_path)
+            for file in (*partial_path.iterdir(), partial_path):
                 fsync_path(file)
             if self.model.exists():
                 self.model.rename(old)
-            aside.rename(self.model)
+            partial_path.rename(self.model)
             fsync_path(self.path)
         except (OSError, SafetensorError) as error:
             raise OutputError(
@@ -294,7 +289,7 @@ class RunFolder:
                 "--resume writes it again."
             ) from error
         finally:
-            for folder in (aside, old):
+            for folder in (partial_path, old):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _clear_partial(self) -> None:

@@ -13,7 +13,7 @@ _LOG = logging.getLogger("batchloom")
 
 
 def find_initial_generation(
-    data: Path | str, folder: RunFolder, ranks: RankGroup, opened: Mapping[str, Any]
+    data: Path | str, folder: RunFolder, ranks: RankGroup, open_options: Mapping[str, Any]
 ) -> int | None:
     """The generation of its store that a run was begun on, told where it is not the newest.
 
@@ -21,7 +21,7 @@ def find_initial_generation(
         data: a store's folder, a prefix, or a name of synthetic data.
         folder: of the run.
         ranks: the first one speaks.
-        opened: options of ``open_store``.
+        open_options: options of ``open_store``.
 
     Returns:
         None for the newest, for data without generations, and for data that the run was never on.
@@ -31,20 +31,19 @@ def find_initial_generation(
         StoreError: there is no store, or it is damaged.
         GenerationError: the generation was compacted away.
     """
-    before = folder.read().get("data")
-    newest = open_store(data, **opened)
-    if (
-        not isinstance(before, dict)
-        or newest.manifest is None
-        or newest.location.generation is None
-    ):
+    recorded_data = folder.read().get("data")
+    newest = open_store(data, **open_options)
+    if not isinstance(recorded_data, dict) or newest.manifest is None or newest.location.generation is None:
         return None
-    named = before.get("fingerprint")
-    number = before.get("generation")
-    told = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
-    if not isinstance(number, int) or told.get(number, {}).get(newest.split) != named:
+    recorded_fingerprint = recorded_data.get("fingerprint")
+    number = recorded_data.get("generation")
+    fingerprints_by_generation = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
+    if (
+        not isinstance(number, int)
+        or fingerprints_by_generation.get(number, {}).get(newest.split) != recorded_fingerprint
+    ):
         # It was begun before there were several, or somewhere else.
-        number = newest.contents.find_generation(str(named))
+        number = newest.contents.find_generation(str(recorded_fingerprint))
     if number is None or number == newest.location.generation:
         return None
     # Where it was compacted away, this says so before anything is built.

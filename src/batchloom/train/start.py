@@ -65,8 +65,8 @@ class DataRequest:
         options: of a stream, how it is read; of what is prepared, whether links are followed.
         media: the settings of images and audio: of what is prepared or streamed ``processor`` and ``data_folder``; of
             stores ``data_folder``, where paths begin when media have moved.
-        gone: of stores, lists of documents whose media are gone, which are served as padding.
-        opened: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
+        missing_media_lists: of stores, lists of documents whose media are gone, which are served as padding.
+        open_options: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
     """
 
     data: Path | str | None = None
@@ -79,14 +79,14 @@ class DataRequest:
     stream: tuple[str, ...] | None = None
     options: StreamOptions = field(default_factory=StreamOptions)
     media: Mapping[str, str] | None = None
-    gone: tuple[str, ...] = ()
-    opened: Mapping[str, Any] = field(default_factory=dict)
+    missing_media_lists: tuple[str, ...] = ()
+    open_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def read_media(self) -> MediaOptions:
         """How images and audio of stores are read."""
         folder = (self.media or {}).get("data_folder") if self.stream is None else None
-        return MediaOptions(folder=folder, replace=self.gone)
+        return MediaOptions(folder=folder, replace=self.missing_media_lists)
 
     @property
     def streams(self) -> StreamRequest | None:
@@ -102,9 +102,9 @@ class DataRequest:
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
-        ways = ("data", "mixture", "input_file", "dataset_config", "stream")
-        problems = _find_exclusive_options(self, *combinations(ways, 2))
-        if all(getattr(self, way) is None for way in ways):
+        source_fields = ("data", "mixture", "input_file", "dataset_config", "stream")
+        problems = _find_exclusive_options(self, *combinations(source_fields, 2))
+        if all(getattr(self, source_field) is None for source_field in source_fields):
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
                 "--input-file with a file to prepare in memory, --stream with inputs to read as the run goes on, or "
@@ -115,37 +115,39 @@ class DataRequest:
                 f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
                 "has its own"
             )
-        media, raw = self.media or {}, self.stream is not None or self.input_file is not None
-        if "processor" in media and not raw:
+        media, has_raw_input = (
+            self.media or {},
+            self.stream is not None or self.input_file is not None,
+        )
+        if "processor" in media and not has_raw_input:
             problems.append(
                 f"--processor: {media['processor']} goes with --stream and --input-file only; a store has its own"
             )
-        if self.options.follow_links and not raw:
+        if self.options.follow_links and not has_raw_input:
             problems.append("--follow-links: goes with --stream and --input-file only")
-        if self.gone and self.data is None and self.mixture is None:
+        if self.missing_media_lists and self.data is None and self.mixture is None:
             problems.append("--gone: goes with --data and --mixture only")
-        read = self.options
+        stream_options = self.options
         problems += [
             f"--{option}: {value} goes with --stream only"
             for option, value in (
-                *(("lanes", read.lanes), ("stream-workers", read.workers), ("keep", read.keep)),
+                *(
+                    ("lanes", stream_options.lanes),
+                    ("stream-workers", stream_options.workers),
+                    ("keep", stream_options.keep),
+                ),
             )
             if value is not None and self.stream is None
         ]
         if self.generation is not None and self.data is None:
             problems.append(f"--generation: {self.generation} goes with --data only")
-        if self.opened and self.data is None:
+        if self.open_options and self.data is None:
             problems.append("--cache, --cache-limit, --verify: go with --data only")
         if self.if_missing not in MISSING_DATA_POLICIES:
             words = ", ".join(MISSING_DATA_POLICIES)
             hint = suggest(str(self.if_missing), MISSING_DATA_POLICIES)
-            problems.append(
-                f"--if-missing: {quote_value(self.if_missing)} is none of {words}{hint}"
-            )
-        elif (
-            self.if_missing != "error"
-            and (self.dataset_config or self.stream or self.mixture) is not None
-        ):
+            problems.append(f"--if-missing: {quote_value(self.if_missing)} is none of {words}{hint}")
+        elif self.if_missing != "error" and (self.dataset_config or self.stream or self.mixture) is not None:
             problems.append("--if-missing: goes with --data and --input-file only; leave it out")
         return problems
 
@@ -174,8 +176,8 @@ class ModelRequest:
     @property
     def stem(self) -> str:
         """What a run of it is called where nobody names it."""
-        named = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
-        return self.init.resolve().name if self.init else named
+        config_name = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
+        return self.init.resolve().name if self.init else config_name
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
@@ -208,9 +210,7 @@ class TrainRequest:
     def __post_init__(self) -> None:
         problems = self.data.problems() + self.model.problems()
         bounds: Bounds = {"stop_at": (1, MAX_STEPS)}
-        problems += [
-            problem.replace("stop_at", "--stop-at") for problem in find_out_of_bounds(bounds, self)
-        ]
+        problems += [problem.replace("stop_at", "--stop-at") for problem in find_out_of_bounds(bounds, self)]
         try:
             str(self.folder.path).encode()
         except UnicodeEncodeError:
@@ -231,7 +231,7 @@ class TrainRequest:
         """Whether the settings are those of the run in the folder."""
         return self.resume and self.model.config_file is None and self.model.model_name is None
 
-    def stated(self, dataset: DatasetConfig | None) -> dict[str, Any]:
+    def get_dataset_settings(self, dataset: DatasetConfig | None) -> dict[str, Any]:
         """The settings that the data sets' file states; a run that goes on keeps its own."""
         if dataset is None or self.is_continuation:
             return {}
@@ -239,45 +239,45 @@ class TrainRequest:
         longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
         return dataset.plan_settings(longest)
 
-    def settings(self, stated: Mapping[str, Any] | None = None) -> TrainSettings:
+    def settings(self, dataset_settings: Mapping[str, Any] | None = None) -> TrainSettings:
         """The configuration, what a file of data sets states over it, what was asked for over both.
 
         Args:
-            stated: settings that go over the configuration.
+            dataset_settings: settings that go over the configuration.
 
         Raises:
             SettingsError: whatever is wrong with it, all at once.
             InputError: the folder of a model to finetune cannot be used.
         """
-        file = self.model.config_file
+        config_file = self.model.config_file
         if self.is_continuation:
-            return self._before()
-        path = "" if file is None else str(file)
-        if file is not None:
-            plain = read_config(file)
+            return self._read_previous_settings()
+        path = "" if config_file is None else str(config_file)
+        if config_file is not None:
+            plain = read_config(config_file)
         elif self.model.init is not None:
             plain = {"model": {}}
         else:
             plain = load_named_config(self.model.model_name or DEFAULT_MODEL)
-        shape = plain.get("model")
+        model_values = plain.get("model")
         if (
             self.model.init is not None
-            and isinstance(shape, dict)
-            and not shape.keys() <= PRETRAINED_KEYS
+            and isinstance(model_values, dict)
+            and not model_values.keys() <= PRETRAINED_KEYS
         ):
             problem = f"model: the shape in {path} and --init exclude each other: give one"
             raise SettingsError([problem])
-        named = self._config_changes.get("init") or (
-            shape.get("init") if isinstance(shape, dict) else None
+        init_folder = self._config_changes.get("init") or (
+            model_values.get("init") if isinstance(model_values, dict) else None
         )
-        if named is None and self.model.attn_implementation is not None:
+        if init_folder is None and self.model.attn_implementation is not None:
             raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
-        if isinstance(named, str):
+        if isinstance(init_folder, str):
             plain = apply_finetuning_defaults(
-                plain, get_max_positions(read_model_config(PretrainedSettings(named)))
+                plain, get_max_positions(read_model_config(PretrainedSettings(init_folder)))
             )
-        asked = {name: value for name, value in self._config_changes.items() if value is not None}
-        return make_settings(plain, {**(stated or {}), **asked}, path)
+        requested_changes = {name: value for name, value in self._config_changes.items() if value is not None}
+        return make_settings(plain, {**(dataset_settings or {}), **requested_changes}, path)
 
     @property
     def _config_changes(self) -> dict[str, Any]:
@@ -285,65 +285,63 @@ class TrainRequest:
         attention = self.model.attn_implementation
         return {**self.changes, "init": self.model.folder, "attn_implementation": attention}
 
-    def _before(self) -> TrainSettings:
+    def _read_previous_settings(self) -> TrainSettings:
         """The settings of the run in the folder, with what was asked for over them."""
-        before = self.folder.read()
-        before.pop("data", None)
-        before.pop("init", None)
+        run_description = self.folder.read()
+        run_description.pop("data", None)
+        run_description.pop("init", None)
         try:
-            make_settings(before, {})
+            make_settings(run_description, {})
         except SettingsError as error:
-            raise self.folder.damaged(f"holds no settings of a run ({error})") from error
-        return make_settings(before, self._config_changes)
+            raise self.folder.make_damaged_error(f"holds no settings of a run ({error})") from error
+        return make_settings(run_description, self._config_changes)
 
 
-def _find_exclusive_options(
-    asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]
-) -> list[str]:
+def _find_exclusive_options(request: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
     """A sentence for each pair of options of which both are given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
         for first, second in pairs
-        if getattr(asked, first) is not None and getattr(asked, second) is not None
+        if getattr(request, first) is not None and getattr(request, second) is not None
     ]
 
 
-def start_training(request: TrainRequest, say: PrintLine) -> TrainResult:
+def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
     """Train as asked.
 
     Args:
         request: what was asked for.
-        say: prints one line.
+        print_line: prints one line.
 
     Raises:
         BatchloomError: whatever prepare, the loader or the loop finds wrong.
         KeyboardInterrupt: Ctrl-C, once the run began; says what is left, and how to go on.
     """
-    dataset = (
-        DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
-    )
-    stated, folder = request.stated(dataset), request.folder
-    settings = request.settings(stated)
+    dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
+    dataset_settings, folder = request.get_dataset_settings(dataset), request.folder
+    settings = request.settings(dataset_settings)
     if not request.resume:
         # Once more before the first step; this look is before an input is prepared for hours.
         folder.check_new()
     try:
         with (
             join_ranks(request.device) as ranks,
-            _open_run_data(request, settings, dataset, ranks, say) as data,
+            _open_run_data(request, settings, dataset, ranks, print_line) as data,
         ):
-            log = RunLog(folder.log if ranks.first else None, say)
+            log = RunLog(folder.log if ranks.first else None, print_line)
             if dataset is not None:
-                log.say(describe_order(dataset, stated, settings, goes_on=request.is_continuation))
+                log.print_line(
+                    describe_order(dataset, dataset_settings, settings, is_continuation=request.is_continuation)
+                )
             generation = request.data.generation
-            begun = data
+            run_data = data
             if request.resume and isinstance(data, Mixture):
-                begun = open_mixture_generations(data, folder, ranks)
+                run_data = open_mixture_generations(data, folder, ranks)
             elif request.resume and isinstance(data, (Path, str)) and generation is None:
-                generation = find_initial_generation(data, folder, ranks, request.data.opened)
-            opened = {"generation": generation, **request.data.opened}
+                generation = find_initial_generation(data, folder, ranks, request.data.open_options)
+            open_options = {"generation": generation, **request.data.open_options}
             media = request.data.read_media
-            run = set_up_run(begun, settings, folder, ranks, log, opened=opened, media=media)
+            run = set_up_run(run_data, settings, folder, ranks, log, open_options=open_options, media=media)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_describe_interrupted_run(request)) from error
@@ -355,7 +353,7 @@ def _open_run_data(
     settings: TrainSettings,
     dataset: DatasetConfig | None,
     ranks: RankGroup,
-    say: PrintLine,
+    print_line: PrintLine,
 ) -> Iterator[Path | str | Mixture | StreamRequest]:
     if (streams := request.data.streams) is not None:
         yield streams
@@ -365,19 +363,19 @@ def _open_run_data(
         return
     if dataset is not None:
         tokenizer = choose_tokenizer(dataset, request.data.tokenizer, request.model.init)
-        yield prepare_dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
+        yield prepare_dataset_store(dataset, request.folder.data, tokenizer, ranks, print_line)
         return
     if request.data.if_missing == "synthetic":
-        found = choose_synthetic_data(request.data.data, request.data.input_file, settings, ranks)
-        if found is not None:
-            yield found
+        synthetic_data = choose_synthetic_data(request.data.data, request.data.input_file, settings, ranks)
+        if synthetic_data is not None:
+            yield synthetic_data
             return
     data = request.data
     if data.input_file is None:
         yield data.data or Path()
         return
     with prepare_temporary_store(
-        *(data.input_file, data.tokenizer, data.media, ranks, say),
+        *(data.input_file, data.tokenizer, data.media, ranks, print_line),
         follow_links=data.options.follow_links,
     ) as store:
         yield store
@@ -386,15 +384,15 @@ def _open_run_data(
 def _describe_interrupted_run(request: TrainRequest) -> tuple[str, ...]:
     """What is left of an interrupted run, and how to go on; empty where nothing is."""
     folder = request.folder
-    if not folder.begun:
+    if not folder.has_run:
         if request.data.dataset_config is None or not folder.data.exists():
             return ()
         return (
             f"Stopped before the run began; its data in {folder.data} stays, and the same command goes on with it.",
         )
-    newest = folder.newest()
+    newest = folder.find_newest_checkpoint()
     if newest is None:
-        left = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
-        return (f"Stopped the run in {folder.path}; {left}. Begin it anew with --resume.",)
-    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {read_checkpoint_step(newest)}. "
-    return (f"{left}Go on with the same command and --resume.",)
+        message = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
+        return (f"Stopped the run in {folder.path}; {message}. Begin it anew with --resume.",)
+    message = f"Stopped the run in {folder.path}; its newest checkpoint is of step {read_checkpoint_step(newest)}. "
+    return (f"{message}Go on with the same command and --resume.",)

@@ -21,8 +21,8 @@ class RunLog:
 
     Args:
         path: the log; None on ranks that keep silent.
-        say: prints one line.
-        say_every: steps between two spoken step lines (every step is logged).
+        print_line: prints one line.
+        print_every: steps between two spoken step lines (every step is logged).
 
     Attributes:
         mark: ends every line that is said, where it must be seen what a run is made of.
@@ -30,18 +30,18 @@ class RunLog:
 
     mark = ""
 
-    def __init__(self, path: Path | None, say: PrintLine, say_every: int = 1) -> None:
-        self._path, self._say, self._say_every = path, say, say_every
+    def __init__(self, path: Path | None, print_line: PrintLine, print_every: int = 1) -> None:
+        self._path, self._print_line, self._print_every = path, print_line, print_every
 
     @property
-    def speaks(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether this is the rank that tells."""
         return self._path is not None
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line for people only."""
         if self._path is not None:
-            self._say(line if "source=" in line else line + self.mark)
+            self._print_line(line if "source=" in line else line + self.mark)
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one object to the log.
@@ -56,33 +56,30 @@ class RunLog:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             raise OutputError(
-                f"{self._path} cannot be written: {error.strerror}. Make room, then go on with "
-                "--resume."
+                f"{self._path} cannot be written: {error.strerror}. Make room, then go on with --resume."
             ) from error
 
     def step(self, entry: dict[str, Any], steps: int) -> None:
         """Log a step and say it: loss, speed, padding, waiting."""
         self.write({"kind": "step", **entry})
         step = entry["step"]
-        if step % self._say_every == 0 or step in (1, steps):
+        if step % self._print_every == 0 or step in (1, steps):
             uneven = f"  imbalance {entry['imbalance']:.3f}" if "imbalance" in entry else ""
-            self.say(
+            self.print_line(
                 f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
                 f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
                 f"trained {entry['trained_share']:.2%}  padding {entry['padding']:.2%}  "
                 f"data wait {entry['data_wait']:.2%}{uneven}"
             )
 
-    def val(
-        self, step: int, steps: int, loss: float, origin: str, sources: dict[str, float]
-    ) -> None:
+    def val(self, step: int, steps: int, loss: float, origin: str, sources: dict[str, float]) -> None:
         """Log a look at the val subset and say it; of a mixture with the loss of each source."""
         entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
         self.write({**entry, "sources": sources} if sources else entry)
-        named = [f"{name} {own:.4f}" for name, own in sources.items()]
-        more = f", and {len(named) - _MAX_LISTED:,} more" if len(named) > _MAX_LISTED else ""
-        told = f"  ({', '.join(named[:_MAX_LISTED])}{more})" if named else ""
-        self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{told}")
+        source_losses = [f"{name} {source_loss:.4f}" for name, source_loss in sources.items()]
+        omitted_note = f", and {len(source_losses) - _MAX_LISTED:,} more" if len(source_losses) > _MAX_LISTED else ""
+        source_note = f"  ({', '.join(source_losses[:_MAX_LISTED])}{omitted_note})" if source_losses else ""
+        self.print_line(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{source_note}")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -131,11 +128,11 @@ def truncate_log(path: Path, last_step: int) -> None:
         StateError: the log is damaged; it stays as it is.
         OutputError: it cannot be written.
     """
-    kept = [entry for entry in read_log(path) if entry["step"] <= last_step]
-    aside = path.with_name(path.name + ".partial")
+    retained_entries = [entry for entry in read_log(path) if entry["step"] <= last_step]
+    partial_path = path.with_name(path.name + ".partial")
     try:
-        aside.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
-        aside.rename(path)
+        partial_path.write_text("".join(json.dumps(entry) + "\n" for entry in retained_entries), "utf-8")
+        partial_path.rename(path)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}. Mend the folder, then go on with --resume."

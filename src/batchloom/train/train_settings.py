@@ -63,13 +63,12 @@ class ModelSettings:
             "rotary_base": (1, 1e12),
             "vocab_size": (2, _MAX_IDS),
         }
-        found = find_out_of_bounds(bounds, self)
+        problems = find_out_of_bounds(bounds, self)
         if 0 < self.heads <= _MAX_WIDTH and self.width % (2 * self.heads):
-            found.append(
-                f"width: {_format_number(self.width)} is not a multiple of {2 * self.heads} "
-                f"(2 x {self.heads} heads)"
+            problems.append(
+                f"width: {_format_number(self.width)} is not a multiple of {2 * self.heads} (2 x {self.heads} heads)"
             )
-        return [f"model.{problem}" for problem in found]
+        return [f"model.{problem}" for problem in problems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,9 @@ class PretrainedSettings:
     """
 
     init: str
-    attn_implementation: (
-        Literal["sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] | None
-    ) = None
+    attn_implementation: Literal["sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = (
+        None
+    )
 
     def problems(self) -> list[str]:
         """What is wrong with these values that can be told without the folder."""
@@ -126,18 +125,18 @@ class OptimSettings:
             "warmup_steps": (0, MAX_STEPS),
             "weight_decay": (0, 1e6),
         }
-        found = [
+        problems = [
             f"{name}: {getattr(self, name)} is not a finite number above 0"
             for name in ("lr", "clip")
             if not 0 < getattr(self, name) < math.inf
         ]
-        found += find_out_of_bounds(bounds, self)
-        found += [
+        problems += find_out_of_bounds(bounds, self)
+        problems += [
             f"{name}: {getattr(self, name)} is not in [0, 1)"
             for name in ("beta1", "beta2")
             if not 0 <= getattr(self, name) < 1
         ]
-        return [f"optim.{problem}" for problem in found]
+        return [f"optim.{problem}" for problem in problems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +205,7 @@ class TrainSettings:
             "eval_batches": (1, MAX_STEPS),
             "save_interval": (0, MAX_STEPS),
         }
-        raise_problems(
-            find_out_of_bounds(bounds, self) + self.model.problems() + self.optim.problems()
-        )
+        raise_problems(find_out_of_bounds(bounds, self) + self.model.problems() + self.optim.problems())
 
 
 def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
@@ -216,19 +213,15 @@ def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
 
     None, for what need not be given, is none; not a number is one.
     """
-    found = []
+    problems = []
     for name, (least, most) in bounds.items():
         value = getattr(spec, name)
         if value is None or least <= value <= most:
             continue
-        side = (
-            f"above {_format_number(most)}, the most"
-            if value > most
-            else f"below {_format_number(least)}"
-        )
+        side = f"above {_format_number(most)}, the most" if value > most else f"below {_format_number(least)}"
         fault = "no number" if isinstance(value, float) and math.isnan(value) else side
-        found.append(f"{name}: {_format_number(value)} is {fault}")
-    return found
+        problems.append(f"{name}: {_format_number(value)} is {fault}")
+    return problems
 
 
 def _format_number(number: float) -> str:
@@ -253,12 +246,8 @@ def load_named_config(name: str) -> dict[str, Any]:
     """
     names = list_model_names()
     if name not in names:
-        raise SettingsError(
-            [f"--model-name: {name!r} is none of {', '.join(names)}{suggest(name, names)}"]
-        )
-    return parse_json_object(
-        (resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes()
-    )
+        raise SettingsError([f"--model-name: {name!r} is none of {', '.join(names)}{suggest(name, names)}"])
+    return parse_json_object((resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes())
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -288,11 +277,11 @@ def apply_finetuning_defaults(plain: dict[str, Any], longest: int | None) -> dic
         longest: the most tokens the model was built for; None for no bound.
     """
     seq_len = min(_FINETUNING_SEQ_LEN, longest or _FINETUNING_SEQ_LEN)
-    whole = {**_FINETUNING_DEFAULTS, "seq_len": seq_len, **plain}
+    config = {**_FINETUNING_DEFAULTS, "seq_len": seq_len, **plain}
     optim = plain.get("optim", {})
     if isinstance(optim, dict):
-        whole["optim"] = {**_FINETUNING_OPTIM, **optim}
-    return whole
+        config["optim"] = {**_FINETUNING_OPTIM, **optim}
+    return config
 
 
 def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
@@ -308,14 +297,14 @@ def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     Raises:
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
     """
-    given = {name: value for name, value in changes.items() if value is not None}
+    overrides = {name: value for name, value in changes.items() if value is not None}
     for group, names in _NESTED_SETTINGS.items():
-        inner = {name: given.pop(name) for name in names if name in given}
-        before = plain.get(group, {})
+        group_overrides = {name: overrides.pop(name) for name in names if name in overrides}
+        group_values = plain.get(group, {})
         # What is no object stays, so that its problem is told with the others.
-        if inner and isinstance(before, dict):
-            given[group] = {**before, **inner}
-    return from_plain(TrainSettings, {**plain, **given}, path)
+        if group_overrides and isinstance(group_values, dict):
+            overrides[group] = {**group_values, **group_overrides}
+    return from_plain(TrainSettings, {**plain, **overrides}, path)
 
 
 def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:
@@ -334,8 +323,11 @@ def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
     if settings.order.uneven == "pad":
         return -(-share // rows)
     if total % world_size:
-        below, above = total // world_size * world_size, -(-total // world_size) * world_size
-        fitting = " or ".join(str(n) for n in (below, above) if n)
+        lower_multiple, upper_multiple = (
+            total // world_size * world_size,
+            -(-total // world_size) * world_size,
+        )
+        fitting = " or ".join(str(n) for n in (lower_multiple, upper_multiple) if n)
         problem = (
             f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can "
             "(--global-batch-size), and any number can with --uneven pad"

@@ -74,15 +74,11 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
         problems = coerce_int_fields(self, _BOUNDS)
-        for name, known in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
+        for name, options in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
             value = getattr(self, name)
-            if value not in known:
-                fault = (
-                    "missing" if not value else f"{quote_value(value)} is no {name.split('_')[1]}"
-                )
-                problems.append(
-                    f"{name}: {fault}; give one of {', '.join(known)}{suggest(str(value), known)}"
-                )
+            if value not in options:
+                fault = "missing" if not value else f"{quote_value(value)} is no {name.split('_')[1]}"
+                problems.append(f"{name}: {fault}; give one of {', '.join(options)}{suggest(str(value), options)}")
         if self.overlong not in (None, *_OVERLONG_POLICIES):
             problems.append(
                 f"overlong: {quote_value(self.overlong)} is none of {', '.join(_OVERLONG_POLICIES)}"
@@ -94,9 +90,7 @@ class WorkerConfig:
         kind, name = self.dataset_type, self.dataset_name
         problems = []
         if kind in _DATASET_NAME_HELP and not name:
-            problems.append(
-                f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}"
-            )
+            problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
         if kind in DATASET_TYPES and kind != HUGGINGFACE_TYPE and self.tokenizer_name is not None:
             why = "a store has its own" if kind == STORE_TYPE else "made-up data has no text"
             problems.append(
@@ -104,7 +98,7 @@ class WorkerConfig:
             )
         if kind in SYNTHETIC and name:
             try:
-                parse_synthetic_spec(self.place)
+                parse_synthetic_spec(self.data_source)
             except ValueError as error:
                 problems.append(
                     f"dataset_name: {error}; or leave it out. Real data is of another dataset_type, "
@@ -114,7 +108,7 @@ class WorkerConfig:
         return problems
 
     @property
-    def place(self) -> str:
+    def data_source(self) -> str:
         """What is read, as ``open_store`` or ``prepare`` takes it."""
         name = self.dataset_name or ""
         return f"{self.dataset_type}:{name}" if self.dataset_type in SYNTHETIC else name

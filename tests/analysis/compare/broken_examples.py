@@ -21,10 +21,7 @@ def shuffled(loader, batch):
     rows = [loader.batch(batch.step + ahead) for ahead in range(4)]
     size = len(batch["input_ids"])
     order = torch.randperm(4 * size, generator=torch.Generator().manual_seed(batch.step))[:size]
-    return {
-        name: torch.cat([one[name] for one in rows])[order]
-        for name in ("input_ids", "labels", "position_ids")
-    }
+    return {name: torch.cat([one[name] for one in rows])[order] for name in ("input_ids", "labels", "position_ids")}
 
 
 def leaky(loader, batch):
@@ -73,10 +70,7 @@ def other(loader, batch):
     return {**batch, "input_ids": batch["input_ids"] ^ 1}
 
 
-FAULTS = {
-    one.__name__: one
-    for one in (shuffled, leaky, reordered, late, same, dropping, repeating, cut, other)
-}
+FAULTS = {one.__name__: one for one in (shuffled, leaky, reordered, late, same, dropping, repeating, cut, other)}
 
 
 def train(model, job, fault=None):

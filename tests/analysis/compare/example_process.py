@@ -8,6 +8,4 @@ from adapters.deepspeed_operators import leave_out_operators
 if __name__ == "__main__":
     if sys.argv[1] == "deepspeed":
         leave_out_operators()
-    runpy.run_module(
-        "batchloom.analysis.compare.example_process", run_name="__main__", alter_sys=True
-    )
+    runpy.run_module("batchloom.analysis.compare.example_process", run_name="__main__", alter_sys=True)

@@ -33,9 +33,7 @@ from batchloom.testing import write_store
 from processes import start_processes
 
 HERE = Path(__file__).parent
-ABSENT = frameworks.Framework(
-    "nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),)
-)
+ABSENT = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),))
 SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
 
 
@@ -222,9 +220,7 @@ def test_an_empty_name_is_no_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
-    assert (
-        run_command_line(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
-    )
+    assert run_command_line(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
     assert "gone" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -293,9 +289,7 @@ def without_times(out):
     return told
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
     example, wait, out = tmp_path / "waiting.py", tmp_path / "wait", tmp_path / "out"
     example.write_text(WAITING)
@@ -319,9 +313,7 @@ def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypa
     assert run_command_line([*words, str(out)]) == 0
     assert names == ["waiting.py"]
     assert f"{lines[1]}, before the stop\n{lines[2]}\n" in capsys.readouterr().err
-    assert sorted(file.name for file in out.iterdir()) == [
-        f"compare.{ending}" for ending in ("html", "json", "png")
-    ]
+    assert sorted(file.name for file in out.iterdir()) == [f"compare.{ending}" for ending in ("html", "json", "png")]
     # Nothing is left to go on from: the same command begins anew.
     undisturbed = tmp_path / "undisturbed"
     assert run_command_line([*words, str(undisturbed)]) == 0
@@ -361,9 +353,7 @@ def test_names_on_the_page_are_no_markup():
 
 
 def test_numbers_stand_on_the_right(tmp_path):
-    text = render_comparison_page(
-        compare_runs([LossCurve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png"
-    )
+    text = render_comparison_page(compare_runs([LossCurve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png")
     assert '<th scope="col" class="number">points</th>' in text
     assert '<td class="number">1.5000</td>' in text
     assert "<td>too short</td>" in text
@@ -401,13 +391,9 @@ def test_curves_of_runs_are_solid_and_steps_whole(drawn):
 
 def test_losses_and_batches_of_frameworks_stand_under_each_other(drawn):
     names = [f"framework {n}" for n in range(10)]
-    outcomes = tuple(
-        comparison.FrameworkResult(name, "ran", losses=(3.0, 2.0) * 4) for name in names
-    )
+    outcomes = tuple(comparison.FrameworkResult(name, "ran", losses=(3.0, 2.0) * 4) for name in names)
     spec = comparison.CompareSpec(store="s", steps=8)
-    found = comparison.FrameworkComparison(
-        spec, "source=real s", False, "f", "d", names[0], outcomes
-    )
+    found = comparison.FrameworkComparison(spec, "source=real s", False, "f", "d", names[0], outcomes)
     losses, batches = drawn(found)[:2]
     assert losses.get_xlim() == batches.get_xlim() == (-0.5, 7.5)
     assert is_whole(losses)

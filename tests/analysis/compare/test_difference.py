@@ -28,9 +28,7 @@ def made_store(folder, low, high):
 
 
 def loader_of(store, rank, steps, output="numpy"):
-    return Loader(
-        store, **SIZES, rank=rank, world_size=RANKS, steps=steps, output=output, prefetch=0
-    )
+    return Loader(store, **SIZES, rank=rank, world_size=RANKS, steps=steps, output=output, prefetch=0)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +38,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(store):
-    return ExpectedBatches(
-        [loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS
-    )
+    return ExpectedBatches([loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS)
 
 
 def told_of(store, fault=None, steps=STEPS):
@@ -54,11 +50,9 @@ def told_of(store, fault=None, steps=STEPS):
             batch, entry = loader.batch(step), StepHash()
             if fault is not None and step >= broken_examples.FAULTY:
                 batch = fault(loader, batch)
-            for ids, positions in zip(
-                batch["input_ids"].split(2), batch["position_ids"].split(2), strict=True
-            ):
+            for ids, positions in zip(batch["input_ids"].split(2), batch["position_ids"].split(2), strict=True):
                 entry.add(ids, positions)
-            told.append(entry.told())
+            told.append(entry.to_entry())
         ranks.append(told)
     return ranks
 
@@ -105,9 +99,7 @@ def test_equal_batches_differ_nowhere_however_they_are_cut_into_passes(store, wa
 
 def test_padding_that_is_cut_off_is_no_lost_token(tmp_path):
     store = made_store(tmp_path, 52, 53)
-    wanted = ExpectedBatches(
-        [loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS
-    )
+    wanted = ExpectedBatches([loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS)
     came = told_of(store, broken_examples.cut)
     found = explain_difference(wanted, came, *find_differing_batches(wanted, came)[0])
     assert found.kind == "cut"

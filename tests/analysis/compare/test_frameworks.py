@@ -33,10 +33,7 @@ def store(tmp_path_factory):
     words = {"a": [5, 17, 99, 180], "p": [0.6, 0.2, 0.1, 0.1]}
     documents = [rng.choice(size=rng.integers(1, 90), **words).tolist() for _ in range(600)]
     # Of every other one the second half is trained; some fill a row, and nothing of them is.
-    trained = [
-        [int(n % 2 or 2 * i >= len(one)) for i in range(len(one))]
-        for n, one in enumerate(documents)
-    ]
+    trained = [[int(n % 2 or 2 * i >= len(one)) for i in range(len(one))] for n, one in enumerate(documents)]
     documents += [rng.choice(size=64, **words).tolist() for _ in range(300)]
     trained += [[0] * 64] * 300
     made = write_store(tmp_path_factory.mktemp("data") / "store", documents, trained=trained)
@@ -64,9 +61,7 @@ def long_losses(store, tmp_path_factory):
 
 
 def require_framework(framework):
-    if problems := [
-        problem for one in framework.needs if (problem := find_requirement_problem(one))
-    ]:
+    if problems := [problem for one in framework.requirements if (problem := find_requirement_problem(one))]:
         pytest.skip(" ".join(problems))
 
 
@@ -97,9 +92,7 @@ def check_course(course, run, framework, store, losses, folder, processes=1):
 
 
 @by_framework
-def test_a_framework_trains_on_the_plain_loaders_batches(
-    framework, store, short_losses, tmp_path, monkeypatch
-):
+def test_a_framework_trains_on_the_plain_loaders_batches(framework, store, short_losses, tmp_path, monkeypatch):
     require_framework(framework)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     if framework.name != "ray-train":
@@ -123,9 +116,7 @@ def test_an_example_runs_on_two_processes_of_a_launcher(store, short_losses, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @by_framework
-def test_a_framework_trains_on_them_under_its_own_launcher(
-    framework, processes, store, long_losses, tmp_path
-):
+def test_a_framework_trains_on_them_under_its_own_launcher(framework, processes, store, long_losses, tmp_path):
     require_framework(framework)
 
     def run(name, job, record):

@@ -31,9 +31,7 @@ def test_a_run_of_batchloom_train(tmp_path):
     store = write_store(tmp_path / "s", [[n % 250 for n in range(40)] for _ in range(50)])
     words = ["--seq-len", "32", "--global-batch-size", "4", "--batch-size", "4", "--max-iters", "2"]
     for data, name in ((str(store.path), "a"), ("distributed_dummy:vocab=300", "b")):
-        assert (
-            run_command_line(["train", "--data", data, "--out", str(tmp_path / name), *words]) == 0
-        )
+        assert run_command_line(["train", "--data", data, "--out", str(tmp_path / name), *words]) == 0
     one, other = (read_loss_curve(str(tmp_path / name)) for name in "ab")
     assert (one.kind, one.steps, one.synthetic) == ("batchloom", (1, 2), False)
     assert one.tokens[1] > one.tokens[0] > 0
@@ -298,9 +296,7 @@ def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
         read_loss_curve(str(file))
     assert said in str(error.value)
     # A remedy, each.
-    told = (
-        r"Expected: a folder|Delete |Give that|into another file|Leave the other|write the number"
-    )
+    told = r"Expected: a folder|Delete |Give that|into another file|Leave the other|write the number"
     assert re.search(told, str(error.value))
 
 

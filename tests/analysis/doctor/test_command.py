@@ -14,9 +14,7 @@ from batchloom.core.wording import escape_unprintable
 from batchloom.testing import write_store
 from preparation.stores import jsonl
 
-EVIL = (
-    "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
-)
+EVIL = "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
 CHAT = [{"question": EVIL, "answer": f"A\n{EVIL}"}]
 
 
@@ -51,9 +49,7 @@ def test_exit_codes(chat, tmp_path, capsys):
         (["http://me:pass@127.0.0.1:9/a.jsonl?key=word"], "http://127.0.0.1:9/a.jsonl"),
     ],
 )
-def test_json_is_one_object_where_nothing_can_be_read_too(
-    words, fault, chat, tmp_path, monkeypatch, capsys
-):
+def test_json_is_one_object_where_nothing_can_be_read_too(words, fault, chat, tmp_path, monkeypatch, capsys):
     assert chat == str(tmp_path / "in.jsonl")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
@@ -78,12 +74,7 @@ def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
         "--preview",
         "1",
     ]
-    assert (
-        run_command_line(
-            ["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]
-        )
-        == 0
-    )
+    assert run_command_line(["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["packing"]["seq_len"] == 32
     assert plain["packing"]["steps"] == -(-plain["packing"]["sequences"] // 2)
@@ -122,10 +113,7 @@ def test_lines_of_a_preview_tell_where_lines_begin():
         PreviewSegment("e\n", False, 1),
         PreviewSegment("f", True, 1),
     )
-    lines = [
-        (mark, text)
-        for mark, text, _ in make_preview_lines(DocumentPreview("x", 1, None, 5, 2, pieces))
-    ]
+    lines = [(mark, text) for mark, text, _ in make_preview_lines(DocumentPreview("x", 1, None, 5, 2, pieces))]
     assert lines == [
         (" |", "a"),
         (" |", "b"),
@@ -202,12 +190,7 @@ OTHER_FORMATS = {
 def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsys):
     path = tmp_path / f"a.{ending}"
     path.write_bytes(start * 9)
-    assert (
-        run_command_line(
-            ["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]
-        )
-        == 1
-    )
+    assert run_command_line(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
     told = capsys.readouterr().err
     assert OTHER_FORMATS[start] in told
     # Later lines of JSONL have faults of their own.
@@ -229,12 +212,7 @@ def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsy
 def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, capsys):
     path = tmp_path / f"a.jsonl.{ending}"
     path.write_bytes(data)
-    assert (
-        run_command_line(
-            ["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]
-        )
-        == 1
-    )
+    assert run_command_line(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
     told = capsys.readouterr().err
     assert "a.jsonl." + ending + " does not begin as " in told
     assert "rename it to a.jsonl if it" in told

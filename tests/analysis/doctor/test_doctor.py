@@ -69,9 +69,7 @@ def test_the_preview_is_the_store(rows, settings, tmp_path):
     assert (source.documents, source.total_tokens) == (len(store), store.tokens)
     assert source.trained_tokens == store.contents.trained_tokens
     assert len(source.preview) == len(store)
-    for number, (shown, (ids, mask)) in enumerate(
-        zip(source.preview, masks_of(store), strict=True)
-    ):
+    for number, (shown, (ids, mask)) in enumerate(zip(source.preview, masks_of(store), strict=True)):
         flags = [flag for one in shown.pieces for flag in [one.trained] * one.tokens]
         assert flags == mask.tolist()
         assert "".join(one.text for one in shown.pieces) == store.tokenizer.decode(ids)
@@ -186,9 +184,7 @@ def test_what_becomes_of_long_documents_is_told_as_a_loader_has_it(tmp_path, inp
     paths = [jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate(inputs)]
     found = diagnose(paths, seq_len=64)
     assert any(said in warning for warning in found.warnings)
-    store = batchloom.open_store(
-        batchloom.prepare(paths, out=tmp_path / "o", tokenizer="bytes").path
-    )
+    store = batchloom.open_store(batchloom.prepare(paths, out=tmp_path / "o", tokenizer="bytes").path)
     rule = batchloom.Loader(store, seq_len=64, global_batch_size=1).plan.spec.overlong
     assert f"overlong='{rule}'" in said or store.contents.mixed
 
@@ -269,9 +265,7 @@ def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
 
 def test_a_template_that_changes_turns_is_told(tmp_path):
     template = tmp_path / "t.jinja"
-    template.write_text(
-        "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|endoftext|>{% endfor %}"
-    )
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|endoftext|>{% endfor %}")
     found = diagnose(jsonl(tmp_path / "in.jsonl", ASKED), template=str(template))
     assert any("the template changes" in warning for warning in found.warnings)
     template.write_text("{% for m in messages %")
@@ -320,8 +314,7 @@ def big(folder, kind, count=60_000):
     """An input that is sampled (with the size above which it is made small), and its records."""
     random = Random(0)
     rows = [
-        {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."}
-        for n in range(count)
+        {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."} for n in range(count)
     ]
     if kind == "parquet":
         return write(folder / "in.parquet", pa.Table.from_pylist(rows), rows=count // 7), rows

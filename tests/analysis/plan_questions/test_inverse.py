@@ -46,10 +46,7 @@ def test_when_is_the_inverse_of_explain(data):
     names, lanes = NAMES[: len(lengths)], draw(st.sampled_from([1, 2]))
     window = draw(st.sampled_from([0, 3])) if lanes == 1 else 0
     with tempfile.TemporaryDirectory() as folder:
-        stores = {
-            name: store_of(f"{folder}/{name}", own)
-            for name, own in zip(names, lengths, strict=True)
-        }
+        stores = {name: store_of(f"{folder}/{name}", own) for name, own in zip(names, lengths, strict=True)}
         mixture = Mixture({name: n + 1 for n, name in enumerate(names)}, stores=stores)
         loader = make_loader(
             mixture,
@@ -73,9 +70,7 @@ def test_when_is_the_inverse_of_explain(data):
         for step in range(20):
             for one in batchloom.explain(loader, step):
                 for span in one.spans:
-                    told[span.source, span.document].add(
-                        (step, one.row, one.rank, one.position, span.banned)
-                    )
+                    told[span.source, span.document].add((step, one.row, one.rank, one.position, span.banned))
         for name, own in zip(names, lengths, strict=True):
             for document in range(len(own)):
                 seen = batchloom.when(loader, source=name, document=document)

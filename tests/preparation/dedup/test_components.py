@@ -29,9 +29,7 @@ def written(folder, links, files=1):
         mine = np.array(links[number::files], np.uint64).reshape(-1, 2)
         later, first = mine[:, 0], mine[:, 1]
         paths.append(folder / f"{number}.links")
-        paths[-1].write_bytes(
-            make_duplicate_rows(later, part_of(later), first, part_of(first)).tobytes()
-        )
+        paths[-1].write_bytes(make_duplicate_rows(later, part_of(later), first, part_of(first)).tobytes())
     return paths
 
 
@@ -64,9 +62,7 @@ def grouped(folder, paths, first_new=0):
 
 @settings(max_examples=examples(60))
 @given(
-    st.lists(
-        st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=2, unique=True), max_size=30
-    ),
+    st.lists(st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=2, unique=True), max_size=30),
     st.integers(1, 3),
     st.integers(0, 3),
     st.sampled_from([1, 2, 5, 1 << 20]),

@@ -57,9 +57,7 @@ def searched(folder, files, partitions, first_new, order=None):
 
 @settings(max_examples=examples(60))
 @given(UNITS, st.integers(1, 5), st.integers(0, 3), st.sampled_from([1, 3, 1 << 21]), st.data())
-def test_what_goes_is_what_a_dictionary_says(
-    tmp_path_factory, units, partitions, first_new, small, data
-):
+def test_what_goes_is_what_a_dictionary_says(tmp_path_factory, units, partitions, first_new, small, data):
     folder = tmp_path_factory.mktemp("keys")
     order = data.draw(st.permutations(range(partitions)))
     with pytest.MonkeyPatch.context() as patch:

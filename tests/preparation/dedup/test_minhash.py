@@ -18,9 +18,7 @@ from tiers import examples
 def keys_of(documents, bands=14, rows=8, shingle=5, dtype=np.uint16):
     flat = [token for document in documents for token in document]
     lengths = np.array([len(document) for document in documents], np.uint32)
-    return compute_signatures(
-        np.array(flat, dtype), lengths, bands=bands, rows=rows, shingle=shingle
-    )
+    return compute_signatures(np.array(flat, dtype), lengths, bands=bands, rows=rows, shingle=shingle)
 
 
 PINNED = [[17819095896827779537, 16099745474224444948], [11436262228385781946, 4973283854735539699]]
@@ -68,9 +66,7 @@ def test_sketches_are_what_the_definition_says(documents, shingle, hashes):
     ids = np.array([token for document in documents for token in document], np.uint16)
     lengths = np.array([len(document) for document in documents])
     given_ = minhash._sketch(ids, lengths, hashes, shingle)
-    assert given_.tolist() == [
-        sketches_in_plain_python(document, hashes, shingle) for document in documents
-    ]
+    assert given_.tolist() == [sketches_in_plain_python(document, hashes, shingle) for document in documents]
 
 
 @settings(max_examples=examples(25))

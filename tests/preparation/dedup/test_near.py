@@ -62,9 +62,7 @@ def dropped(folder, units, *, bands, rows, shingle, partitions=1, first_new=0):
 
 def in_memory(units, *, bands, rows, shingle):
     """The same by comparing every two documents: {(unit, number): what stays}."""
-    places = [
-        (unit, number) for unit, documents in enumerate(units) for number in range(len(documents))
-    ]
+    places = [(unit, number) for unit, documents in enumerate(units) for number in range(len(documents))]
     keys = {
         place: key
         for unit, documents in enumerate(units)
@@ -80,9 +78,7 @@ def in_memory(units, *, bands, rows, shingle):
             exact.add((unit, number))
     group = {place: place for place in places}
     for one, other in combinations([p for p in places if p not in exact], 2):
-        if units[one[0]][one[1]] and any(
-            a == b for a, b in zip(keys[one], keys[other], strict=True) if a
-        ):
+        if units[one[0]][one[1]] and any(a == b for a, b in zip(keys[one], keys[other], strict=True) if a):
             low, high = sorted((group[one], group[other]))
             group = {place: low if g == high else g for place, g in group.items()}
     return {place: first for place, first in group.items() if place != first}
@@ -100,9 +96,7 @@ DOCUMENT = st.lists(st.integers(0, 3), max_size=6).map(tuple)
     st.integers(1, 4),
     st.sampled_from([2, 1 << 20]),
 )
-def test_what_goes_is_what_comparing_every_pair_says(
-    tmp_path_factory, units, bands, rows, shingle, partitions, small
-):
+def test_what_goes_is_what_comparing_every_pair_says(tmp_path_factory, units, bands, rows, shingle, partitions, small):
     settings_ = {"bands": bands, "rows": rows, "shingle": shingle}
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
@@ -130,8 +124,7 @@ def edited(document, share, draw):
 
 def jaccard(one, other):
     first, second = (
-        {tuple(document[start : start + 5].tolist()) for start in range(len(document) - 4)}
-        for document in (one, other)
+        {tuple(document[start : start + 5].tolist()) for start in range(len(document) - 4)} for document in (one, other)
     )
     return len(first & second) / len(first | second)
 
@@ -154,9 +147,7 @@ def test_planted_near_duplicates_are_found_and_nothing_else(tmp_path):
     found = {row[1]: row[4] for row in near}
     assert all(planted[copy][1] == first for copy, first in found.items())
     recall = {
-        share: np.mean(
-            [copy in found for copy, planted_as in planted.items() if planted_as[0] == share]
-        )
+        share: np.mean([copy in found for copy, planted_as in planted.items() if planted_as[0] == share])
         for share in (0.3, 0.5, 0.9, 0.97)
     }
     assert recall[0.97] == 1

@@ -30,7 +30,7 @@ def check_contract(crew):
     assert (crew.unfinished, crew.next(0)) == (0, None)
     assert results(crew, [("square", one) for one in range(40)]) == {n: n * n for n in range(40)}
     for number in range(3):
-        crew.give(number, ("tell", 4))
+        crew.submit(number, ("tell", 4))
     assert crew.unfinished == 3
     events = []
     while crew.unfinished:
@@ -52,11 +52,11 @@ def check_errors(crew):
         (("raise", KeyError("absent")), KeyError, "absent"),
         (("bad record", None), RecordError, "d.jsonl, line 5, column 17: unexpected end"),
     ]:
-        crew.give(9, order)
+        crew.submit(9, order)
         with pytest.raises(kind, match=words):
             until(crew, TaskResult)
         assert crew.unfinished == 0
-    crew.give(9, ("awkward", None))
+    crew.submit(9, ("awkward", None))
     with pytest.raises(Exception, match="this and that") as caught:
         until(crew, TaskResult)
     assert type(caught.value).__name__ in ("Awkward", WorkerError.__name__)

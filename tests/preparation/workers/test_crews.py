@@ -50,7 +50,7 @@ def test_a_setup_is_made_once_in_each_process(crew_of, tmp_path):
 def test_what_is_told_here_can_be_heard_at_once():
     heard = []
     with InlineExecutor(setup, listener=heard.append) as crew:
-        crew.give(0, ("tell", 2))
+        crew.submit(0, ("tell", 2))
         assert crew.next(0) == TaskResult(0, "told")
         assert heard == [TaskMessage(0, 0), TaskMessage(0, 1)]
 
@@ -58,7 +58,7 @@ def test_what_is_told_here_can_be_heard_at_once():
         raise RecordError("d", 1, None, "enough")
 
     with InlineExecutor(setup, listener=refuse) as crew:
-        crew.give(0, ("tell", 2))
+        crew.submit(0, ("tell", 2))
         with pytest.raises(RecordError, match="enough"):
             crew.next(0)
         assert crew.unfinished == 0
@@ -66,7 +66,7 @@ def test_what_is_told_here_can_be_heard_at_once():
 
 def test_work_here_is_of_this_process():
     with InlineExecutor(setup) as crew:
-        crew.give(0, ("pid", None))
+        crew.submit(0, ("pid", None))
         assert crew.next(0) == TaskResult(0, os.getpid())
 
 
@@ -76,9 +76,7 @@ def subclasses(kind):
 
 EXAMPLES = {
     "RecordError": partial(RecordError, "d.jsonl", 5, 17, "unexpected end", 3),
-    "InvalidJsonError": partial(
-        InvalidJsonError, "d.jsonl", 5, 17, "not valid JSON: unexpected end"
-    ),
+    "InvalidJsonError": partial(InvalidJsonError, "d.jsonl", 5, 17, "not valid JSON: unexpected end"),
     "SchemaError": partial(SchemaError, "none fits", ("a", "b"), "--map text=a"),
     "SettingsError": partial(SettingsError, ["a: too few", "b: unknown"]),
     "OverlongError": lambda kind: kind(3, "is too long"),

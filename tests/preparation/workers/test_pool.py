@@ -40,9 +40,9 @@ from preparation.workers.works import dying_setup, failing_setup, greedy_setup, 
 )
 def test_a_dead_worker_takes_its_own_order_with_it(order, reason):
     with ProcessPool(setup, 2) as pool:
-        pool.give(0, order)
+        pool.submit(0, order)
         for number in range(1, 10):
-            pool.give(number, ("square", number))
+            pool.submit(number, ("square", number))
         events = []
         while pool.unfinished:
             events.append(pool.next(30))
@@ -115,8 +115,8 @@ def test_results_come_once_whatever_is_killed():
 
 def test_a_worker_above_its_memory_is_killed():
     with ProcessPool(setup, 2, memory=200 << 20) as pool:
-        pool.give(0, ("hold", 300 << 20))
-        pool.give(1, ("hold", 1 << 20))
+        pool.submit(0, ("hold", 300 << 20))
+        pool.submit(1, ("hold", 1 << 20))
         lost = until(pool, TaskLoss)
         assert lost.number == 0
         # It is looked at whenever there is time, also while the memory is being filled.
@@ -137,14 +137,14 @@ def test_a_worker_above_its_memory_is_killed():
 )
 def test_workers_that_never_start_end_the_job(make, words):
     with ProcessPool(make, 2, memory=100 << 20) as pool:
-        pool.give(0, ("square", 3))
+        pool.submit(0, ("square", 3))
         with pytest.raises(WorkerError, match=words):
             pool.next(20)
 
 
 def test_an_error_of_the_setup_is_raised_as_it_is():
     with ProcessPool(failing_setup, 2) as pool:
-        pool.give(0, ("square", 3))
+        pool.submit(0, ("square", 3))
         with pytest.raises(RecordError, match="the setup does not like it"):
             pool.next(20)
 
@@ -158,7 +158,7 @@ def test_a_slow_coordinator_holds_what_workers_say_in_their_pipes():
     """Workers wait until they are heard: of 400 messages of 64 kB each few are under way."""
     with ProcessPool(setup, 2) as pool:
         for number in range(400):
-            pool.give(number, ("bytes", 1 << 16))
+            pool.submit(number, ("bytes", 1 << 16))
         pool.next(20)
         time.sleep(0.5)
         assert pool.unfinished == 399
@@ -168,7 +168,7 @@ def test_a_slow_coordinator_holds_what_workers_say_in_their_pipes():
 def test_closing_ends_every_worker_within_a_second():
     with ProcessPool(setup, 2) as pool:
         for number in range(2):
-            pool.give(number, ("sleep in C", 60))
+            pool.submit(number, ("sleep in C", 60))
         pids = [until(pool, TaskMessage).message for _ in range(2)]
         began = time.monotonic()
     assert time.monotonic() - began < 1
@@ -191,7 +191,7 @@ COORDINATOR = """
     pool = ProcessPool(setup, 2)
     try:
         for number in range(2):
-            pool.give(number, eval(sys.argv[1]))
+            pool.submit(number, eval(sys.argv[1]))
         while True:
             event = pool.next(20)
             if event is not None:
@@ -265,7 +265,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
         from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
         from preparation.workers.works import setup
         with ProcessPool(setup, 2) as pool:
-            pool.give(0, ("square", 12))
+            pool.submit(0, ("square", 12))
             while pool.unfinished:
                 print(getattr(pool.next(20), "result", ""))
     """
@@ -290,7 +290,7 @@ def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
         from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
         from preparation.workers.works import setup
         with ProcessPool(setup, 1) as pool:
-            pool.give(0, ("print", "said"))
+            pool.submit(0, ("print", "said"))
             while pool.unfinished:
                 event = pool.next(20)
             open("result", "w").write(str(event.result))

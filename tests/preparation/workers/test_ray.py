@@ -67,8 +67,8 @@ def test_a_dead_worker_takes_its_own_order_with_it(cluster):
     ]
     with RayExecutor(setup, RayClusterSettings(cluster.address, workers=2, memory=limit)) as crew:
         for number, (order, _, _) in enumerate(orders):
-            crew.give(number, order)
-        crew.give(9, ("square", 5))
+            crew.submit(number, order)
+        crew.submit(9, ("square", 5))
         assert crew.workers <= 2
         events = []
         while crew.unfinished:
@@ -86,7 +86,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
     with RayExecutor(setup, RayClusterSettings(cluster.address, shared=tmp_path)) as crew:
         for token in tmp_path.iterdir():
             token.unlink()
-        crew.give(0, ("square", 1))
+        crew.submit(0, ("square", 1))
         with pytest.raises(OutputError, match=r"The node .* does not see .* on every node"):
             until(crew, TaskResult)
 
@@ -97,14 +97,12 @@ def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
         from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
         from preparation.workers.works import setup
         with RayExecutor(setup, RayClusterSettings({cluster.address!r})) as crew:
-            crew.give(0, ("write", {str(written)!r}))
+            crew.submit(0, ("write", {str(written)!r}))
             while True:
                 if (event := crew.next(1)) is not None:
                     print(event.message, flush=True)
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(process.stdout.readline()))
     process.kill()
     process.communicate()
@@ -150,7 +148,7 @@ def test_an_order_on_a_node_that_dies_is_lost(cluster):
     cluster.living.append(add_node(cluster))
     with RayExecutor(setup, RayClusterSettings(cluster.address)) as crew:
         for number in range(3):
-            crew.give(number, ("sleep", 2))
+            crew.submit(number, ("sleep", 2))
         for _ in range(3):
             until(crew, TaskMessage)
         cluster.worker_nodes.discard(kill_node(cluster))
@@ -172,18 +170,18 @@ def test_an_order_on_a_node_that_dies_is_lost(cluster):
 def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(nodes):
     with RayExecutor(setup, RayClusterSettings(nodes.address)) as crew:
         for number in range(3):
-            crew.give(number, ("sleep", 100))
+            crew.submit(number, ("sleep", 100))
         for _ in range(3):
             until(crew, TaskMessage)
         for _ in range(3):
             kill_node(nodes)
         assert {until(crew, TaskLoss).number for _ in range(3)} == {0, 1, 2}
     with RayExecutor(setup, RayClusterSettings(nodes.address, patience=1.5)) as crew:
-        crew.give(0, ("square", 7))
+        crew.submit(0, ("square", 7))
         with pytest.raises(WorkerError, match=r"No node .* a processor for 1.5 seconds; what is"):
             until(crew, TaskResult)
     with RayExecutor(setup, RayClusterSettings(nodes.address, patience=30)) as crew:
-        crew.give(0, ("square", 7))
+        crew.submit(0, ("square", 7))
         assert crew.next(0.1) is None
         nodes.living.append(add_node(nodes))
         assert until(crew, TaskResult) == TaskResult(0, 49)
@@ -200,7 +198,7 @@ def test_a_node_without_batchloom_is_told_in_one_sentence(tmp_path):
             patch.setenv("PYTHONPATH", str(tmp_path))
             add_node(cluster)
         with RayExecutor(setup, RayClusterSettings(cluster.address)) as crew:
-            crew.give(0, ("square", 7))
+            crew.submit(0, ("square", 7))
             with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
                 until(crew, TaskResult)
 
@@ -310,6 +308,4 @@ def test_without_ray_the_remedy_is_told(tmp_path):
         """,
         extra=[tmp_path],
     )
-    assert "MissingDependencyError: --engine ray needs ray: pip install 'batchloom[ray]'" in (
-        done.stderr
-    )
+    assert "MissingDependencyError: --engine ray needs ray: pip install 'batchloom[ray]'" in (done.stderr)

@@ -118,36 +118,34 @@ def convert_arguments(args: Any) -> FSDP2Arguments:
         SettingsError: settings of which this trainer does nothing, or that are wrong; all of them at once.
     """
     if isinstance(args, FSDP2Arguments):
-        unset = {
-            name: value for name, value in _PLAN_DEFAULTS.items() if getattr(args, name) is None
-        }
-        whole = dataclasses.replace(args, **unset)
-        raise_problems(_find_setting_problems(whole))
-        return whole
-    theirs = [
-        one
-        for one in type(args).__mro__
-        if one.__module__.split(".")[0] in ("transformers", "trl") and dataclasses.is_dataclass(one)
+        plan_defaults = {name: value for name, value in _PLAN_DEFAULTS.items() if getattr(args, name) is None}
+        full_arguments = dataclasses.replace(args, **plan_defaults)
+        raise_problems(_find_setting_problems(full_arguments))
+        return full_arguments
+    argument_classes = [
+        base_class
+        for base_class in type(args).__mro__
+        if base_class.__module__.split(".")[0] in ("transformers", "trl") and dataclasses.is_dataclass(base_class)
     ]
-    if not theirs or not hasattr(args, "per_device_train_batch_size"):
+    if not argument_classes or not hasattr(args, "per_device_train_batch_size"):
         raise InputError(
             "FSDP2SFTTrainer takes args=FSDP2Arguments(output_dir=...), TrainingArguments or SFTConfig, not "
             f"{quote_value(args)}."
         )
-    ours = {field.name for field in dataclasses.fields(FSDP2Arguments)}
-    values = {name: _to_plain_setting(getattr(args, name)) for name in ours if hasattr(args, name)}
+    field_names = {field.name for field in dataclasses.fields(FSDP2Arguments)}
+    values = {name: _to_plain_setting(getattr(args, name)) for name in field_names if hasattr(args, name)}
     # TrainingArguments have neither, and no length is as good as another.
     values = {"packing": _PLAN_DEFAULTS["packing"], "max_length": None, **values}
     # As they have it when nobody says.
     values["bf16"] = values["bf16"] or False
     # The later name, where there is one.
-    later = getattr(args, "activation_checkpointing", False)
-    values["gradient_checkpointing"] = values["gradient_checkpointing"] or later
-    made = FSDP2Arguments(**values)
+    activation_checkpointing = getattr(args, "activation_checkpointing", False)
+    values["gradient_checkpointing"] = values["gradient_checkpointing"] or activation_checkpointing
+    arguments = FSDP2Arguments(**values)
     raise_problems(
-        [*_find_unsupported_settings(args, theirs[0], ours), *_find_setting_problems(made)]
+        [*_find_unsupported_settings(args, argument_classes[0], field_names), *_find_setting_problems(arguments)]
     )
-    return made
+    return arguments
 
 
 def collect_plan_settings(args: Any) -> dict[str, Any]:
@@ -155,29 +153,25 @@ def collect_plan_settings(args: Any) -> dict[str, Any]:
 
     Hugging Face's classes do not tell a default from the same value that was set: it is taken for the default.
     """
-    ours = isinstance(args, FSDP2Arguments)
+    is_native = isinstance(args, FSDP2Arguments)
     return {
         field.name: value
         for field in dataclasses.fields(args)
         if field.name in _PLAN_DEFAULTS
         and (value := getattr(args, field.name)) is not None
-        and (ours or value != field.default)
+        and (is_native or value != field.default)
     }
 
 
-def _find_unsupported_settings(args: Any, kind: type, ours: set[str]) -> list[str]:
+def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> list[str]:
     """The settings of which this trainer does nothing, and that are not left as they were."""
     problems = []
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
         if field.name == "optim":
             if _to_plain_setting(value) not in _OPTIMIZERS:
-                problems.append(
-                    f"optim: {_to_plain_setting(value)!r} is none of {', '.join(_OPTIMIZERS)}"
-                )
-        elif not (
-            field.name in ours or field.name in _IGNORED_SETTINGS or _is_default(field, value)
-        ):
+                problems.append(f"optim: {_to_plain_setting(value)!r} is none of {', '.join(_OPTIMIZERS)}")
+        elif not (field.name in field_names or field.name in _IGNORED_SETTINGS or _is_default(field, value)):
             problems.append(
                 f"{field.name}: FSDP2SFTTrainer does nothing with it, and it is "
                 f"{quote_value(_to_plain_setting(value))}; leave it out"
@@ -222,24 +216,20 @@ _NUMBER_RANGES = {
 
 def _find_setting_problems(args: FSDP2Arguments) -> list[str]:
     """What is wrong with settings."""
-    wrong = {
+    problems_by_name = {
         **_find_integer_problems(args),
         **_find_number_problems(args),
         **_find_choice_problems(args),
     }
-    problems = [
-        f"{name}: {quote_value(getattr(args, name))} {said}" for name, said in wrong.items()
-    ]
+    problems = [f"{name}: {quote_value(getattr(args, name))} {problem}" for name, problem in problems_by_name.items()]
     epochs = args.num_train_epochs or 0
     if (
-        not {"max_steps", "num_train_epochs"} & wrong.keys()
+        not {"max_steps", "num_train_epochs"} & problems_by_name.keys()
         and args.max_steps <= 0
         and (epochs < 1 or epochs % 1)
     ):
-        problems.append(
-            f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps"
-        )
-    if args.lr_scheduler_type == "constant" and "warmup_steps" not in wrong and args.warmup_steps:
+        problems.append(f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps")
+    if args.lr_scheduler_type == "constant" and "warmup_steps" not in problems_by_name and args.warmup_steps:
         problems.append(
             f"warmup_steps: constant has no warm-up and {args.warmup_steps} is asked for; set "
             "lr_scheduler_type='constant_with_warmup'"
@@ -257,49 +247,49 @@ def _find_integer_problems(args: FSDP2Arguments) -> dict[str, str]:
         "save_total_limit",
         "max_length",
     )
-    wrong = {
+    problems_by_name = {
         name: "is not a whole number of at least 1"
         for name in counts
         if not _is_count(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
     }
     if as_int(args.max_steps) is None:
-        wrong["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
+        problems_by_name["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
     if args.seed is not None and as_int(args.seed) is None:
-        wrong["seed"] = "is not a whole number"
-    return wrong
+        problems_by_name["seed"] = "is not a whole number"
+    return problems_by_name
 
 
 def _find_number_problems(args: FSDP2Arguments) -> dict[str, str]:
     """What is said of each setting that is to be a number in a range and is none."""
-    wrong = {}
-    for name, (least, most, said) in _NUMBER_RANGES.items():
+    problems_by_name = {}
+    for name, (minimum, maximum, requirement) in _NUMBER_RANGES.items():
         value = getattr(args, name)
         if value is None and name == "num_train_epochs":
             continue
         # Not a number is in no range.
-        fits = isinstance(value, int | float) and least <= value <= most
-        if not fits or isinstance(value, bool):
-            wrong[name] = f"is not an int or float {said}"
-    return wrong
+        in_range = isinstance(value, int | float) and minimum <= value <= maximum
+        if not in_range or isinstance(value, bool):
+            problems_by_name[name] = f"is not an int or float {requirement}"
+    return problems_by_name
 
 
 def _find_choice_problems(args: FSDP2Arguments) -> dict[str, str]:
     """What is said of each setting that is to be one of some values and is another."""
-    wrong = {
+    problems_by_name = {
         name: "is neither True nor False"
         for name in ("bf16", "gradient_checkpointing", "use_cpu", "packing")
         if not is_bool(getattr(args, name))
     }
-    for name, known in (("lr_scheduler_type", LR_SCHEDULES), ("save_strategy", ("steps", "no"))):
-        if getattr(args, name) not in known:
-            wrong[name] = f"is none of {', '.join(known)}"
+    for name, choices in (("lr_scheduler_type", LR_SCHEDULES), ("save_strategy", ("steps", "no"))):
+        if getattr(args, name) not in choices:
+            problems_by_name[name] = f"is none of {', '.join(choices)}"
     folder: Any = args.output_dir
     if not isinstance(folder, str | os.PathLike) or not str(folder):
-        wrong["output_dir"] = "names no folder"
-    asked: Any = args.resume_from_checkpoint
-    if not isinstance(asked, bool | str | os.PathLike | None):
-        wrong["resume_from_checkpoint"] = "is neither True, nor False, nor a folder"
-    return wrong
+        problems_by_name["output_dir"] = "names no folder"
+    resume_setting: Any = args.resume_from_checkpoint
+    if not isinstance(resume_setting, bool | str | os.PathLike | None):
+        problems_by_name["resume_from_checkpoint"] = "is neither True, nor False, nor a folder"
+    return problems_by_name
 
 
 def _is_count(value: Any, *, optional: bool) -> bool:

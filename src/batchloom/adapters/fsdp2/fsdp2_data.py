@@ -26,15 +26,13 @@ _DATA_HELP = (
 )
 
 
-def make_fsdp2_loader(
-    data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_size: int
-) -> Loader:
+def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
     """The loader of this rank.
 
     Args:
         data: what ``FSDP2SFTTrainer`` was given to train on.
         args: whose sizes have to make the plan's global batch, where it is given.
-        asked: which of them were set that a plan has too (``asked_of_plan``).
+        plan_settings: which of them were set that a plan has too (``asked_of_plan``).
         world_size: of the run.
 
     Raises:
@@ -47,7 +45,7 @@ def make_fsdp2_loader(
     size = micro * args.gradient_accumulation_steps * world_size
     if isinstance(data, Loader):
         _check_loader(data)
-        _check_plan(data.plan, args, asked, size)
+        _check_plan(data.plan, args, plan_settings, size)
         rows = count_rank_rows(size, world_size, micro)
         if data.spec.micro_batch_size not in (None, micro) or rows % micro:
             raise PlanError(
@@ -56,15 +54,13 @@ def make_fsdp2_loader(
             )
         return data
     if isinstance(data, Plan):
-        _check_plan(data, args, asked, size)
+        _check_plan(data, args, plan_settings, size)
         return Loader(data, batch=BatchOptions(micro_batch_size=micro))
     if not isinstance(data, Store | Mixture):
         data = _store_records(data)
     if args.max_length is None:
         raise SettingsError(
-            [
-                "max_length: TrainingArguments have none; give SFTConfig or FSDP2Arguments, or a Plan as train_dataset"
-            ]
+            ["max_length: TrainingArguments have none; give SFTConfig or FSDP2Arguments, or a Plan as train_dataset"]
         )
     limited = args.max_steps > 0
     return Loader(
@@ -83,44 +79,45 @@ def _check_loader(loader: Loader) -> None:
     """Refuse a loader whose batches this trainer cannot take as they are."""
     spec = loader.spec
     problems = [
-        f"{name}: {have!r} instead of {wanted!r}"
-        for name, have, wanted in (
+        f"{name}: {actual!r} instead of {expected!r}"
+        for name, actual, expected in (
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
             ("labels", spec.labels, "aligned"),
             ("uneven", spec.uneven, "refuse"),
             ("mesh.peers", spec.mesh.peers, 1),
         )
-        if have != wanted
+        if actual != expected
     ]
     if loader.streamed:
         problems.append("a stream: prepare the data, so that any step can be had again")
     if problems:
-        raise SettingsError([f"train_dataset is a Loader with {one}" for one in problems])
+        raise SettingsError([f"train_dataset is a Loader with {problem}" for problem in problems])
 
 
-def _check_plan(plan: Plan, args: FSDP2Arguments, asked: Mapping[str, Any], size: int) -> None:
+def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, Any], size: int) -> None:
     """Refuse settings that ask for something else than the plan that is given."""
     spec = plan.spec
     epochs = spec.epochs or (None if spec.steps else 1)
-    has: dict[str, tuple[Any, str]] = {
+    plan_values: dict[str, tuple[Any, str]] = {
         "max_length": (spec.seq_len, f"seq_len={spec.seq_len}"),
         "packing": (spec.packing != "none", f"packing={spec.packing!r}"),
         "seed": (spec.seed, f"seed={spec.seed}"),
     }
     if args.max_steps <= 0:
-        told = f"epochs={epochs}" if epochs else f"steps={spec.steps}"
-        has["num_train_epochs"] = (epochs, told)
+        description = f"epochs={epochs}" if epochs else f"steps={spec.steps}"
+        plan_values["num_train_epochs"] = (epochs, description)
     raise_problems(
         [
-            f"{name}: {asked[name]} is asked for and the plan has {told}: leave it out, or make another Plan"
-            for name, (value, told) in has.items()
-            if name in asked and asked[name] != value
+            f"{name}: {plan_settings[name]} is asked for and the plan has {description}: leave it out, or make "
+            "another Plan"
+            for name, (value, description) in plan_values.items()
+            if name in plan_settings and plan_settings[name] != value
         ]
     )
     if size != spec.global_batch_size:
         world = size // (args.per_device_train_batch_size * args.gradient_accumulation_steps)
-        fitting = [
+        valid_sizes = [
             f"{micro} x {spec.global_batch_size // world // micro}"
             for micro in range(1, spec.global_batch_size // world + 1)
             if spec.global_batch_size % (world * micro) == 0
@@ -129,11 +126,7 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, asked: Mapping[str, Any], size
             f"per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
             f"{args.gradient_accumulation_steps} x {world} ranks are {size} sequences a step and the plan's "
             f"global_batch_size is {spec.global_batch_size}: "
-            + (
-                f"give {' or '.join(fitting[-4:])}."
-                if fitting
-                else "use a number of ranks that divides it."
-            )
+            + (f"give {' or '.join(valid_sizes[-4:])}." if valid_sizes else "use a number of ranks that divides it.")
         )
 
 
@@ -144,18 +137,16 @@ def _store_records(records: Any) -> Store:
     ):
         raise InputError(f"train_dataset is {quote_value(records)}. {_DATA_HELP}.")
     if not len(records):
-        raise InputError(
-            f"train_dataset is a {type(records).__name__} without records. {_DATA_HELP}."
-        )
-    bits, pieces, lengths = MaskBuilder(), [], []
+        raise InputError(f"train_dataset is a {type(records).__name__} without records. {_DATA_HELP}.")
+    bits, id_buffers, lengths = MaskBuilder(), [], []
     for number in range(len(records)):
-        ids, trained = _parse_document(records[number], number)
-        bits.append(trained)
-        pieces.append(ids.tobytes())
+        ids, trained_mask = _parse_document(records[number], number)
+        bits.append(trained_mask)
+        id_buffers.append(ids.tobytes())
         lengths.append(ids.size)
     folder = tempfile.mkdtemp(prefix="batchloom-")
     stem = Path(folder) / "records"
-    write_file(stem.with_suffix(".bin"), b"".join(pieces))
+    write_file(stem.with_suffix(".bin"), b"".join(id_buffers))
     write_file(stem.with_suffix(".idx"), encode_index(np.array(lengths, np.uint32), _ID_DTYPE))
     write_mask(stem, bits)
     store = open_store(stem)
@@ -181,9 +172,7 @@ _UNSUPPORTED_COLUMNS = (
 def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The ids of a record, and which of them are trained."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
-        raise InputError(
-            f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}."
-        )
+        raise InputError(f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}.")
     ids = _to_integer_array(record["input_ids"])
     if ids is None or not ids.size or ids.min() < 0 or ids.max() > _MAX_ID:
         raise InputError(
@@ -203,35 +192,35 @@ def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArra
             f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
             "-100 where there is no loss."
         )
-    trained = labels != IGNORE_INDEX
-    if bool((labels[trained] != ids[trained]).any()):
-        place = int(np.flatnonzero(trained & (labels != ids))[0])
+    trained_mask = labels != IGNORE_INDEX
+    if bool((labels[trained_mask] != ids[trained_mask]).any()):
+        position = int(np.flatnonzero(trained_mask & (labels != ids))[0])
         raise InputError(
-            f"Label {place} of record {number} of train_dataset is {int(labels[place])} and the token is "
-            f"{int(ids[place])}: labels are the tokens themselves (models shift them), or -100."
+            f"Label {position} of record {number} of train_dataset is {int(labels[position])} and the token is "
+            f"{int(ids[position])}: labels are the tokens themselves (models shift them), or -100."
         )
-    return ids.astype(_ID_DTYPE), trained
+    return ids.astype(_ID_DTYPE), trained_mask
 
 
 def _to_integer_array(values: Any) -> NDArray[Any] | None:
     """Values as one row of whole numbers; None where they are none."""
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         # Rows of several lengths.
         return None
-    return found if found.ndim == 1 and found.dtype.kind in "iu" else None
+    return array if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
 def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
     """Refuse what would change the loss of a record elsewhere, and changes nothing here."""
-    found = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
+    columns = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
     if mask is not None and not np.array_equal(mask, np.ones(shape)):
-        found.append("attention_mask (of other than a 1 a token)")
-    if found:
+        columns.append("attention_mask (of other than a 1 a token)")
+    if columns:
         raise InputError(
-            f"Record {number} of train_dataset has {', '.join(found)}, which FSDP2SFTTrainer does not obey: "
+            f"Record {number} of train_dataset has {', '.join(columns)}, which FSDP2SFTTrainer does not obey: "
             "give labels that are -100 where there is no loss, one document a record without padding, and leave the "
             "rest out."
         )

@@ -50,9 +50,9 @@ class MediaPasses:
             raise InputError(f"The model is {misfit}.")
         config: Any = model.config
         self._window: int | None = getattr(config.get_text_config(), "sliding_window", None)
-        self._added: Batch | None = None
+        self._extra_rows: Batch | None = None
 
-    def together(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
+    def add_extra_rows(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
         """The passes of a step, with a row more where another rank holds media and this one none; every rank calls it.
 
         Args:
@@ -60,54 +60,54 @@ class MediaPasses:
             device: where ranks talk.
         """
         seq_len = parts[0]["input_ids"].shape[1]
-        added = self._row(seq_len)
-        if added is None or not dist.is_initialized():
+        extra_rows = self._get_extra_rows(seq_len)
+        if extra_rows is None or not dist.is_initialized():
             return list(parts)
-        names = [name for name in added if name not in _TOKEN_KEYS]
-        held = torch.tensor([[name in part for name in names] for part in parts], device=device)
-        there = held.int()
-        dist.all_reduce(there, dist.ReduceOp.MAX)
-        lacking = ((there > 0) & ~held).any(1).tolist()
+        names = [name for name in extra_rows if name not in _TOKEN_KEYS]
+        has_media = torch.tensor([[name in part for name in names] for part in parts], device=device)
+        has_media_anywhere = has_media.int()
+        dist.all_reduce(has_media_anywhere, dist.ReduceOp.MAX)
+        missing = ((has_media_anywhere > 0) & ~has_media).any(1).tolist()
         return [
-            concat_rows(part, added) if lacks else part
-            for part, lacks in zip(parts, lacking, strict=True)
+            concat_rows(part, extra_rows) if is_missing else part
+            for part, is_missing in zip(parts, missing, strict=True)
         ]
 
-    def masked(self, part: Batch, device: torch.device) -> Batch:
+    def add_masks(self, part: Batch, device: torch.device) -> Batch:
         """A pass on a device, with the masks that its model needs beside positions."""
         part.update({name: value.to(device, non_blocking=True) for name, value in part.items()})
         return add_model_masks(part, self._window)
 
-    def _row(self, seq_len: int) -> Batch | None:
+    def _get_extra_rows(self, seq_len: int) -> Batch | None:
         """Untrained rows that hold media of all kinds there are; None where none fit into a row."""
-        if self._added is None or self._added["input_ids"].shape[1] != seq_len:
+        if self._extra_rows is None or self._extra_rows["input_ids"].shape[1] != seq_len:
             numbers = self._examples.with_media(seq_len)
             if not numbers:
                 return None
-            self._added = self._examples.batch([[number] for number in numbers], seq_len)
-            self._added["labels"].fill_(IGNORE_INDEX)
-        return self._added
+            self._extra_rows = self._examples.batch([[number] for number in numbers], seq_len)
+            self._extra_rows["labels"].fill_(IGNORE_INDEX)
+        return self._extra_rows
 
 
-def concat_rows(part: Batch, added: Batch) -> Batch:
+def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
     """The rows of one batch, then those of another."""
-    found = {}
-    media = added.cuts.media if added.cuts is not None else {}
-    for name, value in added.items():
+    tensors = {}
+    media = extra_rows.layout.media if extra_rows.layout is not None else {}
+    for name, value in extra_rows.items():
         second = value.to(part["input_ids"].device)
         first = part.get(name)
         if name not in media:
             # Positions in time, height and width have these as their first axis.
-            found[name] = torch.cat((part[name], second), second.ndim - 2)
+            tensors[name] = torch.cat((part[name], second), second.ndim - 2)
         elif first is not None:
-            found[name] = torch.cat(_pad_to_same_shape(first, second))
+            tensors[name] = torch.cat(_pad_to_same_shape(first, second))
         elif media[name].axis:
             # Features that stand by row: of rows without any they are zeros.
-            none = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
-            found[name] = torch.cat((none, second))
+            padding = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
+            tensors[name] = torch.cat((padding, second))
         else:
-            found[name] = second
-    return Batch(found, part.step, part.origin)
+            tensors[name] = second
+    return Batch(tensors, part.step, part.origin)
 
 
 def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
@@ -115,21 +115,19 @@ def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
     return [
         functional.pad(
-            one,
+            tensor,
             [
                 side
-                for size, have in zip(sizes[::-1], one.shape[:0:-1], strict=True)
-                for side in (0, size - have)
+                for size, current_size in zip(sizes[::-1], tensor.shape[:0:-1], strict=True)
+                for side in (0, size - current_size)
             ],
         )
-        for one in (first, second)
+        for tensor in (first, second)
     ]
 
 
 def compute_divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
     """The summed loss of a pass over a number; models that see or hear divide theirs by the tokens of a pass."""
-    wanted = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
-    total = functional.cross_entropy(
-        scores.flatten(0, 1).float(), wanted, ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
+    total = functional.cross_entropy(scores.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / count

@@ -11,11 +11,11 @@ from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
 def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
     """AdamW, without decay of norms and biases."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    decayed = [weight for weight in weights if weight.ndim > 1]
-    others = [weight for weight in weights if weight.ndim <= 1]
+    decayed_weights = [weight for weight in weights if weight.ndim > 1]
+    undecayed_weights = [weight for weight in weights if weight.ndim <= 1]
     groups = [
-        {"params": decayed, "weight_decay": args.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": decayed_weights, "weight_decay": args.weight_decay},
+        {"params": undecayed_weights, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -28,12 +28,12 @@ def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
 
 def compute_lr_factor(args: FSDP2Arguments, step: int, steps: int) -> float:
     """The share of ``learning_rate`` that a step (0 is the first) of so many is made with, as transformers has it."""
-    asked = args.warmup_steps
-    warmup = int(asked) if asked >= 1 else math.ceil(steps * asked)
+    warmup_setting = args.warmup_steps
+    warmup_steps = int(warmup_setting) if warmup_setting >= 1 else math.ceil(steps * warmup_setting)
     kind = args.lr_scheduler_type
-    if kind != "constant" and step < warmup:
-        return step / max(1, warmup)
-    way = (step - warmup) / max(1, steps - warmup)
+    if kind != "constant" and step < warmup_steps:
+        return step / max(1, warmup_steps)
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     if kind == "linear":
-        return max(0.0, 1 - way)
-    return max(0.0, 0.5 * (1 + math.cos(math.pi * way))) if kind == "cosine" else 1.0
+        return max(0.0, 1 - progress)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) if kind == "cosine" else 1.0

@@ -48,9 +48,7 @@ def shard_model(model: nn.Module, *, bf16: bool = False) -> None:
         # Ranks that drew their own first weights would each keep a part of another model.
         dist.broadcast(weight.detach(), 0)
     policy = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        if bf16
-        else MixedPrecisionPolicy()
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
     )
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
@@ -65,9 +63,7 @@ def iter_wrapped_layers(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if type(module).__name__ in names)
 
 
-def save_fsdp2(
-    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
-) -> Path:
+def save_fsdp2(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> Path:
     """Write ``folder/checkpoint-N``; every rank calls it.
 
     Killed at any moment it leaves the checkpoints before it as they are, and none that is not whole.
@@ -82,10 +78,10 @@ def save_fsdp2(
     Raises:
         OutputError: the folder cannot be written.
     """
-    with writing_checkpoint(folder, step) as aside:
+    with writing_checkpoint(folder, step) as partial_folder:
         state = _make_checkpoint_state(step, model, optimizer, loader)
         with _silence_single_process_warning():
-            state_dict_saver.save(state, checkpoint_id=aside, no_dist=_is_single_process())
+            state_dict_saver.save(state, checkpoint_id=partial_folder, no_dist=_is_single_process())
     return folder / f"checkpoint-{step}"
 
 
@@ -98,13 +94,13 @@ def begin_async_save(
         What waits for the files and gives the checkpoint its name. Every rank calls it, before the next save and at
         the end.
     """
-    aside = begin_checkpoint(folder, step)
+    partial_folder = begin_checkpoint(folder, step)
     state = _make_checkpoint_state(step, model, optimizer, loader)
-    written = state_dict_saver.async_save(state, checkpoint_id=aside, no_dist=_is_single_process())
+    save_future = state_dict_saver.async_save(state, checkpoint_id=partial_folder, no_dist=_is_single_process())
 
     def finish() -> Path:
-        written.result()  # type: ignore[union-attr] # a response of several futures only with a stager of one's own
-        return commit_checkpoint(aside)
+        save_future.result()  # type: ignore[union-attr] # a response of several futures only with a stager of one's own
+        return commit_checkpoint(partial_folder)
 
     return finish
 
@@ -120,17 +116,17 @@ def load_fsdp2(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader:
             before another step than its name says, is of another model or optimizer, or damaged.
     """
     step = parse_checkpoint_step(checkpoint)
-    place = {"loader": ""}
-    _read_checkpoint(checkpoint, place)
+    checkpoint_state = {"loader": ""}
+    _read_checkpoint(checkpoint, checkpoint_state)
     try:
-        state = json.loads(place["loader"])
+        state = json.loads(checkpoint_state["loader"])
     except (TypeError, ValueError) as error:
         raise unusable_checkpoint_error(checkpoint, error) from error
-    done = resume_loader(loader, state, checkpoint.name, step)
+    steps_done = resume_loader(loader, state, checkpoint.name, step)
     weights, moments = get_state_dict(model, optimizer)
     _read_checkpoint(checkpoint, {"model": weights, "optimizer": moments})
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    return done
+    return steps_done
 
 
 def load_newest_fsdp2(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
@@ -139,27 +135,25 @@ def load_newest_fsdp2(folder: Path, model: nn.Module, optimizer: Optimizer, load
     Raises:
         StateError: as :func:`load_fsdp2` does.
     """
-    found = find_newest_checkpoint(folder)
-    return load_fsdp2(found, model, optimizer, loader) if found else 0
+    checkpoint = find_newest_checkpoint(folder)
+    return load_fsdp2(checkpoint, model, optimizer, loader) if checkpoint else 0
 
 
-def _make_checkpoint_state(
-    step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
-) -> dict[str, Any]:
+def _make_checkpoint_state(step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> dict[str, Any]:
     """What a checkpoint holds; the loader's place is a value, which no step made meanwhile moves."""
     weights, moments = get_state_dict(model, optimizer)
-    place = json.dumps(loader.state_at(step))
-    return {"model": weights, "optimizer": moments, "loader": place}
+    loader_state = json.dumps(loader.state_at(step))
+    return {"model": weights, "optimizer": moments, "loader": loader_state}
 
 
-def _read_checkpoint(checkpoint: Path, wanted: dict[str, Any]) -> None:
+def _read_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
     """Fill a state from a checkpoint."""
     try:
         with _silence_single_process_warning():
-            state_dict_loader.load(wanted, checkpoint_id=checkpoint, no_dist=_is_single_process())
+            state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=_is_single_process())
     except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise unusable_checkpoint_error(checkpoint, first) from error
+        first_error = next(iter(error.failures.values()))[0]
+        raise unusable_checkpoint_error(checkpoint, first_error) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise unusable_checkpoint_error(checkpoint, error) from error
 

@@ -97,9 +97,7 @@ class FSDP2SFTTrainer:
         self.log_history: list[dict[str, Any]] = []
         self.device = _choose_device(use_cpu=self.args.use_cpu)
         self.ranks = _init_process_group(self.device)
-        self.loader = make_fsdp2_loader(
-            train_dataset, self.args, collect_plan_settings(args), self.ranks
-        )
+        self.loader = make_fsdp2_loader(train_dataset, self.args, collect_plan_settings(args), self.ranks)
         self.media = None
         if self.loader.holds_media:
             self.media = MediaPasses(self.loader, model, collated=data_collator is not None)
@@ -112,8 +110,8 @@ class FSDP2SFTTrainer:
         self.steps = _count_run_steps(self.loader, self.args)
         if self.args.gradient_checkpointing:
             # The later name, where there is one.
-            former: Any = getattr(model, "gradient_checkpointing_enable", None)
-            getattr(model, "activation_checkpointing_enable", former)({"use_reentrant": False})
+            legacy_enable: Any = getattr(model, "gradient_checkpointing_enable", None)
+            getattr(model, "activation_checkpointing_enable", legacy_enable)({"use_reentrant": False})
         self._place_model()
         self.optimizer = make_adamw(model, self.args)
 
@@ -134,40 +132,40 @@ class FSDP2SFTTrainer:
                 model has no row for an id or lets packed documents see each other, or a loss is not finite, nor are
                 the weights a checkpoint or the end is of.
         """
-        began, asked = time.monotonic(), resume_from_checkpoint
-        done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
+        start_time, checkpoint = time.monotonic(), resume_from_checkpoint
+        steps_done = self._resume(self.args.resume_from_checkpoint if checkpoint is None else checkpoint)
         require_agreement(self.loader)
-        self._begin_log(done)
+        self._begin_log(steps_done)
         self.model.train()
         losses: list[float] = []
         window, meter = _LogWindow(), Meter(self.loader)
         for batch in meter.over(self.loader):
             if batch.step >= self.steps:
                 break
-            done = batch.step + 1
+            steps_done = batch.step + 1
             if not losses:
                 self._check_no_leak(batch)
-            loss, norm, count = self._step(batch)
+            loss, norm, count = self._train_step(batch)
             losses.append(loss)
             window.add(loss, count)
             meter.step(batch, trained=count)
-            if done % self.args.logging_steps == 0 or done == self.steps:
-                said = window.taken() | {"grad_norm": norm, "origin": batch.origin}
-                self._log(done, said | meter.metrics())
-            self._save_if_due(done)
+            if steps_done % self.args.logging_steps == 0 or steps_done == self.steps:
+                window_metrics = window.take_metrics() | {"grad_norm": norm, "origin": batch.origin}
+                self._log(steps_done, window_metrics | meter.metrics())
+            self._save_if_due(steps_done)
         # The group stays: save_model and what a script does with shards need it.
         barrier()
         mean = sum(losses) / max(1, len(losses))
-        seconds = time.monotonic() - began
-        return TrainOutput(done, mean, {"train_loss": mean, "train_runtime": seconds})
+        seconds = time.monotonic() - start_time
+        return TrainOutput(steps_done, mean, {"train_loss": mean, "train_runtime": seconds})
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the model as ``save_pretrained`` does, whole, from rank 0; every rank calls it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.model, options=options)
         if self.loader.spec.rank == 0:
-            place = output_dir or self.args.output_dir
-            self.model.save_pretrained(place, state_dict=weights)  # type: ignore[operator]
+            folder = output_dir or self.args.output_dir
+            self.model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         barrier()
 
     def _place_model(self) -> None:
@@ -180,41 +178,40 @@ class FSDP2SFTTrainer:
                 )
             return
         if any(weight.is_meta for weight in self.model.parameters()):
-            raise InputError(
-                "The model has weights without values (device meta): load them before it is trained."
-            )
+            raise InputError("The model has weights without values (device meta): load them before it is trained.")
         self.model.to(self.device)
         if self.ranks > 1:
             fsdp2.shard_model(self.model, bf16=self.args.bf16)
 
-    def _resume(self, asked: bool | str | None) -> int:  # noqa: FBT001
+    def _resume(self, checkpoint: bool | str | None) -> int:  # noqa: FBT001
         """Go on from the checkpoint that is asked for; the steps done."""
         folder = Path(self.args.output_dir)
-        found = find_newest_checkpoint(folder)
-        if not asked:
-            if found is not None and self.args.save_strategy == "steps":
+        newest_checkpoint = find_newest_checkpoint(folder)
+        if not checkpoint:
+            if newest_checkpoint is not None and self.args.save_strategy == "steps":
                 raise TrainError(
-                    f"{folder} holds {found.name} of an earlier run: train(resume_from_checkpoint=True) goes on with "
+                    f"{folder} holds {newest_checkpoint.name} of an earlier run: train(resume_from_checkpoint=True) "
+                    "goes on with "
                     "it; for a new run give another output_dir, or remove the checkpoints."
                 )
             return 0
-        place = found if asked is True else Path(str(asked))
-        if place is None:
+        checkpoint_path = newest_checkpoint if checkpoint is True else Path(str(checkpoint))
+        if checkpoint_path is None:
             raise StateError(
                 f"There is no checkpoint in {folder}: train() begins a run, and saves the first after save_steps "
                 f"{self.args.save_steps}."
             )
-        if not place.is_dir():
+        if not checkpoint_path.is_dir():
             raise StateError(
-                f"There is no checkpoint {place}; {folder} has "
-                f"{[one.name for one in list_checkpoints(folder)] or 'none'}."
+                f"There is no checkpoint {checkpoint_path}; {folder} has "
+                f"{[path.name for path in list_checkpoints(folder)] or 'none'}."
             )
-        done = fsdp2.load_fsdp2(place, self.model, self.optimizer, self.loader)
+        steps_done = fsdp2.load_fsdp2(checkpoint_path, self.model, self.optimizer, self.loader)
         if self.args.save_strategy == "steps":
-            discard_later_checkpoints(folder, parse_checkpoint_step(place))
-        return done
+            discard_later_checkpoints(folder, parse_checkpoint_step(checkpoint_path))
+        return steps_done
 
-    def _step(self, batch: Batch) -> tuple[float, float, int]:
+    def _train_step(self, batch: Batch) -> tuple[float, float, int]:
         """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
         rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
         _check_vocabulary(self.model, batch)
@@ -222,21 +219,19 @@ class FSDP2SFTTrainer:
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
         if self.media is not None:
-            split = self.media.together(split, self.device)
-        parts = [self._given(part) for part in split]
-        count = self._trained(batch.step, parts)
+            split = self.media.add_extra_rows(split, self.device)
+        parts = [self._make_model_inputs(part) for part in split]
+        count = self._count_trained_tokens(batch.step, parts)
         total = torch.zeros((), device=self.device)
         for part in parts:
-            with self._precision():
-                loss = self._loss(part, max(1, count))
+            with self._make_autocast():
+                loss = self._compute_loss(part, max(1, count))
             # FSDP takes the mean over ranks where the sum is meant.
             (loss * self.ranks).backward()
             total += loss.detach()
         mean = _all_reduce_sum(total).item()
         # Without a bound this is the norm alone.
-        norm = nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.args.max_grad_norm or math.inf
-        )
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm or math.inf)
         norm_value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not (math.isfinite(mean) and math.isfinite(norm_value)):
             raise TrainError(
@@ -244,21 +239,17 @@ class FSDP2SFTTrainer:
                 f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest checkpoint."
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.args.learning_rate * compute_lr_factor(
-                self.args, batch.step, self.steps
-            )
+            group["lr"] = self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return mean, norm_value, count
 
-    def _loss(self, part: dict[str, Any], count: int) -> Any:
+    def _compute_loss(self, part: dict[str, Any], count: int) -> Any:
         """The loss of a pass, summed and divided by the trained tokens of the step."""
         if self.media is None:
             return self.model(**part, use_cache=False, num_items_in_batch=count).loss
-        given = {name: value for name, value in part.items() if name != "labels"}
-        return compute_divided_loss(
-            self.model(**given, use_cache=False).logits, part["labels"], count
-        )
+        model_inputs = {name: value for name, value in part.items() if name != "labels"}
+        return compute_divided_loss(self.model(**model_inputs, use_cache=False).logits, part["labels"], count)
 
     def _check_no_leak(self, batch: Batch) -> None:
         """Refuse a model that lets packed documents see each other; a collator may keep them apart by itself."""
@@ -267,26 +258,24 @@ class FSDP2SFTTrainer:
         _check_vocabulary(self.model, batch)
 
         def collate(parts: list[Batch]) -> dict[str, Any]:
-            return {**self._given(parts[0]), "use_cache": False}
+            return {**self._make_model_inputs(parts[0]), "use_cache": False}
 
         rows, half = self.args.per_device_train_batch_size, self.args.bf16
-        with self._precision():
+        with self._make_autocast():
             check_no_leak(self.model, self.loader, collate, rows, half=half)
         if isinstance(self.model, FSDPModule):
             # Without a backward pass the root keeps its weights whole.
             self.model.reshard()
 
-    def _given(self, part: Batch) -> dict[str, Any]:
+    def _make_model_inputs(self, part: Batch) -> dict[str, Any]:
         """What the model is called with in a pass."""
-        given: Mapping[str, Any] = (
-            part if self.media is None else self.media.masked(part, self.device)
-        )
+        model_inputs: Mapping[str, Any] = part if self.media is None else self.media.add_masks(part, self.device)
         if self.data_collator is not None:
             rows = len(part["input_ids"])
-            given = self.data_collator(
+            model_inputs = self.data_collator(
                 [{name: value[row] for name, value in part.items()} for row in range(rows)]
             )
-            mask, packing = given.get("attention_mask"), self.loader.plan.spec.packing
+            mask, packing = model_inputs.get("attention_mask"), self.loader.plan.spec.packing
             if mask is not None and mask.ndim == 2 and packing != "none":
                 raise InputError(
                     f"data_collator gives an attention_mask of {list(mask.shape)} and rows are packed ({packing}): "
@@ -294,38 +283,39 @@ class FSDP2SFTTrainer:
                 )
         return {
             name: value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
-            for name, value in given.items()
+            for name, value in model_inputs.items()
         }
 
-    def _trained(self, step: int, parts: list[dict[str, Any]]) -> int:
+    def _count_trained_tokens(self, step: int, parts: list[dict[str, Any]]) -> int:
         """Tokens with a loss in a step, over all ranks."""
         if self.data_collator is None:
             return self.loader.trained_tokens(step)
-        here = sum(int((part["labels"][..., 1:] != IGNORE_INDEX).sum()) for part in parts)
-        if here > (most := self.loader.tokens(step)):
+        local_count = sum(int((part["labels"][..., 1:] != IGNORE_INDEX).sum()) for part in parts)
+        if local_count > (max_count := self.loader.tokens(step)):
             raise InputError(
-                f"data_collator gives labels to {here:,} places of step {step} on rank {self.loader.spec.rank}, which "
-                f"has {most:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
+                f"data_collator gives labels to {local_count:,} places of step {step} on rank "
+                f"{self.loader.spec.rank}, which "
+                f"has {max_count:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
             )
-        return int(_all_reduce_sum(torch.tensor(here, device=self.device)))
+        return int(_all_reduce_sum(torch.tensor(local_count, device=self.device)))
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _make_autocast(self) -> AbstractContextManager[Any]:
         """Autocast, where no shards are cast."""
         if self.args.bf16 and not isinstance(self.model, FSDPModule):
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
-    def _begin_log(self, done: int) -> None:
+    def _begin_log(self, steps_done: int) -> None:
         """Have a log that ends with the steps done."""
         if self.loader.spec.rank == 0:
             log = self._log_file
             log.parent.mkdir(parents=True, exist_ok=True)
-            write_file(log, b"".join(_read_log_lines(log, done)))
+            write_file(log, b"".join(_read_log_lines(log, steps_done)))
         self.log_history = []
 
-    def _log(self, step: int, said: dict[str, Any]) -> None:
+    def _log(self, step: int, metrics: dict[str, Any]) -> None:
         lr = self.optimizer.param_groups[0]["lr"]
-        entry = {"step": step, "lr": lr, **said}
+        entry = {"step": step, "lr": lr, **metrics}
         self.log_history.append(entry)
         if self.loader.spec.rank == 0:
             with self._log_file.open("a") as log:
@@ -337,11 +327,11 @@ class FSDP2SFTTrainer:
 
     def _save_if_due(self, step: int) -> None:
         """Write a checkpoint where one is due."""
-        last = step == self.steps
-        due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or last)
-        if due or last:
+        is_last = step == self.steps
+        is_due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or is_last)
+        if is_due or is_last:
             self._check_finite(step)
-        if due:
+        if is_due:
             folder = Path(self.args.output_dir)
             fsdp2.save_fsdp2(folder, step, self.model, self.optimizer, self.loader)
             if self.args.save_total_limit:
@@ -349,13 +339,13 @@ class FSDP2SFTTrainer:
 
     def _check_finite(self, step: int) -> None:
         """Refuse what an update left not finite, of which the loss before it says nothing; every rank calls it."""
-        moments = (one for state in self.optimizer.state.values() for one in state.values())
-        wrong = torch.zeros((), device=self.device)
-        for held in (*self.model.parameters(), *moments):
+        moments = (moment for state in self.optimizer.state.values() for moment in state.values())
+        nonfinite_count = torch.zeros((), device=self.device)
+        for tensor in (*self.model.parameters(), *moments):
             # On a GPU none of them is waited for but the sum.
-            here = held.to_local() if isinstance(held, DTensor) else held
-            wrong += (~here.detach().isfinite()).any().to(self.device)
-        if _all_reduce_sum(wrong).item():
+            local_tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            nonfinite_count += (~local_tensor.detach().isfinite()).any().to(self.device)
+        if _all_reduce_sum(nonfinite_count).item():
             raise TrainError(
                 f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
                 f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest "
@@ -378,19 +368,17 @@ class _LogWindow:
             self._steps + 1,
         )
 
-    def taken(self) -> dict[str, Any]:
+    def take_metrics(self) -> dict[str, Any]:
         """Mean loss and trained tokens of the steps; begins anew."""
-        said = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
+        metrics = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
         self._loss, self._tokens, self._steps = 0.0, 0, 0
-        return said
+        return metrics
 
 
-def _read_log_lines(log: Path, done: int) -> list[bytes]:
+def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
     """The lines of a log up to a step; the last is left out where a kill tore it."""
-    kept = []
-    for number, line in (
-        enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ()
-    ):
+    lines = []
+    for number, line in enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ():
         if not line.endswith(b"\n"):
             break
         try:
@@ -400,15 +388,15 @@ def _read_log_lines(log: Path, done: int) -> list[bytes]:
                 f"Line {number} of {log} is none of a log: {line[:60]!r}. Delete it, or the whole log: a run goes on "
                 "without."
             ) from error
-        if step <= done:
-            kept.append(line)
-    return kept
+        if step <= steps_done:
+            lines.append(line)
+    return lines
 
 
 def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
     """Refuse ids the model has no row for."""
-    if (unknown := find_unknown_id(model, batch["input_ids"])) is not None:
-        number, rows = unknown
+    if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
+        number, rows = unknown_id
         raise TrainError(
             f"Step {batch.step} of {batch.origin} holds id {number} and the model has rows for {rows}, from 0: "
             "give the model the data was made for, or enlarge it (resize_token_embeddings)."
@@ -428,8 +416,8 @@ def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a model whose loss cannot be divided by the tokens of a whole step."""
-    named = getattr(model, "accepts_loss_kwargs", None)
-    if not (accepts_argument(model, "num_items_in_batch") if named is None else named):
+    accepts_loss_kwargs = getattr(model, "accepts_loss_kwargs", None)
+    if not (accepts_argument(model, "num_items_in_batch") if accepts_loss_kwargs is None else accepts_loss_kwargs):
         raise InputError(
             f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of one "
             "pass of one rank, not by those of the step. Use a causal language model of transformers, or write the "

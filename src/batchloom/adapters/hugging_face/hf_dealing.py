@@ -49,7 +49,7 @@ class TrainerBatching:
         """Rows of a step, over all ranks."""
         return self.batch_size * self.accumulation * self.world_size
 
-    def part(self, number: int) -> tuple[int, int, int]:
+    def locate_row(self, number: int) -> tuple[int, int, int]:
         """(step, micro-batch, row in it) of the row of a number in the dataset.
 
         Raises:
@@ -65,17 +65,18 @@ class TrainerBatching:
         step, micro = divmod(turn, self.accumulation)
         return step, micro, row
 
-    def batch(self, numbers: Sequence[int]) -> tuple[int, int]:
+    def locate_micro_batch(self, numbers: Sequence[int]) -> tuple[int, int]:
         """(step, micro-batch) of the rows that a trainer asks for at once.
 
         Raises:
             TrainError: they are not such a micro-batch, or another rank's.
         """
-        step, micro, row = self.part(numbers[0])
+        step, micro, row = self.locate_row(numbers[0])
         if row or list(numbers) != list(range(numbers[0], numbers[0] + self.batch_size)):
-            shown = ", ".join(map(str, numbers[:4]))
+            first_rows = ", ".join(map(str, numbers[:4]))
             raise TrainError(
-                f"The trainer asks for rows {shown}, ... ({len(numbers)}) at once, and {self.batch_size} in order make "
+                f"The trainer asks for rows {first_rows}, ... ({len(numbers)}) at once, and {self.batch_size} in "
+                "order make "
                 f"a micro-batch of the plan. {_DEALT_REMEDY}"
             )
         return step, micro
@@ -87,14 +88,12 @@ _DEALT_REMEDY = (
 )
 
 
-def make_trainer_batching(
-    args: Any, loader: Loader, *, evaluation: bool = False
-) -> TrainerBatching:
+def make_trainer_batching(args: Any, loader: Loader, *, evaluation: bool = False) -> TrainerBatching:
     """How these arguments have the rows of a loader dealt."""
-    place = (loader.spec.rank, loader.spec.world_size)
+    share = (loader.spec.rank, loader.spec.world_size)
     if evaluation:
-        return TrainerBatching(args.eval_batch_size, 1, *place)
-    return TrainerBatching(args.train_batch_size, args.gradient_accumulation_steps, *place)
+        return TrainerBatching(args.eval_batch_size, 1, *share)
+    return TrainerBatching(args.train_batch_size, args.gradient_accumulation_steps, *share)
 
 
 def find_training_problems(args: Any, loader: Loader) -> list[str]:
@@ -133,9 +132,7 @@ def _find_loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
             "Loader, without rank= and world_size="
         )
     if spec.labels != "aligned":
-        problems.append(
-            f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'"
-        )
+        problems.append(f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'")
     if loader.holds_media:
         problems += _find_media_problems(args, loader, name)
     if spec.output != "torch":
@@ -143,9 +140,7 @@ def _find_loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
     mesh = getattr(args, "parallelism_config", None)
     split = mesh is not None and mesh.tp_size * mesh.cp_size * mesh.sp_size > 1
     if spec.mesh != DATA_PARALLEL or split:
-        problems.append(
-            f"{name}: tensor and context parallelism are not translated: data-parallel ranks only"
-        )
+        problems.append(f"{name}: tensor and context parallelism are not translated: data-parallel ranks only")
     return problems
 
 
@@ -156,16 +151,18 @@ def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
         problems.append(f"{name}: form={loader.spec.form!r}; with images or audio form='rows'")
     if args.world_size == 1:
         return problems
-    sharded = "layers that are sharded wait for ranks whose pass holds no image or audio"
+    sharding_reason = "layers that are sharded wait for ranks whose pass holds no image or audio"
     if args.fsdp or args.deepspeed:
-        which = "fsdp" if args.fsdp else "deepspeed"
+        setting_name = "fsdp" if args.fsdp else "deepspeed"
         problems.append(
-            f"{which}: {sharded}: leave it out (DDP), or take FSDP2SFTTrainer, which has all ranks run them"
+            f"{setting_name}: {sharding_reason}: leave it out (DDP), or take FSDP2SFTTrainer, which has all ranks "
+            "run them"
         )
-    found = args.ddp_find_unused_parameters
-    if not (found or (found is None and not args.gradient_checkpointing)):
+    find_unused_parameters = args.ddp_find_unused_parameters
+    if not (find_unused_parameters or (find_unused_parameters is None and not args.gradient_checkpointing)):
         problems.append(
-            f"ddp_find_unused_parameters: {found}; a pass may hold no image or audio, and other ranks would wait for "
+            f"ddp_find_unused_parameters: {find_unused_parameters}; a pass may hold no image or audio, and other "
+            "ranks would wait for "
             "gradients of what sees or hears: True"
         )
     return problems
@@ -192,26 +189,26 @@ _REQUIRED_SETTINGS: dict[str, tuple[object, str]] = {
 
 
 def _find_order_problems(args: Any) -> list[str]:
-    found = [
-        f"{name}: {getattr(args, name)!r}; {why}: {name}={wanted!r}"
-        for name, (wanted, why) in _REQUIRED_SETTINGS.items()
-        if getattr(args, name, wanted) != wanted
+    problems = [
+        f"{name}: {getattr(args, name)!r}; {reason}: {name}={required!r}"
+        for name, (required, reason) in _REQUIRED_SETTINGS.items()
+        if getattr(args, name, required) != required
     ]
-    found += [
+    problems += [
         f"accelerator_config.{name}: True deals rows otherwise than the plan: leave it unset"
         for name in ("dispatch_batches", "split_batches")
         if getattr(args.accelerator_config, name)
     ]
     if args.world_size > 1 and not args.average_tokens_across_devices:
         weight = "False makes a token's weight that of its rank: leave it True"
-        found.append(f"average_tokens_across_devices: {weight}")
-    return found
+        problems.append(f"average_tokens_across_devices: {weight}")
+    return problems
 
 
 def _get_rows_per_step(loader: Loader) -> int | None:
     """Rows of every step of a rank; None where edits change them."""
-    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.orders.course.stretches}
-    return None if len(found) > 1 else found.pop()
+    row_counts = {loader.share_at(step_range.step).rows for step_range in loader.plan.orders.course.step_ranges}
+    return None if len(row_counts) > 1 else row_counts.pop()
 
 
 def _find_size_problems(args: Any, loader: Loader) -> list[str]:
@@ -219,16 +216,17 @@ def _find_size_problems(args: Any, loader: Loader) -> list[str]:
     if rows is None:
         fact = "its edits change global_batch_size, and a trainer has one for the whole run"
         return [f"loader: {fact}: edit the rest only"]
-    each, passes = args.train_batch_size, args.gradient_accumulation_steps
-    if each * passes == rows:
+    batch_size, passes = args.train_batch_size, args.gradient_accumulation_steps
+    if batch_size * passes == rows:
         return []
-    fitting = ", ".join(f"{size} x {rows // size}" for size in list_divisors(rows))
-    made, wanted = each * passes * args.world_size, loader.plan.spec.global_batch_size
+    valid_sizes = ", ".join(f"{size} x {rows // size}" for size in list_divisors(rows))
+    actual_size, expected_size = batch_size * passes * args.world_size, loader.plan.spec.global_batch_size
     fact = (
-        f"{each} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {made} a step, and the "
-        f"plan has global_batch_size {wanted}; rows x steps that would do: {fitting}"
+        f"{batch_size} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {actual_size} a "
+        "step, and the "
+        f"plan has global_batch_size {expected_size}; rows x steps that would do: {valid_sizes}"
     )
-    return [f"per_device_train_batch_size: {fact}; or Loader(global_batch_size={made})"]
+    return [f"per_device_train_batch_size: {fact}; or Loader(global_batch_size={actual_size})"]
 
 
 def _find_step_problems(args: Any, loader: Loader) -> list[str]:
@@ -240,9 +238,7 @@ def _find_step_problems(args: Any, loader: Loader) -> list[str]:
         return [f"max_steps: {args.max_steps}, and the plan has {steps}: at most {steps}; {more}"]
     if args.max_steps <= 0 and args.num_train_epochs > 1:
         remedy = "num_train_epochs=1, and Loader(epochs=...), whose epochs each have an order of their own"
-        return [
-            f"num_train_epochs: {args.num_train_epochs} would give the same steps again: {remedy}"
-        ]
+        return [f"num_train_epochs: {args.num_train_epochs} would give the same steps again: {remedy}"]
     return []
 
 
@@ -259,12 +255,12 @@ def _find_sft_problems(args: Any) -> list[str]:
     if not hasattr(args, "dataset_kwargs"):
         return []
     require_installed(TRL)
-    found = [
+    problems = [
         f"{name}: True, and the loader has packed already: {name}=False"
         for name in ("packing", "padding_free", "eval_packing")
         if getattr(args, name, False)
     ]
     if not (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
         remedy = "dataset_kwargs={'skip_prepare_dataset': True}"
-        found.append(f"dataset_kwargs: SFTTrainer would prepare rows that are ready: {remedy}")
-    return found
+        problems.append(f"dataset_kwargs: SFTTrainer would prepare rows that are ready: {remedy}")
+    return problems

@@ -62,10 +62,10 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
     def begin(self, loader: Loader, first: int) -> None:
         """Give the plan as it is now, from a step on."""
         self._steps, self._first = LoaderDataset(loader), first
-        self._kept: tuple[int, Batch] | None = None
+        self._cached_batch: tuple[int, Batch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_cached_batch": None}
 
     def __len__(self) -> int:
         return (len(self._steps) - self._first) * self.dealing.rows
@@ -75,16 +75,16 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         """Rows of all steps."""
         return len(self)
 
-    def _batch(self, step: int) -> Batch:
+    def _read_step(self, step: int) -> Batch:
         """The rank's rows of a step, of which the last is kept: its micro-batches come one after the other."""
-        if self._kept is None or self._kept[0] != step:
-            self._kept = step, self._steps[self._first + step]
-        return self._kept[1]
+        if self._cached_batch is None or self._cached_batch[0] != step:
+            self._cached_batch = step, self._steps[self._first + step]
+        return self._cached_batch[1]
 
     def __getitems__(self, keys: list[int]) -> list[Batch]:
         """The micro-batch of these rows, as one item."""
-        step, micro = self.dealing.batch(keys)
-        return [self._batch(step).split(self.dealing.batch_size)[micro]]
+        step, micro = self.dealing.locate_micro_batch(keys)
+        return [self._read_step(step).split(self.dealing.batch_size)[micro]]
 
     def __getitem__(self, key: Any) -> Batch:
         """A row of this rank as a batch of one.
@@ -94,18 +94,16 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         """
         number = as_int(key)
         if number is None:
-            raise InputError(
-                f"Rows of a plan are taken by their numbers, not by {quote_value(key)}."
-            )
+            raise InputError(f"Rows of a plan are taken by their numbers, not by {quote_value(key)}.")
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
-        step, micro, row = self.dealing.part(number)
-        return self._batch(step).split(1)[micro * self.dealing.batch_size + row]
+        step, micro, row = self.dealing.locate_row(number)
+        return self._read_step(step).split(1)[micro * self.dealing.batch_size + row]
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's rows, in the order in which they are trained."""
         for step in range(len(self._steps) - self._first):
-            yield from self._batch(step).split(1)
+            yield from self._read_step(step).split(1)
 
     def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":
         """The same rows: they hold what models take, and a trainer asks for this whatever it would remove."""
@@ -139,18 +137,18 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 
     def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator) -> None:
         self._loader, self._dataset, self._collator = loader, dataset, collator
-        self._trained: TrainerState | None = None
+        self._trainer_state: TrainerState | None = None
         self._model: Any = None
         self._edits = loader.plan.edits
         self.first = 0
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into its checkpoints: plain JSON values."""
-        done = self._trained.global_step if self._trained else 0
-        kept = {"loader": self._loader.state_at(done)}
+        steps_done = self._trainer_state.global_step if self._trainer_state else 0
+        attributes = {"loader": self._loader.state_at(steps_done)}
         if self._model is not None:
-            kept["weights"] = sample_weights(self._model)
-        return {"args": {}, "attributes": kept}
+            attributes["weights"] = sample_weights(self._model)
+        return {"args": {}, "attributes": attributes}
 
     def on_init_end(
         self,
@@ -188,19 +186,21 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         disable_cache(model)
         rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
         if rows is not self._dataset or collate is not self._collator:
-            names = " and ".join(type(one).__name__ for one in (rows, collate))
+            names = " and ".join(type(trainer_object).__name__ for trainer_object in (rows, collate))
             raise TrainError(
                 f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
                 "of the same parts as the callback."
             )
-        now, made = make_trainer_batching(args, self._loader), self._dataset.dealing
-        if now != made:
+        batching, expected_batching = make_trainer_batching(args, self._loader), self._dataset.dealing
+        if batching != expected_batching:
             raise TrainError(
-                f"The trainer's arguments have {now.batch_size} rows x gradient_accumulation_steps {now.accumulation}, "
-                f"and its parts were made for {made.batch_size} x {made.accumulation}: make parts and trainer anew."
+                f"The trainer's arguments have {batching.batch_size} rows x gradient_accumulation_steps "
+                f"{batching.accumulation}, "
+                f"and its parts were made for {expected_batching.batch_size} x {expected_batching.accumulation}: "
+                "make parts and trainer anew."
             )
         # The trainer counts in it, and makes no other while it trains.
-        self._trained, self.first = state, state.global_step
+        self._trainer_state, self.first = state, state.global_step
         if self.first:
             self._resume(state, model)
         self._model = model
@@ -231,20 +231,20 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
             )
 
     def _resume(self, state: TrainerState, model: Any) -> None:
-        kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
-        kept = kept.get("attributes") if isinstance(kept, dict) else None
-        if not isinstance(kept, dict) or "loader" not in kept:
+        saved_state = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
+        saved_state = saved_state.get("attributes") if isinstance(saved_state, dict) else None
+        if not isinstance(saved_state, dict) or "loader" not in saved_state:
             raise StateError(
                 f"The checkpoint of step {self.first} holds no state of a loader: it was made without parts.callback, "
                 "so nobody knows what it was trained on. Take one made with it, or start without."
             )
-        self._loader.load_state_dict(kept["loader"])
+        self._loader.load_state_dict(saved_state["loader"])
         if self._loader.next_step != self.first:
             raise StateError(
                 f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
                 "it was changed by hand."
             )
-        check_same_weights(model, kept.get("weights"), self.first)
+        check_same_weights(model, saved_state.get("weights"), self.first)
 
 
 @final
@@ -275,9 +275,7 @@ class TokenLoss:
             reduction="sum",
             label_smoothing=self._smoothing,
         )
-        count = (
-            (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
-        )
+        count = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
 
 

@@ -22,14 +22,14 @@ WeightSamples = dict[str, float]
 @torch.no_grad()
 def sample_weights(model: Any) -> WeightSamples:
     """The number in the middle of each weight of a model; of what is sharded none."""
-    held = _local_weights(model)
-    if not held:
+    weights = _get_local_weights(model)
+    if not weights:
         return {}
-    numbers = [weight.flatten()[weight.numel() // 2].double().cpu() for weight in held.values()]
-    return dict(zip(held, torch.stack(numbers).tolist(), strict=True))
+    numbers = [weight.flatten()[weight.numel() // 2].double().cpu() for weight in weights.values()]
+    return dict(zip(weights, torch.stack(numbers).tolist(), strict=True))
 
 
-def _local_weights(model: Any) -> dict[str, torch.Tensor]:
+def _get_local_weights(model: Any) -> dict[str, torch.Tensor]:
     return {
         name: weight
         for name, weight in model.named_parameters()
@@ -37,30 +37,30 @@ def _local_weights(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def check_same_weights(model: Any, kept: object, step: int) -> None:
+def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
     """Refuse a model that has not the weights that it was saved with.
 
     Args:
         model: after the checkpoint was loaded.
-        kept: what :func:`sample_weights` gave when it was made; anything else for nothing. Of a model that was given
-            another dtype the same after rounding.
+        saved_samples: what :func:`sample_weights` gave when the checkpoint was made; anything else is ignored. For a model
+            with another dtype, the values are compared after rounding.
         step: of the checkpoint.
 
     Raises:
         TrainError: names weights that differ.
     """
-    if not isinstance(kept, dict):
+    if not isinstance(saved_samples, dict):
         return
-    now, held = sample_weights(model), _local_weights(model)
-    other = [
+    samples, weights = sample_weights(model), _get_local_weights(model)
+    differing_names = [
         name
-        for name, number in now.items()
-        if name in kept and torch.tensor(kept[name], dtype=held[name].dtype).item() != number
+        for name, number in samples.items()
+        if name in saved_samples and torch.tensor(saved_samples[name], dtype=weights[name].dtype).item() != number
     ]
-    if other:
+    if differing_names:
         raise TrainError(
-            f"The trainer has not the weights of its checkpoint of step {step}: {', '.join(other[:3])} "
-            f"({len(other)} of {len(now)}) have other values than when it was made. Where its log "
+            f"The trainer has not the weights of its checkpoint of step {step}: {', '.join(differing_names[:3])} "
+            f"({len(differing_names)} of {len(samples)}) have other values than when it was made. Where its log "
             "tells of missing keys, transformers has not loaded them: give the trainer the model of the checkpoint "
             "(from_pretrained(CHECKPOINT)), and resume from it again."
         )

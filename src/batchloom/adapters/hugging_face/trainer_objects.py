@@ -73,8 +73,8 @@ def make_trainer_parts(
         InputError: a stream, which has no step on its own.
         TrainError: ranks whose ``evaluation`` differs; of the loader they find it out before the first step.
     """
-    for one in (loader, evaluation):
-        if one is not None and one.streamed:
+    for candidate in (loader, evaluation):
+        if candidate is not None and candidate.streamed:
             raise InputError(
                 "A stream has no step on its own, and a trainer asks for rows by number: prepare the data "
                 "(batchloom prepare), or keep the stream (stream(keep=...)) and read what it kept."

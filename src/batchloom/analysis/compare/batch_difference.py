@@ -73,22 +73,20 @@ class ExpectedBatches:
 
     def __init__(self, loaders: Sequence[Loader], steps: int) -> None:
         self._loaders, self.steps = loaders, steps
-        self.entries = [
-            list(iter_expected_entries(loader, steps + LOOKAHEAD_STEPS)) for loader in loaders
-        ]
+        self.entries = [list(iter_expected_entries(loader, steps + LOOKAHEAD_STEPS)) for loader in loaders]
         self._rows: dict[str, list[RowLocation]] = defaultdict(list)
         self._batches: dict[str, list[RowLocation]] = defaultdict(list)
-        for rank, told in enumerate(self.entries):
-            for step, entry in enumerate(told):
+        for rank, rank_entries in enumerate(self.entries):
+            for step, entry in enumerate(rank_entries):
                 self._batches[entry["hash"]].append(RowLocation(step, rank, 0))
                 for row, (_, ids, _) in enumerate(entry["each"]):
                     self._rows[ids].append(RowLocation(step, rank, row))
 
-    def row(self, ids: str, near: RowLocation) -> RowLocation | None:
+    def find_row(self, ids: str, near: RowLocation) -> RowLocation | None:
         """Where the row of a hash stands, as near as there is one; None for nowhere."""
         return _find_nearest(self._rows.get(ids, []), near)
 
-    def batch(self, name: str, near: RowLocation) -> RowLocation | None:
+    def find_batch(self, name: str, near: RowLocation) -> RowLocation | None:
         """Where the batch of a hash stands, as near as there is one; None for nowhere."""
         return _find_nearest(self._batches.get(name, []), near)
 
@@ -103,156 +101,175 @@ class ExpectedBatches:
         return batchloom.explain(self._loaders[rank], step, rank=rank, row=row, text=text)
 
 
-def _find_nearest(places: Sequence[RowLocation], near: RowLocation) -> RowLocation | None:
-    def far(one: RowLocation) -> tuple[int, int, int]:
-        return abs(one.step - near.step), abs(one.rank - near.rank), abs(one.row - near.row)
+def _find_nearest(locations: Sequence[RowLocation], near: RowLocation) -> RowLocation | None:
+    def far(location: RowLocation) -> tuple[int, int, int]:
+        return (
+            abs(location.step - near.step),
+            abs(location.rank - near.rank),
+            abs(location.row - near.row),
+        )
 
-    return min(places, key=far, default=None)
+    return min(locations, key=far, default=None)
 
 
 def find_differing_batches(
-    wanted: ExpectedBatches, came: Sequence[Sequence[BatchEntry]]
+    expected: ExpectedBatches, recorded_ranks: Sequence[Sequence[BatchEntry]]
 ) -> list[tuple[int, int]]:
     """The (step, rank) of every batch that is not the plan's, in order; steps that were not made as well."""
-    last = max([wanted.steps, *(len(told) for told in came)])
-    found = []
+    last = max([expected.steps, *(len(entries) for entries in recorded_ranks)])
+    differing_batches = []
     for step in range(last):
-        for rank, planned in enumerate(wanted.entries):
-            told = came[rank] if rank < len(came) else []
-            name = told[step]["hash"] if step < len(told) else None
-            if name != (planned[step]["hash"] if step < wanted.steps else None):
-                found.append((step, rank))
-    return found
+        for rank, planned in enumerate(expected.entries):
+            entries = recorded_ranks[rank] if rank < len(recorded_ranks) else []
+            name = entries[step]["hash"] if step < len(entries) else None
+            if name != (planned[step]["hash"] if step < expected.steps else None):
+                differing_batches.append((step, rank))
+    return differing_batches
 
 
 def explain_difference(
-    wanted: ExpectedBatches, came: Sequence[Sequence[BatchEntry]], step: int, rank: int
+    expected: ExpectedBatches, recorded_ranks: Sequence[Sequence[BatchEntry]], step: int, rank: int
 ) -> BatchDifference:
     """What stands at a place that differs, and what came."""
-    told = came[rank] if rank < len(came) else []
-    if step >= len(told):
-        made = f"{format_count(len(told), 'step')} of {wanted.steps:,}"
-        sentence = f"it made {made}" if rank < len(came) else "this rank told of nothing"
-        planned = wanted.explain(step, rank)[:_MAX_LISTED]
-        rows = tuple(range(len(wanted.entries[rank][step]["each"])))
+    entries = recorded_ranks[rank] if rank < len(recorded_ranks) else []
+    if step >= len(entries):
+        step_text = f"{format_count(len(entries), 'step')} of {expected.steps:,}"
+        sentence = f"it made {step_text}" if rank < len(recorded_ranks) else "this rank told of nothing"
+        planned = expected.explain(step, rank)[:_MAX_LISTED]
+        rows = tuple(range(len(expected.entries[rank][step]["each"])))
         return BatchDifference(step, rank, "ended", sentence, rows, (), planned, ())
-    if step >= wanted.steps:
-        sentence = f"it made {format_count(len(told), 'step')}; the run has {wanted.steps:,}"
+    if step >= expected.steps:
+        sentence = f"it made {format_count(len(entries), 'step')}; the run has {expected.steps:,}"
         return BatchDifference(step, rank, "more", sentence, (), (), (), ())
-    return _BatchComparison(wanted, step, rank, told[step]).difference()
+    return _BatchComparison(expected, step, rank, entries[step]).describe()
 
 
 @final
 class _BatchComparison:
     """One batch that came, beside the one that should have."""
 
-    def __init__(self, wanted: ExpectedBatches, step: int, rank: int, entry: BatchEntry) -> None:
-        self._wanted, self._step, self._rank, self._entry = wanted, step, rank, entry
-        self._mine = [tuple(one) for one in wanted.entries[rank][step]["each"]]
-        self._came = [tuple(one) for one in entry["each"]]
-        self._found = tuple(
-            wanted.row(ids, RowLocation(step, rank, row))
-            for row, (_, ids, _) in enumerate(self._came)
+    def __init__(self, expected: ExpectedBatches, step: int, rank: int, entry: BatchEntry) -> None:
+        self._expected, self._step, self._rank, self._entry = expected, step, rank, entry
+        self._expected_rows = [tuple(row_hashes) for row_hashes in expected.entries[rank][step]["each"]]
+        self._recorded_rows = [tuple(row_hashes) for row_hashes in entry["each"]]
+        self._locations = tuple(
+            expected.find_row(ids, RowLocation(step, rank, row)) for row, (_, ids, _) in enumerate(self._recorded_rows)
         )
 
-    def difference(self) -> BatchDifference:
+    def describe(self) -> BatchDifference:
         kind, sentence = (
-            self._positions()
-            or self._width()
-            or self._order()
-            or self._batch()
-            or self._few()
-            or self._rows()
+            self._describe_positions()
+            or self._describe_width()
+            or self._describe_order()
+            or self._describe_other_batch()
+            or self._describe_missing_or_repeated()
+            or self._describe_rows()
         )
-        pairs = enumerate(self._mine)
-        rows = tuple(row for row, one in pairs if row >= len(self._came) or self._came[row] != one)
+        pairs = enumerate(self._expected_rows)
+        rows = tuple(
+            row
+            for row, row_hashes in pairs
+            if row >= len(self._recorded_rows) or self._recorded_rows[row] != row_hashes
+        )
         planned: list[ExplainedSequence] = []
-        came: list[ExplainedSequence] = []
+        replacements: list[ExplainedSequence] = []
         for row in rows[:_MAX_LISTED]:
-            planned += self._wanted.explain(self._step, self._rank, row)
-            place = self._found[row] if row < len(self._found) else None
-            if place is not None and place != RowLocation(self._step, self._rank, row):
-                came += self._wanted.explain(place.step, place.rank, place.row)
-        told = (tuple(planned), tuple(came))
-        return BatchDifference(self._step, self._rank, kind, sentence, rows, self._found, *told)
+            planned += self._expected.explain(self._step, self._rank, row)
+            location = self._locations[row] if row < len(self._locations) else None
+            if location is not None and location != RowLocation(self._step, self._rank, row):
+                replacements += self._expected.explain(location.step, location.rank, location.row)
+        sequences = (tuple(planned), tuple(replacements))
+        return BatchDifference(self._step, self._rank, kind, sentence, rows, self._locations, *sequences)
 
-    def _positions(self) -> tuple[str, str] | None:
-        if [one[:2] for one in self._mine] != [one[:2] for one in self._came]:
+    def _describe_positions(self) -> tuple[str, str] | None:
+        if [row_hashes[:2] for row_hashes in self._expected_rows] != [
+            row_hashes[:2] for row_hashes in self._recorded_rows
+        ]:
             return None
-        rows = [row for row, one in enumerate(self._mine) if one != self._came[row]]
-        where = f"the ids are the plan's; the positions of {_format_row_numbers(rows)}"
-        if all(self._came[row][2] == hash_row(np.arange(self._mine[row][0])) for row in rows):
+        rows = [row for row, row_hashes in enumerate(self._expected_rows) if row_hashes != self._recorded_rows[row]]
+        message = f"the ids are the plan's; the positions of {_format_row_numbers(rows)}"
+        if all(self._recorded_rows[row][2] == hash_row(np.arange(self._expected_rows[row][0])) for row in rows):
             return (
                 "positions",
-                f"{where} do not restart where documents begin: documents of a row see each other",
+                f"{message} do not restart where documents begin: documents of a row see each other",
             )
-        return "positions", f"{where} are others"
+        return "positions", f"{message} are others"
 
-    def _width(self) -> tuple[str, str] | None:
+    def _describe_width(self) -> tuple[str, str] | None:
         """Rows that are narrower or wider, and otherwise the plan's."""
-        planned, widths = self._mine[0][0], {one[0] for one in self._came}
-        if len(self._mine) != len(self._came) or widths == {planned}:
+        planned, widths = (
+            self._expected_rows[0][0],
+            {row_hashes[0] for row_hashes in self._recorded_rows},
+        )
+        if len(self._expected_rows) != len(self._recorded_rows) or widths == {planned}:
             return None
-        told = " and ".join(f"{width:,}" for width in sorted(widths))
-        ids = self._wanted.ids(self._step, self._rank)
-        cut = all(
+        widths_text = " and ".join(f"{width:,}" for width in sorted(widths))
+        ids = self._expected.ids(self._step, self._rank)
+        is_prefix = all(
             width <= planned and hash_row(ids[row][:width]) == name
-            for row, (width, name, _) in enumerate(self._came)
+            for row, (width, name, _) in enumerate(self._recorded_rows)
         )
-        if not cut:
-            return "width", f"its rows are {told} wide; the plan's are {planned:,}"
-        explained = self._wanted.explain(self._step, self._rank, text=0)
-        lost = sum(
-            max(0, one.seq_len - one.padding - self._came[row][0])
-            for row, one in enumerate(explained)
+        if not is_prefix:
+            return "width", f"its rows are {widths_text} wide; the plan's are {planned:,}"
+        explained = self._expected.explain(self._step, self._rank, text=0)
+        cut_tokens = sum(
+            max(0, sequence.seq_len - sequence.padding - self._recorded_rows[row][0])
+            for row, sequence in enumerate(explained)
         )
-        what = f"{format_count(lost, 'token')} of documents were" if lost else "padding was"
-        return "cut", f"{what} cut off: its rows are {told} wide; the plan's are {planned:,}"
+        subject = f"{format_count(cut_tokens, 'token')} of documents were" if cut_tokens else "padding was"
+        return (
+            "cut",
+            f"{subject} cut off: its rows are {widths_text} wide; the plan's are {planned:,}",
+        )
 
-    def _order(self) -> tuple[str, str] | None:
-        mine, came = ([one[1] for one in each] for each in (self._mine, self._came))
-        if sorted(mine) != sorted(came):
+    def _describe_order(self) -> tuple[str, str] | None:
+        expected_ids, recorded_ids = (
+            [row_hashes[1] for row_hashes in rows] for rows in (self._expected_rows, self._recorded_rows)
+        )
+        if sorted(expected_ids) != sorted(recorded_ids):
             return None
-        moved = [row for row, name in enumerate(came) if name != mine[row]]
-        said = [f"its row {row} is the plan's row {mine.index(came[row])}" for row in moved]
-        return "order", f"the plan's rows came in another order: {_format_list(said)}"
+        moved = [row for row, name in enumerate(recorded_ids) if name != expected_ids[row]]
+        row_texts = [f"its row {row} is the plan's row {expected_ids.index(recorded_ids[row])}" for row in moved]
+        return "order", f"the plan's rows came in another order: {_format_list(row_texts)}"
 
-    def _batch(self) -> tuple[str, str] | None:
-        place = self._wanted.batch(self._entry["hash"], RowLocation(self._step, self._rank, 0))
-        if place is None:
+    def _describe_other_batch(self) -> tuple[str, str] | None:
+        location = self._expected.find_batch(self._entry["hash"], RowLocation(self._step, self._rank, 0))
+        if location is None:
             return None
-        where = [f"step {place.step}"] if place.step != self._step else []
-        where += [f"rank {place.rank}"] if place.rank != self._rank else []
-        return "batch", f"it got the batch of {' on '.join(where)}"
+        location_parts = [f"step {location.step}"] if location.step != self._step else []
+        location_parts += [f"rank {location.rank}"] if location.rank != self._rank else []
+        return "batch", f"it got the batch of {' on '.join(location_parts)}"
 
-    def _few(self) -> tuple[str, str] | None:
+    def _describe_missing_or_repeated(self) -> tuple[str, str] | None:
         """All rows are of this batch: some did not come, or came twice."""
-        mine, came = ([one[1] for one in each] for each in (self._mine, self._came))
-        if not set(came) <= set(mine):
+        expected_ids, recorded_ids = (
+            [row_hashes[1] for row_hashes in rows] for rows in (self._expected_rows, self._recorded_rows)
+        )
+        if not set(recorded_ids) <= set(expected_ids):
             return None
-        gone = [row for row, name in enumerate(mine) if name not in came]
-        twice = [row for row, name in enumerate(mine) if came.count(name) > mine.count(name)]
-        again = f"{_format_row_numbers(twice)} of the plan came again" if twice else ""
-        lacks = f"{_format_row_numbers(gone)} of the plan did not come" if gone else ""
-        return "repeated" if twice else "dropped", "; ".join(filter(None, (again, lacks)))
+        missing_rows = [row for row, name in enumerate(expected_ids) if name not in recorded_ids]
+        repeated_rows = [
+            row for row, name in enumerate(expected_ids) if recorded_ids.count(name) > expected_ids.count(name)
+        ]
+        repeated_text = f"{_format_row_numbers(repeated_rows)} of the plan came again" if repeated_rows else ""
+        missing_text = f"{_format_row_numbers(missing_rows)} of the plan did not come" if missing_rows else ""
+        return "repeated" if repeated_rows else "dropped", "; ".join(filter(None, (repeated_text, missing_text)))
 
-    def _rows(self) -> tuple[str, str]:
-        last = self._wanted.steps + LOOKAHEAD_STEPS - 1
-        if not any(self._found):
-            rows = format_count(len(self._came), "row")
-            sentence = (
-                f"none of its {rows} is in any step from 0 to {last}: other data, or changed tokens"
-            )
+    def _describe_rows(self) -> tuple[str, str]:
+        last = self._expected.steps + LOOKAHEAD_STEPS - 1
+        if not any(self._locations):
+            rows = format_count(len(self._recorded_rows), "row")
+            sentence = f"none of its {rows} is in any step from 0 to {last}: other data, or changed tokens"
             return "unknown", sentence
-        said = []
-        for row, place in enumerate(self._found):
-            if place is None:
-                said.append(f"its row {row} is in no step from 0 to {last}")
-            elif (place.step, place.rank) != (self._step, self._rank):
-                said.append(f"its row {row} is {place}")
-        missing = len(self._mine) - len(self._came)
-        less = f"; {format_count(missing, 'row')} less than the plan's came" if missing > 0 else ""
-        return "rows", _format_list(said) + less
+        row_texts = []
+        for row, location in enumerate(self._locations):
+            if location is None:
+                row_texts.append(f"its row {row} is in no step from 0 to {last}")
+            elif (location.step, location.rank) != (self._step, self._rank):
+                row_texts.append(f"its row {row} is {location}")
+        missing = len(self._expected_rows) - len(self._recorded_rows)
+        missing_text = f"; {format_count(missing, 'row')} less than the plan's came" if missing > 0 else ""
+        return "rows", _format_list(row_texts) + missing_text
 
 
 def _format_row_numbers(rows: Sequence[int]) -> str:
@@ -261,6 +278,6 @@ def _format_row_numbers(rows: Sequence[int]) -> str:
     return f"row {listed}" if len(rows) == 1 else f"rows {listed}"
 
 
-def _format_list(said: Sequence[str]) -> str:
-    more = len(said) - _MAX_LISTED
-    return ", ".join(said[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+def _format_list(items: Sequence[str]) -> str:
+    more = len(items) - _MAX_LISTED
+    return ", ".join(items[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")

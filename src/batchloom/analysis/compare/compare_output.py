@@ -12,7 +12,7 @@ from batchloom.analysis.compare.finished_runs import PARTIAL
 from batchloom.core.partial_files import wrap_os_errors
 
 
-def write_comparison(found: AnyComparison, out: Path) -> tuple[Path, Path, Path]:
+def write_comparison(comparison: AnyComparison, out: Path) -> tuple[Path, Path, Path]:
     """Write the three files, each aside first; those of an earlier comparison are replaced.
 
     The records of finished frameworks, which a stopped comparison goes on from, are removed.
@@ -26,19 +26,17 @@ def write_comparison(found: AnyComparison, out: Path) -> tuple[Path, Path, Path]
     json_file, png, html = (out / f"compare.{ending}" for ending in ("json", "png", "html"))
     with wrap_os_errors("write", out):
         out.mkdir(parents=True, exist_ok=True)
-    draw_comparison(found, png)
-    _write_text(
-        json_file, json.dumps(comparison_to_plain(found), ensure_ascii=False, indent=1) + "\n"
-    )
-    _write_text(html, render_comparison_page(found, png.read_bytes()))
+    draw_comparison(comparison, png)
+    _write_text(json_file, json.dumps(comparison_to_plain(comparison), ensure_ascii=False, indent=1) + "\n")
+    _write_text(html, render_comparison_page(comparison, png.read_bytes()))
     with wrap_os_errors("write", out):
-        if isinstance(found, FrameworkComparison) and (out / PARTIAL).exists():
+        if isinstance(comparison, FrameworkComparison) and (out / PARTIAL).exists():
             shutil.rmtree(out / PARTIAL)
     return json_file, png, html
 
 
 def _write_text(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".partial")
+    partial_path = path.with_name(path.name + ".partial")
     with wrap_os_errors("write", path):
-        aside.write_text(text, "utf-8", errors="replace")
-        aside.rename(path)
+        partial_path.write_text(text, "utf-8", errors="replace")
+        partial_path.rename(path)

@@ -19,42 +19,44 @@ from batchloom.core.html_page import render_page
 _TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
 
-def render_comparison_page(found: AnyComparison, picture: bytes) -> str:
+def render_comparison_page(comparison: AnyComparison, picture: bytes) -> str:
     """The page as text.
 
     Args:
-        found: what is told.
+        comparison: what is told.
         picture: the PNG.
     """
-    columns = list_columns(found)
+    columns = list_columns(comparison)
     values = {
-        "title": make_title(found),
-        "banner": make_banner(found),
-        "facts": _list_facts(found),
+        "title": make_title(comparison),
+        "banner": make_banner(comparison),
+        "facts": _list_facts(comparison),
         "picture": base64.b64encode(picture).decode(),
         "columns": columns,
-        "rows": [list(zip(columns, row, strict=True)) for row in make_table_rows(found)],
+        "rows": [list(zip(columns, row, strict=True)) for row in make_table_rows(comparison)],
         "numbers": NUMBER_COLUMNS,
-        "sentences": describe_comparison(found),
-        "verdict": describe_verdict(found),
-        "plain_hash": found.digest if isinstance(found, FrameworkComparison) else "",
+        "sentences": describe_comparison(comparison),
+        "verdict": describe_verdict(comparison),
+        "plain_hash": comparison.digest if isinstance(comparison, FrameworkComparison) else "",
     }
     return render_page(_TEMPLATE, values, {})
 
 
-def _list_facts(found: AnyComparison) -> list[tuple[str, str]]:
-    if not isinstance(found, FrameworkComparison):
-        asked = "not compared step by step" if found.tolerance is None else f"{found.tolerance:g}"
+def _list_facts(comparison: AnyComparison) -> list[tuple[str, str]]:
+    if not isinstance(comparison, FrameworkComparison):
+        tolerance_text = "not compared step by step" if comparison.tolerance is None else f"{comparison.tolerance:g}"
         return [
-            ("beside each other by", found.by),
-            ("shortest ends at", f"{found.until:,.0f}"),
-            ("tolerance", asked),
+            ("beside each other by", comparison.by),
+            ("shortest ends at", f"{comparison.until:,.0f}"),
+            ("tolerance", tolerance_text),
         ]
-    spec = found.spec
-    versions = {name: one for outcome in found.outcomes for name, one in outcome.versions.items()}
+    spec = comparison.spec
+    versions = {
+        name: package_version for outcome in comparison.outcomes for name, package_version in outcome.versions.items()
+    }
     return [
-        ("data", found.origin),
-        ("plan", found.plan),
+        ("data", comparison.origin),
+        ("plan", comparison.plan),
         ("steps", f"{spec.steps:,}"),
         ("processes", f"{spec.processes:,}"),
         ("sizes", f"seq_len {spec.seq_len:,}, global batch {spec.global_batch_size:,}"),

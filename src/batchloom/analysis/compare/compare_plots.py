@@ -23,7 +23,7 @@ _COLOUR_COUNT = 10
 _LEGEND_HANDLE_LENGTH = 4
 
 
-def draw_comparison(found: AnyComparison, png: Path) -> None:
+def draw_comparison(comparison: AnyComparison, png: Path) -> None:
     """Draw a comparison.
 
     Raises:
@@ -32,34 +32,35 @@ def draw_comparison(found: AnyComparison, png: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    tall = 9 if isinstance(found, FrameworkComparison) else 5
-    figure = Figure(figsize=(11, tall), layout="constrained")
+    figure_height = 9 if isinstance(comparison, FrameworkComparison) else 5
+    figure = Figure(figsize=(11, figure_height), layout="constrained")
     FigureCanvasAgg(figure)
-    if isinstance(found, FrameworkComparison):
-        _draw_frameworks(figure, found)
+    if isinstance(comparison, FrameworkComparison):
+        _draw_frameworks(figure, comparison)
     else:
         _draw_losses(
-            figure.add_subplot(), _list_curves(found), found.by, _make_run_styles(len(found.runs))
+            figure.add_subplot(),
+            _list_curves(comparison),
+            comparison.by,
+            _make_run_styles(len(comparison.runs)),
         )
-    colour = _DIFFERENT_COLOUR if found.synthetic else "black"
-    figure.suptitle(escape_plot_text(make_title(found)), fontsize=10, color=colour, wrap=True)
+    colour = _DIFFERENT_COLOUR if comparison.synthetic else "black"
+    figure.suptitle(escape_plot_text(make_title(comparison)), fontsize=10, color=colour, wrap=True)
     save_figure(figure, png)
 
 
 def _shorten_name(text: str) -> str:
-    return escape_plot_text(
-        text if len(text) <= _MAX_NAME_CHARACTERS else f"...{text[3 - _MAX_NAME_CHARACTERS :]}"
-    )
+    return escape_plot_text(text if len(text) <= _MAX_NAME_CHARACTERS else f"...{text[3 - _MAX_NAME_CHARACTERS :]}")
 
 
-def _list_curves(found: RunComparison) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+def _list_curves(comparison: RunComparison) -> list[tuple[str, Sequence[float], Sequence[float]]]:
     return [
         (
-            f"{_shorten_name(one.curve.name)}: {one.verdict.kind}",
-            get_curve_positions(one.curve, found.by),
-            one.curve.losses,
+            f"{_shorten_name(run.curve.name)}: {run.verdict.kind}",
+            get_curve_positions(run.curve, comparison.by),
+            run.curve.losses,
         )
-        for one in found.runs
+        for run in comparison.runs
     ]
 
 
@@ -67,76 +68,73 @@ def _make_run_styles(count: int) -> list[_LineStyle]:
     """Of runs, which go their own ways: other lines only where the colours begin anew."""
     return [
         _FIRST_STYLE,
-        *(
-            (_LINE_DASHES[at // _COLOUR_COUNT % len(_LINE_DASHES)], _LINE_WIDTH)
-            for at in range(1, count)
-        ),
+        *((_LINE_DASHES[index // _COLOUR_COUNT % len(_LINE_DASHES)], _LINE_WIDTH) for index in range(1, count)),
     ]
 
 
 def _make_framework_styles(count: int) -> list[_LineStyle]:
     """Of frameworks, whose losses lie on each other where they agree: each has other gaps than the one below."""
-    return [_FIRST_STYLE, *(((0, (4, 2 + at % 3)), _LINE_WIDTH) for at in range(1, count))]
+    return [_FIRST_STYLE, *(((0, (4, 2 + index % 3)), _LINE_WIDTH) for index in range(1, count))]
 
 
 def _draw_losses(
     axes: Any,
     curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    by: str,
+    x_label: str,
     styles: Sequence[_LineStyle],
 ) -> None:
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
-    for (name, xs, losses), (dashes, wide) in zip(curves, styles, strict=False):
-        axes.plot(xs, losses, linestyle=dashes, label=name, linewidth=wide)
-    axes.set(xlabel=by, ylabel="loss (nats a token)")
+    for (name, xs, losses), (dashes, line_width) in zip(curves, styles, strict=False):
+        axes.plot(xs, losses, linestyle=dashes, label=name, linewidth=line_width)
+    axes.set(xlabel=x_label, ylabel="loss (nats a token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if curves:
         axes.legend(fontsize=8, handlelength=_LEGEND_HANDLE_LENGTH)
 
 
-def _draw_frameworks(figure: Any, found: FrameworkComparison) -> None:
-    ran = [one for one in found.outcomes if one.state == "ran"]
-    grid = figure.add_gridspec(3, 3, height_ratios=[3, 1 + 0.2 * len(ran), 2])
-    curves = [(_shorten_name(one.name), range(len(one.losses)), one.losses) for one in ran]
-    above = figure.add_subplot(grid[0, :])
-    _draw_losses(above, curves, "step", _make_framework_styles(len(ran)))
-    _draw_batches(figure.add_subplot(grid[1, :], sharex=above), found, ran)
-    names = [_shorten_name(one.name) for one in ran]
-    peak = [max(one.memory.values(), default=0) / 1e6 for one in ran]
+def _draw_frameworks(figure: Any, comparison: FrameworkComparison) -> None:
+    outcomes = [outcome for outcome in comparison.outcomes if outcome.state == "ran"]
+    grid = figure.add_gridspec(3, 3, height_ratios=[3, 1 + 0.2 * len(outcomes), 2])
+    curves = [(_shorten_name(outcome.name), range(len(outcome.losses)), outcome.losses) for outcome in outcomes]
+    loss_axes = figure.add_subplot(grid[0, :])
+    _draw_losses(loss_axes, curves, "step", _make_framework_styles(len(outcomes)))
+    _draw_batches(figure.add_subplot(grid[1, :], sharex=loss_axes), comparison, outcomes)
+    names = [_shorten_name(outcome.name) for outcome in outcomes]
+    peak = [max(outcome.memory.values(), default=0) / 1e6 for outcome in outcomes]
     bars = (
         (
             "tokens/s, padding not counted",
-            [one.speed.tokens_per_s if one.speed else 0 for one in ran],
+            [outcome.speed.tokens_per_s if outcome.speed else 0 for outcome in outcomes],
         ),
         (
             "data wait, % of the time",
-            [100 * one.speed.data_wait if one.speed else 0 for one in ran],
+            [100 * outcome.speed.data_wait if outcome.speed else 0 for outcome in outcomes],
         ),
         ("peak memory of a process, MB", peak),
     )
-    for place, (title, sizes) in enumerate(bars):
-        axes = figure.add_subplot(grid[2, place])
+    for column, (title, sizes) in enumerate(bars):
+        axes = figure.add_subplot(grid[2, column])
         axes.barh(names, sizes, color=_EQUAL_COLOUR)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
 
 
-def _draw_batches(axes: Any, found: FrameworkComparison, ran: Sequence[FrameworkResult]) -> None:
+def _draw_batches(axes: Any, comparison: FrameworkComparison, outcomes: Sequence[FrameworkResult]) -> None:
     """A line a framework and rank: blue where the batch of a step is the plan's, red where not."""
-    lines = [(one, rank) for one in ran for rank in range(found.spec.processes)]
-    for height, (one, rank) in enumerate(lines):
-        other = {step for step, its in one.differing if its == rank}
-        steps = range(found.spec.steps)
-        colours = [_DIFFERENT_COLOUR if step in other else _EQUAL_COLOUR for step in steps]
+    lines = [(outcome, rank) for outcome in outcomes for rank in range(comparison.spec.processes)]
+    for height, (outcome, rank) in enumerate(lines):
+        differing_steps = {step for step, differing_rank in outcome.differing if differing_rank == rank}
+        steps = range(comparison.spec.steps)
+        colours = [_DIFFERENT_COLOUR if step in differing_steps else _EQUAL_COLOUR for step in steps]
         axes.bar(steps, 0.8, width=1.0, bottom=height + 0.1, color=colours, linewidth=0)
     axes.set_yticks(
         [height + 0.5 for height in range(len(lines))],
-        [f"{_shorten_name(one.name)} rank {rank}" for one, rank in lines],
+        [f"{_shorten_name(outcome.name)} rank {rank}" for outcome, rank in lines],
         fontsize=8,
     )
     axes.invert_yaxis()
     axes.set_title("batch of each step: blue is the plan's, red is not", fontsize=9)
-    axes.set_xlim(-0.5, found.spec.steps - 0.5)
+    axes.set_xlim(-0.5, comparison.spec.steps - 0.5)

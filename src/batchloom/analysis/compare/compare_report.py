@@ -13,9 +13,7 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.wording import format_count, format_size
 
 FORMAT, VERSION = "batchloom-compare", 1
-FRAMEWORK_COLUMNS = (
-    *("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory"),
-)
+FRAMEWORK_COLUMNS = (*("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory"),)
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
 # Of both, those that hold numbers.
 NUMBER_COLUMNS = {"last loss", "tokens/s", "data wait", "points", "at the common end"}
@@ -25,177 +23,177 @@ TableCells = tuple[str, ...]
 AnyComparison = FrameworkComparison | RunComparison
 
 
-def comparison_to_plain(found: AnyComparison) -> dict[str, Any]:
+def comparison_to_plain(comparison: AnyComparison) -> dict[str, Any]:
     """What ``compare.json`` holds, see docs/compare.md; numbers that are not finite are null."""
-    kind = "frameworks" if isinstance(found, FrameworkComparison) else "runs"
-    about = {
+    kind = "frameworks" if isinstance(comparison, FrameworkComparison) else "runs"
+    header = {
         "format": FORMAT,
         "version": VERSION,
         "kind": kind,
-        "source": "synthetic" if found.synthetic else "real",
-        "agree": found.agree,
+        "source": "synthetic" if comparison.synthetic else "real",
+        "agree": comparison.agree,
     }
-    if isinstance(found, RunComparison):
+    if isinstance(comparison, RunComparison):
         # A run may not say what it was on.
-        silent = any(one.curve.synthetic is None for one in found.runs)
-        about["source"] = "unknown" if silent and not found.synthetic else about["source"]
-    plain: dict[str, Any] = _replace_non_finite({**about, **asdict(found)})
-    if isinstance(found, FrameworkComparison) and found.spec.store is not None:
-        plain["spec"]["store"] = redact_url(found.spec.store)
+        has_unknown_source = any(run.curve.synthetic is None for run in comparison.runs)
+        header["source"] = "unknown" if has_unknown_source and not comparison.synthetic else header["source"]
+    plain: dict[str, Any] = _replace_non_finite({**header, **asdict(comparison)})
+    if isinstance(comparison, FrameworkComparison) and comparison.spec.store is not None:
+        plain["spec"]["store"] = redact_url(comparison.spec.store)
     return plain
 
 
 def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _replace_non_finite(one) for name, one in value.items()}
+        return {name: _replace_non_finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_non_finite(one) for one in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def make_title(found: AnyComparison) -> str:
+def make_title(comparison: AnyComparison) -> str:
     """Of the table, the picture and the page."""
-    if isinstance(found, FrameworkComparison):
-        what = f"{format_count(found.spec.steps, 'step')}, {format_count(found.spec.processes, 'process')}"
-        title = f"Frameworks compared: {what}, {found.origin}"
+    if isinstance(comparison, FrameworkComparison):
+        run_size = (
+            f"{format_count(comparison.spec.steps, 'step')}, {format_count(comparison.spec.processes, 'process')}"
+        )
+        title = f"Frameworks compared: {run_size}, {comparison.origin}"
     else:
-        title = f"{format_count(len(found.runs), 'run')} compared by {found.by}"
-    return f"{make_banner(found)}. {title}" if found.synthetic else title
+        title = f"{format_count(len(comparison.runs), 'run')} compared by {comparison.by}"
+    return f"{make_banner(comparison)}. {title}" if comparison.synthetic else title
 
 
-def make_banner(found: AnyComparison) -> str:
+def make_banner(comparison: AnyComparison) -> str:
     """What has to be seen before all else, where data is made up; empty of real data."""
-    if not found.synthetic:
+    if not comparison.synthetic:
         return ""
-    if isinstance(found, FrameworkComparison):
+    if isinstance(comparison, FrameworkComparison):
         return "SYNTHETIC DATA: a throughput run on made-up tokens, which says nothing of training"
-    made_up = sum(bool(one.curve.synthetic) for one in found.runs)
-    runs = format_count(len(found.runs), "run")
+    made_up = sum(bool(run.curve.synthetic) for run in comparison.runs)
+    runs = format_count(len(comparison.runs), "run")
     return f"SYNTHETIC DATA in {made_up:,} of {runs}: such losses say nothing of training"
 
 
-def list_columns(found: AnyComparison) -> TableCells:
+def list_columns(comparison: AnyComparison) -> TableCells:
     """The heads of the table."""
-    return FRAMEWORK_COLUMNS if isinstance(found, FrameworkComparison) else RUN_COLUMNS
+    return FRAMEWORK_COLUMNS if isinstance(comparison, FrameworkComparison) else RUN_COLUMNS
 
 
-def make_table_rows(found: AnyComparison) -> list[TableCells]:
+def make_table_rows(comparison: AnyComparison) -> list[TableCells]:
     """The cells of the table."""
-    if isinstance(found, FrameworkComparison):
-        return [_make_framework_row(found, one) for one in found.outcomes if one.state == "ran"]
-    return [_make_run_row(one) for one in found.runs]
+    if isinstance(comparison, FrameworkComparison):
+        return [_make_framework_row(comparison, outcome) for outcome in comparison.outcomes if outcome.state == "ran"]
+    return [_make_run_row(run) for run in comparison.runs]
 
 
-def _make_framework_row(found: FrameworkComparison, one: FrameworkResult) -> TableCells:
-    batches = found.spec.steps * found.spec.processes
-    equal = f"{batches:,} equal" if not one.differing else f"{len(one.differing):,} differ"
-    loss = "the reference" if one.name == found.reference else "agree"
-    if one.loss_difference is not None:
-        loss = f"differ from step {one.loss_difference.step:,}"
+def _make_framework_row(comparison: FrameworkComparison, outcome: FrameworkResult) -> TableCells:
+    batches = comparison.spec.steps * comparison.spec.processes
+    equal = f"{batches:,} equal" if not outcome.differing else f"{len(outcome.differing):,} differ"
+    loss = "the reference" if outcome.name == comparison.reference else "agree"
+    if outcome.loss_difference is not None:
+        loss = f"differ from step {outcome.loss_difference.step:,}"
     return (
-        one.name,
+        outcome.name,
         equal,
-        one.digest,
+        outcome.digest,
         loss,
-        f"{one.losses[-1]:.4f}" if one.losses else "-",
-        f"{one.speed.tokens_per_s:,.0f}" if one.speed else "-",
-        f"{one.speed.data_wait:.2%}" if one.speed else "-",
-        ", ".join(
-            f"{format_size(size)} {name}" for name, size in sorted(one.memory.items(), reverse=True)
-        ),
+        f"{outcome.losses[-1]:.4f}" if outcome.losses else "-",
+        f"{outcome.speed.tokens_per_s:,.0f}" if outcome.speed else "-",
+        f"{outcome.speed.data_wait:.2%}" if outcome.speed else "-",
+        ", ".join(f"{format_size(size)} {name}" for name, size in sorted(outcome.memory.items(), reverse=True)),
     )
 
 
-def _make_run_row(one: ComparedRun) -> TableCells:
-    verdict = one.verdict
-    made_up = " (synthetic data)" if one.curve.synthetic else ""
+def _make_run_row(run: ComparedRun) -> TableCells:
+    verdict = run.verdict
+    made_up = " (synthetic data)" if run.curve.synthetic else ""
     return (
-        one.curve.name,
-        one.curve.kind + made_up,
+        run.curve.name,
+        run.curve.kind + made_up,
         f"{verdict.points:,}",
-        "begins later" if one.at_common is None else f"{one.at_common:.4f}",
+        "begins later" if run.at_common is None else f"{run.at_common:.4f}",
         verdict.kind,
         verdict.reason,
     )
 
 
-def describe_comparison(found: AnyComparison) -> list[str]:
+def describe_comparison(comparison: AnyComparison) -> list[str]:
     """What differs, failed or is missing, a sentence or more each; and what is behind the numbers."""
-    if isinstance(found, RunComparison):
-        first = found.runs[0].curve.name
-        compared = found.tolerance is not None
-        strangers = [one.curve.name for one in found.runs if compared and not one.common]
+    if isinstance(comparison, RunComparison):
+        first = comparison.runs[0].curve.name
+        compared = comparison.tolerance is not None
+        unmatched_names = [run.curve.name for run in comparison.runs if compared and not run.common]
         return [
-            f"{name}: it has no step in common with {first}, so nothing was compared."
-            for name in strangers
+            f"{name}: it has no step in common with {first}, so nothing was compared." for name in unmatched_names
         ] + [
-            f"{one.curve.name}: its loss at step {one.first_apart:,} is more than {found.tolerance:g} (relative) from "
-            f"that of {first} ({format_count(one.common, 'step')} in common)."
-            for one in found.runs
-            if one.first_apart is not None
+            f"{run.curve.name}: its loss at step {run.first_apart:,} is more than {comparison.tolerance:g} "
+            "(relative) from "
+            f"that of {first} ({format_count(run.common, 'step')} in common)."
+            for run in comparison.runs
+            if run.first_apart is not None
         ]
-    return [said for one in found.outcomes for said in _describe_framework(found, one)]
+    return [sentence for outcome in comparison.outcomes for sentence in _describe_framework(comparison, outcome)]
 
 
-def _describe_framework(found: FrameworkComparison, one: FrameworkResult) -> list[str]:
-    if one.state != "ran":
-        return [f"{one.name} {'is missing' if one.state == 'missing' else 'FAILED'}: {one.problem}"]
-    said = []
-    if one.difference is not None:
-        batches = found.spec.steps * found.spec.processes
-        counts = f"{len(one.differing):,} of {batches:,} batches are not the plan's"
-        said.append(f"{one.name}: {counts}. {_describe_difference(one.difference)}")
-    apart = one.loss_difference
-    if apart is not None:
-        loss = "none was told" if apart.loss is None else f"{apart.loss:.6f}"
-        said.append(
-            f"{one.name}: losses differ from step {apart.step:,}: {loss}, and {found.reference} has "
-            f"{apart.reference:.6f}; {found.spec.tolerance:g} (relative) is allowed."
+def _describe_framework(comparison: FrameworkComparison, outcome: FrameworkResult) -> list[str]:
+    if outcome.state != "ran":
+        return [f"{outcome.name} {'is missing' if outcome.state == 'missing' else 'FAILED'}: {outcome.problem}"]
+    sentences = []
+    if outcome.difference is not None:
+        batches = comparison.spec.steps * comparison.spec.processes
+        counts = f"{len(outcome.differing):,} of {batches:,} batches are not the plan's"
+        sentences.append(f"{outcome.name}: {counts}. {_describe_difference(outcome.difference)}")
+    loss_difference = outcome.loss_difference
+    if loss_difference is not None:
+        loss = "none was told" if loss_difference.loss is None else f"{loss_difference.loss:.6f}"
+        sentences.append(
+            f"{outcome.name}: losses differ from step {loss_difference.step:,}: {loss}, and {comparison.reference} has "
+            f"{loss_difference.reference:.6f}; {comparison.spec.tolerance:g} (relative) is allowed."
         )
-    return said
+    return sentences
 
 
-def _describe_difference(one: BatchDifference) -> str:
-    said = f"The first is step {one.step:,} on rank {one.rank}: {one.sentence}."
-    if one.planned:
-        said += f" The plan has there: {format_sequences(one.planned)}."
-    if one.came:
-        said += f" What came is, of the plan: {format_sequences(one.came)}."
-    return said
+def _describe_difference(difference: BatchDifference) -> str:
+    text = f"The first is step {difference.step:,} on rank {difference.rank}: {difference.sentence}."
+    if difference.planned:
+        text += f" The plan has there: {format_sequences(difference.planned)}."
+    if difference.came:
+        text += f" What came is, of the plan: {format_sequences(difference.came)}."
+    return text
 
 
-def format_sequences(told: Sequence[ExplainedSequence]) -> str:
+def format_sequences(sequences: Sequence[ExplainedSequence]) -> str:
     """The documents of sequences in a few words."""
     return "; ".join(
-        f"row {one.rank_row} of step {one.step:,}: {_format_spans(one) or 'nothing but padding'}"
-        for one in told
+        f"row {sequence.rank_row} of step {sequence.step:,}: {_format_spans(sequence) or 'nothing but padding'}"
+        for sequence in sequences
     )
 
 
-def _format_spans(one: ExplainedSequence) -> str:
-    said = []
-    for span in one.spans[:_MAX_LISTED]:
+def _format_spans(sequence: ExplainedSequence) -> str:
+    span_texts = []
+    for span in sequence.spans[:_MAX_LISTED]:
         line = ""
         if span.origin is not None:
-            where = span.origin.line or span.origin.record
-            line = f" ({span.origin.source}, {'line' if span.origin.line else 'record'} {where:,})"
-        begins = f" {span.text!r}" if span.text else ""
-        said.append(f"document {span.document:,} tokens {span.start:,}-{span.stop:,}{line}{begins}")
-    more = len(one.spans) - _MAX_LISTED
-    return ", ".join(said) + (f", and {format_count(more, 'document')} more" if more > 0 else "")
+            record_number = span.origin.line or span.origin.record
+            line = f" ({span.origin.source}, {'line' if span.origin.line else 'record'} {record_number:,})"
+        beginning = f" {span.text!r}" if span.text else ""
+        span_texts.append(f"document {span.document:,} tokens {span.start:,}-{span.stop:,}{line}{beginning}")
+    more = len(sequence.spans) - _MAX_LISTED
+    return ", ".join(span_texts) + (f", and {format_count(more, 'document')} more" if more > 0 else "")
 
 
-def describe_verdict(found: AnyComparison) -> str:
+def describe_verdict(comparison: AnyComparison) -> str:
     """The last line: what it comes to."""
-    if isinstance(found, RunComparison):
-        kinds = [one.verdict.kind for one in found.runs]
+    if isinstance(comparison, RunComparison):
+        kinds = [run.verdict.kind for run in comparison.runs]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    ran = [one for one in found.outcomes if one.state != "missing"]
-    wrong = [one.name for one in ran if not one.agrees]
-    if wrong:
-        frameworks = format_count(len(ran), "framework")
-        return f"{len(wrong)} of {frameworks} not as the plan and the others: {', '.join(wrong)}"
+    outcomes = [outcome for outcome in comparison.outcomes if outcome.state != "missing"]
+    differing_names = [outcome.name for outcome in outcomes if not outcome.agrees]
+    if differing_names:
+        frameworks = format_count(len(outcomes), "framework")
+        return f"{len(differing_names)} of {frameworks} not as the plan and the others: {', '.join(differing_names)}"
     every = "every batch of every rank is the plan's"
-    if len(ran) == 1:
+    if len(outcomes) == 1:
         return f"{every}; one framework alone, its losses are compared with nothing"
-    return f"all {len(ran)} agree: {every}, and losses agree within {found.spec.tolerance:g}"
+    return f"all {len(outcomes)} agree: {every}, and losses agree within {comparison.spec.tolerance:g}"

@@ -90,20 +90,18 @@ class CompareSpec:
             if not is_positive_number(getattr(self, name)):
                 problems.append(f"{name}: {quote_value(getattr(self, name))} is no number above 0")
         if not problems:
-            problems += self._contradictions()
+            problems += self._find_contradictions()
         raise_problems(problems)
 
-    def _contradictions(self) -> list[str]:
+    def _find_contradictions(self) -> list[str]:
         if self.store is None and not self.synthetic:
-            return [
-                "store: missing; give a store, or --synthetic for a throughput run on made-up data"
-            ]
-        passed = self.processes * self.batch_size
-        if self.global_batch_size % passed:
-            size = -(-self.global_batch_size // passed) * passed
-            dealt = f"cannot be dealt to {self.processes} processes in passes of {self.batch_size}"
-            remedy = f"give a multiple of {passed}, such as {size}"
-            return [f"global_batch_size: {self.global_batch_size} sequences {dealt}: {remedy}"]
+            return ["store: missing; give a store, or --synthetic for a throughput run on made-up data"]
+        pass_size = self.processes * self.batch_size
+        if self.global_batch_size % pass_size:
+            size = -(-self.global_batch_size // pass_size) * pass_size
+            problem = f"cannot be dealt to {self.processes} processes in passes of {self.batch_size}"
+            remedy = f"give a multiple of {pass_size}, such as {size}"
+            return [f"global_batch_size: {self.global_batch_size} sequences {problem}: {remedy}"]
         return []
 
 
@@ -166,9 +164,7 @@ class FrameworkResult:
     @property
     def agrees(self) -> bool:
         """Whether it is missing, or ran on the plan's batches with the reference's losses."""
-        return self.state == "missing" or (
-            self.state == "ran" and not self.differing and self.loss_difference is None
-        )
+        return self.state == "missing" or (self.state == "ran" and not self.differing and self.loss_difference is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +192,10 @@ class FrameworkComparison:
     @property
     def agree(self) -> bool:
         """Whether every framework that is there got the plan's batches and came to the same losses."""
-        return all(one.agrees for one in self.outcomes)
+        return all(outcome.agrees for outcome in self.outcomes)
 
 
-def compare(
-    spec: CompareSpec, say: SayFunction = print, out: Path | None = None
-) -> FrameworkComparison:
+def compare(spec: CompareSpec, say: SayFunction = print, out: Path | None = None) -> FrameworkComparison:
     """Run every framework and compare.
 
     Args:
@@ -216,33 +210,33 @@ def compare(
         StoreError: there is no store, or it is damaged.
         OutputError: ``out`` cannot be written.
     """
-    chosen = _select_frameworks(spec)
-    store, place = _open_compare_store(spec)
+    frameworks = _select_frameworks(spec)
+    store, store_location = _open_compare_store(spec)
     loaders = [_make_reference_loader(store, spec, rank) for rank in range(spec.processes)]
-    wanted = ExpectedBatches(loaders, spec.steps)
+    expected = ExpectedBatches(loaders, spec.steps)
     finished = None
     if out is not None:
-        command = _make_run_command(spec, chosen, loaders[0].plan.fingerprint)
+        command = _make_run_command(spec, frameworks, loaders[0].plan.fingerprint)
         finished = FinishedRuns(out, command, say)
     outcomes: list[FrameworkResult] = []
     losses: list[float] = []
-    for number, framework in enumerate(chosen, 1):
-        tell = _make_progress_printer(say, f"[{number}/{len(chosen)}] {framework.name}")
-        record, took, problem = None, "", " ".join(find_missing_packages(framework))
+    for number, framework in enumerate(frameworks, 1):
+        print_progress = _make_progress_printer(say, f"[{number}/{len(frameworks)}] {framework.name}")
+        record, duration_text, problem = None, "", " ".join(find_missing_packages(framework))
         if not problem:
-            record, took, problem = _load_or_run(framework, number, spec, place, finished, tell)
+            record, duration_text, problem = _load_or_run(
+                framework, number, spec, store_location, finished, print_progress
+            )
         losses = losses or (record.losses if record else [])
-        outcomes.append(
-            _judge_framework(framework, record, problem, (spec, wanted, loaders, losses))
-        )
-        tell(f"{_describe_outcome(outcomes[-1], spec)}{took}")
+        outcomes.append(_judge_framework(framework, record, problem, (spec, expected, loaders, losses)))
+        print_progress(f"{_describe_outcome(outcomes[-1], spec)}{duration_text}")
     return FrameworkComparison(
         spec=spec,
         origin=loaders[0].origin,
         synthetic=store.contents.synthetic,
         plan=loaders[0].plan.fingerprint,
-        digest=_digest_hashes([_list_hashes(one[: spec.steps]) for one in wanted.entries]),
-        reference=next((one.name for one in outcomes if one.state == "ran"), ""),
+        digest=_digest_hashes([_list_hashes(rank_entries[: spec.steps]) for rank_entries in expected.entries]),
+        reference=next((outcome.name for outcome in outcomes if outcome.state == "ran"), ""),
         outcomes=tuple(outcomes),
     )
 
@@ -250,37 +244,30 @@ def compare(
 def _select_frameworks(spec: CompareSpec) -> list[Framework]:
     """The frameworks to look at, those that are missing as well."""
     if spec.frameworks:
-        chosen = [find_framework(name) for name in dict.fromkeys(spec.frameworks)]
-        require_installed(*(need for framework in chosen for need in framework.needs))
-        return chosen
+        frameworks = [find_framework(name) for name in dict.fromkeys(spec.frameworks)]
+        require_installed(*(requirement for framework in frameworks for requirement in framework.requirements))
+        return frameworks
     if all(find_missing_packages(framework) for framework in FRAMEWORKS):
-        raise InputError(
-            "No framework is installed: "
-            + " ".join(dict.fromkeys(find_missing_packages(FRAMEWORKS[0])))
-        )
+        raise InputError("No framework is installed: " + " ".join(dict.fromkeys(find_missing_packages(FRAMEWORKS[0]))))
     return list(FRAMEWORKS)
 
 
 def _open_compare_store(spec: CompareSpec) -> tuple[Store, str]:
     """The store, and the place under which every process finds it."""
-    given = spec.store or SYNTHETIC_STORE
-    store = open_store(given)
+    location = spec.store or SYNTHETIC_STORE
+    store = open_store(location)
     if store.contents.synthetic and not spec.synthetic:
         remedy = "give real data, or --synthetic for a pure throughput run"
-        raise SettingsError(
-            [f"store: {given} is synthetic data, which says nothing of training; {remedy}"]
-        )
+        raise SettingsError([f"store: {location} is synthetic data, which says nothing of training; {remedy}"])
     if spec.synthetic and not store.contents.synthetic:
-        raise SettingsError(
-            [f"synthetic: {given} is real data; leave --synthetic out, or leave the store out"]
-        )
+        raise SettingsError([f"synthetic: {location} is real data; leave --synthetic out, or leave the store out"])
     if store.vocab_size is None:
         raise InputError(
-            f"{given} does not say which tokenizer made it, and a model needs the size of its vocabulary: "
+            f"{location} does not say which tokenizer made it, and a model needs the size of its vocabulary: "
             "batchloom import makes a store of it."
         )
-    elsewhere = "://" in given or (store.contents.synthetic and not Path(given).exists())
-    return store, given if elsewhere else os.path.abspath(given)  # noqa: PTH100 - a prefix is no file
+    is_url_or_synthetic = "://" in location or (store.contents.synthetic and not Path(location).exists())
+    return store, location if is_url_or_synthetic else os.path.abspath(location)  # noqa: PTH100 - a prefix is no file
 
 
 def _make_reference_loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
@@ -299,47 +286,47 @@ def _make_reference_loader(store: Store, spec: CompareSpec, rank: int) -> Loader
     return loader
 
 
-def _make_run_command(spec: CompareSpec, chosen: Sequence[Framework], plan: str) -> dict[str, Any]:
+def _make_run_command(spec: CompareSpec, frameworks: Sequence[Framework], plan: str) -> dict[str, Any]:
     """Return everything that decides what a framework's run gives, by the name to show for it.
 
     The plan stands for the store: a URL can hold credentials, which are written nowhere.
     """
     settings = {name: value for name, value in asdict(spec).items() if name != "store"}
-    packages = {one.package for framework in chosen for one in framework.needs}
+    packages = {requirement.package for framework in frameworks for requirement in framework.requirements}
     return {
         **settings,
         "plan": plan,
-        "frameworks": [framework.name for framework in chosen],
-        **{f"the example {one.name}": hash_example(one) for one in chosen},
+        "frameworks": [framework.name for framework in frameworks],
+        **{f"the example {example.name}": hash_example(example) for example in frameworks},
         **{package: get_installed_version(package) for package in sorted({"batchloom", *packages})},
     }
 
 
-def _make_progress_printer(say: SayFunction, title: str) -> SayFunction:
-    return lambda line: say(f"{title}: {line}")
+def _make_progress_printer(print_line: SayFunction, title: str) -> SayFunction:
+    return lambda line: print_line(f"{title}: {line}")
 
 
 def _load_or_run(
     framework: Framework,
     number: int,
     spec: CompareSpec,
-    place: str,
+    store_location: str,
     finished: FinishedRuns | None,
-    tell: SayFunction,
+    print_progress: SayFunction,
 ) -> tuple[WitnessRecord | None, str, str]:
     """Return the record of a framework, the seconds it took in words, and the problem where it failed."""
-    kept = finished.load(number) if finished else None
-    if kept is not None:
-        record, seconds = kept
+    saved_run = finished.load(number) if finished else None
+    if saved_run is not None:
+        record, seconds = saved_run
         return record, f", {seconds:.1f} s, before the stop", ""
-    tell(f"running {format_count(spec.steps, 'step')} in {format_count(spec.processes, 'process')}")
+    print_progress(f"running {format_count(spec.steps, 'step')} in {format_count(spec.processes, 'process')}")
     begin = time.monotonic()
-    found, problem = _run_framework(framework, spec, place)
+    new_record, problem = _run_framework(framework, spec, store_location)
     seconds = time.monotonic() - begin
     # A framework that failed runs again: a stop can be what it failed by.
-    if found is not None and finished is not None:
-        finished.save(number, found, seconds)
-    return found, f", {seconds:.1f} s", problem
+    if new_record is not None and finished is not None:
+        finished.save(number, new_record, seconds)
+    return new_record, f", {seconds:.1f} s", problem
 
 
 def _describe_outcome(outcome: FrameworkResult, spec: CompareSpec) -> str:
@@ -349,17 +336,15 @@ def _describe_outcome(outcome: FrameworkResult, spec: CompareSpec) -> str:
     if outcome.differing:
         batches = spec.steps * spec.processes
         return f"{len(outcome.differing):,} of {batches:,} batches differ"
-    apart = outcome.loss_difference
-    return "agrees" if apart is None else f"losses differ from step {apart.step:,}"
+    loss_difference = outcome.loss_difference
+    return "agrees" if loss_difference is None else f"losses differ from step {loss_difference.step:,}"
 
 
-def _run_framework(
-    framework: Framework, spec: CompareSpec, place: str
-) -> tuple[WitnessRecord | None, str]:
+def _run_framework(framework: Framework, spec: CompareSpec, store_location: str) -> tuple[WitnessRecord | None, str]:
     """What a framework's witnesses told, or why they did not."""
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as folder:
         job = {
-            "data": place,
+            "data": store_location,
             "out": str(Path(folder) / "out"),
             "seq_len": spec.seq_len,
             "global_batch_size": spec.global_batch_size,
@@ -370,7 +355,7 @@ def _run_framework(
             "seed": spec.seed,
         }
         try:
-            found = run_example(
+            record = run_example(
                 framework.name,
                 job,
                 Path(folder) / "record",
@@ -379,70 +364,68 @@ def _run_framework(
             )
         except TrainError as error:
             return None, str(error)
-    return found, ""
+    return record, ""
 
 
 _Reference = tuple[CompareSpec, ExpectedBatches, Sequence[Loader], Sequence[float]]
 
 
 def _judge_framework(
-    framework: Framework, found: WitnessRecord | None, problem: str, against: _Reference
+    framework: Framework, record: WitnessRecord | None, problem: str, reference: _Reference
 ) -> FrameworkResult:
     """A framework's outcome against the plan and the reference's losses."""
-    needs = {one.package: get_installed_version(one.package) for one in framework.needs}
-    versions = {package: version for package, version in needs.items() if version}
-    if found is None:
-        state: Literal["missing", "failed"] = (
-            "missing" if find_missing_packages(framework) else "failed"
-        )
+    package_versions = {
+        requirement.package: get_installed_version(requirement.package) for requirement in framework.requirements
+    }
+    versions = {package: version for package, version in package_versions.items() if version}
+    if record is None:
+        state: Literal["missing", "failed"] = "missing" if find_missing_packages(framework) else "failed"
         return FrameworkResult(framework.name, state, problem, versions)
-    spec, wanted, loaders, losses = against
-    places = find_differing_batches(wanted, found.ranks)
-    peaks = [entry["memory"] for told in found.ranks for entry in told]
+    spec, expected, loaders, losses = reference
+    differing_batches = find_differing_batches(expected, record.ranks)
+    peaks = [entry["memory"] for rank_entries in record.ranks for entry in rank_entries]
     names = {name for peak in peaks for name in peak}
-    hashes = [_list_hashes(told) for told in found.ranks]
+    hashes = [_list_hashes(rank_entries) for rank_entries in record.ranks]
     return FrameworkResult(
         framework.name,
         "ran",
         versions=versions,
-        hashes=tuple(tuple(one) for one in hashes),
+        hashes=tuple(tuple(rank_hashes) for rank_hashes in hashes),
         digest=_digest_hashes(hashes),
-        differing=tuple(places),
-        difference=explain_difference(wanted, found.ranks, *places[0]) if places else None,
-        losses=tuple(found.losses),
-        loss_difference=_find_loss_difference(found.losses, losses, spec),
-        speed=None if places else _measure_speed(found.ranks, loaders),
+        differing=tuple(differing_batches),
+        difference=explain_difference(expected, record.ranks, *differing_batches[0]) if differing_batches else None,
+        losses=tuple(record.losses),
+        loss_difference=_find_loss_difference(record.losses, losses, spec),
+        speed=None if differing_batches else _measure_speed(record.ranks, loaders),
         memory={name: max(peak.get(name, 0) for peak in peaks) for name in sorted(names)},
     )
 
 
-def _list_hashes(told: Sequence[dict[str, Any]]) -> list[str]:
-    return [str(entry["hash"]) for entry in told]
+def _list_hashes(entries: Sequence[dict[str, Any]]) -> list[str]:
+    return [str(entry["hash"]) for entry in entries]
 
 
 def _digest_hashes(hashes: Sequence[Sequence[str]]) -> str:
-    return xxhash.xxh3_64_hexdigest("\n".join(" ".join(one) for one in hashes).encode())
+    return xxhash.xxh3_64_hexdigest("\n".join(" ".join(rank_hashes) for rank_hashes in hashes).encode())
 
 
 def _find_loss_difference(
     losses: Sequence[float], reference: Sequence[float], spec: CompareSpec
 ) -> LossDifference | None:
-    for step, wanted in enumerate(reference[: spec.steps]):
+    for step, expected_loss in enumerate(reference[: spec.steps]):
         loss = losses[step] if step < len(losses) else None
-        if loss is None or not is_close_loss(loss, wanted, spec.tolerance):
-            return LossDifference(step, loss, wanted)
+        if loss is None or not is_close_loss(loss, expected_loss, spec.tolerance):
+            return LossDifference(step, loss, expected_loss)
     return None
 
 
-def _measure_speed(
-    ranks: Sequence[Sequence[dict[str, Any]]], loaders: Sequence[Loader]
-) -> FrameworkSpeed | None:
+def _measure_speed(ranks: Sequence[Sequence[dict[str, Any]]], loaders: Sequence[Loader]) -> FrameworkSpeed | None:
     """Behind the first steps, in which libraries start, compile and warm up."""
     steps = len(ranks[0])
     warm_up = min(_MAX_WARM_UP_STEPS, max(1, steps // 4))
     if steps <= warm_up:
         return None
-    took = [sum(entry["took"] for entry in told[warm_up:]) for told in ranks]
-    waited = sum(entry["waited"] for told in ranks for entry in told[warm_up:])
+    rank_seconds = [sum(entry["took"] for entry in rank_entries[warm_up:]) for rank_entries in ranks]
+    waiting_seconds = sum(entry["waited"] for rank_entries in ranks for entry in rank_entries[warm_up:])
     tokens = sum(loader.tokens(step) for loader in loaders for step in range(warm_up, steps))
-    return FrameworkSpeed(warm_up, tokens / max(took), waited / sum(took))
+    return FrameworkSpeed(warm_up, tokens / max(rank_seconds), waiting_seconds / sum(rank_seconds))

@@ -17,13 +17,13 @@ from batchloom.analysis.compare.witness import WitnessRecorder
 from batchloom.examples.job import Job, tiny_model
 
 
-def run_example_process(name: str, record: str, asked: str) -> None:
+def run_example_process(name: str, record: str, job_settings: str) -> None:
     """Run the example and leave the record, whatever ends it."""
-    recording, framework = WitnessRecorder(Path(record)), find_framework(name)
-    job = Job(**json.loads(asked), tell=recording.tell, within=recording.within)
+    recorder, framework = WitnessRecorder(Path(record)), find_framework(name)
+    job = Job(**json.loads(job_settings), tell=recorder.record_loss, within=recorder.observe)
     model = tiny_model(open_store(job.data), job.seed)
-    here = framework.started_by == "torchrun"
-    with recording.within(model) if here else nullcontext():
+    is_rank_process = framework.started_by == "torchrun"
+    with recorder.observe(model) if is_rank_process else nullcontext():
         import_example(framework).train(model, job)
 
 

@@ -22,19 +22,19 @@ class FinishedRuns:
         out: the output folder.
         command: everything that decides the result of a run, as plain values. Records of another command are
             deleted.
-        say: gets a line that names what changed where records are deleted.
+        print_line: gets a line that names what changed where records are deleted.
 
     Raises:
         OutputError: the folder cannot be written.
     """
 
-    def __init__(self, out: Path, command: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, out: Path, command: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
         self._folder = out / PARTIAL
         plain = json.loads(json.dumps(command))
         with wrap_os_errors("write", self._folder):
-            before = self._read("command")
-            if before is not None and before != plain:
-                say(f"Starting over: {_describe_changes(before, plain)}.")
+            previous_command = self._read("command")
+            if previous_command is not None and previous_command != plain:
+                print_line(f"Starting over: {_describe_changes(previous_command, plain)}.")
                 shutil.rmtree(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
             self._write("command", plain)
@@ -42,8 +42,8 @@ class FinishedRuns:
     def load(self, number: int) -> tuple[WitnessRecord, float] | None:
         """Return the record of a framework and the seconds it took; None where it has not run."""
         with wrap_os_errors("read", self._folder):
-            found = self._read(str(number))
-        return None if found is None else (WitnessRecord(**found["record"]), found["seconds"])
+            saved_run = self._read(str(number))
+        return None if saved_run is None else (WitnessRecord(**saved_run["record"]), saved_run["seconds"])
 
     def save(self, number: int, record: WitnessRecord, seconds: float) -> None:
         """Keep the record of a framework."""
@@ -56,11 +56,11 @@ class FinishedRuns:
 
     def _write(self, name: str, value: Any) -> None:
         file = self._folder / f"{name}.json"
-        aside = file.with_name(file.name + PARTIAL_SUFFIX)
-        aside.write_text(json.dumps(value), "utf-8")
-        aside.rename(file)
+        partial_file = file.with_name(file.name + PARTIAL_SUFFIX)
+        partial_file.write_text(json.dumps(value), "utf-8")
+        partial_file.rename(file)
 
 
-def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    changed = [name for name in now if before.get(name) != now[name]]
-    return ", ".join(f"{name} was {before.get(name)} and is {now[name]}" for name in changed)
+def _describe_changes(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    changed = [name for name in current if previous.get(name) != current[name]]
+    return ", ".join(f"{name} was {previous.get(name)} and is {current[name]}" for name in changed)

@@ -35,13 +35,13 @@ class Framework:
         name: as ``--frameworks`` takes it.
         module: of the example, in ``batchloom.examples``, or anybody's by its dotted name or its file (``.py``); its
             ``train(model, job)`` is called.
-        needs: packages that have to be installed.
+        requirements: packages that have to be installed.
         started_by: ``torchrun``, or ``itself`` where it starts its own processes.
     """
 
     name: str
     module: str
-    needs: tuple[Requirement, ...]
+    requirements: tuple[Requirement, ...]
     started_by: str = "torchrun"
 
 
@@ -78,20 +78,18 @@ def find_framework(name: str) -> Framework:
     Raises:
         SettingsError: there is none; names the nearest.
     """
-    for one in FRAMEWORKS:
-        if one.name == name:
-            return one
+    for framework in FRAMEWORKS:
+        if framework.name == name:
+            return framework
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise SettingsError([f"frameworks: there is no file {name}"])
         return Framework(name, str(Path(name).resolve()), _TORCH_PACKAGES)
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return Framework(name, name, _TORCH_PACKAGES)
-    known = [one.name for one in FRAMEWORKS]
-    problem = (
-        f"frameworks: {name!r} is none of {', '.join(known)}, and no module or file of an example"
-    )
-    raise SettingsError([problem + suggest(name, known)])
+    framework_names = [framework.name for framework in FRAMEWORKS]
+    problem = f"frameworks: {name!r} is none of {', '.join(framework_names)}, and no module or file of an example"
+    raise SettingsError([problem + suggest(name, framework_names)])
 
 
 def import_example(framework: Framework) -> ModuleType:
@@ -105,16 +103,14 @@ def import_example(framework: Framework) -> ModuleType:
         spec = importlib.util.spec_from_file_location(Path(module).stem, module)
         if spec is None or spec.loader is None:
             raise InputError(f"{module} cannot be imported as a module")
-        found = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
+        example_module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example_module)
     else:
-        known = framework in FRAMEWORKS
-        found = importlib.import_module(f"batchloom.examples.{module}" if known else module)
-    if not callable(getattr(found, "train", None)):
-        raise InputError(
-            f"{module} is no example: it has no train(model, job). See examples/pytorch.py."
-        )
-    return found
+        is_bundled = framework in FRAMEWORKS
+        example_module = importlib.import_module(f"batchloom.examples.{module}" if is_bundled else module)
+    if not callable(getattr(example_module, "train", None)):
+        raise InputError(f"{module} is no example: it has no train(model, job). See examples/pytorch.py.")
+    return example_module
 
 
 def hash_example(framework: Framework) -> str | None:
@@ -122,10 +118,10 @@ def hash_example(framework: Framework) -> str | None:
     if framework.module.endswith(".py"):
         file = framework.module
     else:
-        known = framework in FRAMEWORKS
+        is_bundled = framework in FRAMEWORKS
         try:
             spec = importlib.util.find_spec(
-                f"batchloom.examples.{framework.module}" if known else framework.module
+                f"batchloom.examples.{framework.module}" if is_bundled else framework.module
             )
         except ImportError:
             return None
@@ -137,4 +133,4 @@ def hash_example(framework: Framework) -> str | None:
 
 def find_missing_packages(framework: Framework) -> list[str]:
     """Why a framework cannot run here; empty when it can."""
-    return [problem for one in framework.needs if (problem := find_requirement_problem(one))]
+    return [problem for requirement in framework.requirements if (problem := find_requirement_problem(requirement))]

@@ -54,9 +54,9 @@ def run_example(
     record.mkdir(parents=True)
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
     command = [sys.executable]
-    asked = dict(job)
+    job_settings = dict(job)
     if find_framework(name).started_by == "itself":
-        asked["workers"] = processes
+        job_settings["workers"] = processes
     elif processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [
@@ -64,54 +64,59 @@ def run_example(
         "batchloom.analysis.compare.example_process",
         name,
         str(record),
-        json.dumps(asked),
+        json.dumps(job_settings),
     ]
-    code, said = _run_to_end(command, name, seconds)
+    code, output_tail = _run_to_end(command, name, seconds)
     if code:
+        raise TrainError(f"{name} ended with {code}. {_read_fault(record) or f'It said last: {output_tail}'}")
+    missing_ranks = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
+    if missing_ranks:
         raise TrainError(
-            f"{name} ended with {code}. {_read_fault(record) or f'It said last: {said}'}"
-        )
-    silent = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
-    if silent:
-        raise TrainError(
-            f"{name} ended without a word of what was trained on rank {', '.join(silent)}: the process was left "
-            f"(os._exit) before train(model, job) had returned. It said last: {said}"
+            f"{name} ended without a word of what was trained on rank {', '.join(missing_ranks)}: the process was left "
+            f"(os._exit) before train(model, job) had returned. It said last: {output_tail}"
         )
     return read_record(record)
 
 
 def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
     """The exit code of a command, and the end of what it said; none of its processes is left, however it ends."""
-    with tempfile.TemporaryFile() as said:
-        started = subprocess.Popen(  # noqa: S603 - the command is ours
-            command, stdout=subprocess.DEVNULL, stderr=said, env=_make_environment()
+    with tempfile.TemporaryFile() as stderr_file:
+        process = subprocess.Popen(  # noqa: S603 - the command is ours
+            command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=_make_environment()
         )
         try:
-            code = started.wait(seconds)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TrainError(
-                f"{name} did not end within {seconds:.0f} s; it said last: {_read_output(said)}"
+                f"{name} did not end within {seconds:.0f} s; it said last: {_read_output(stderr_file)}"
             ) from error
         finally:
-            if started.poll() is None:
-                _kill_process_group(started)
-        return code, _read_output(said)
+            if process.poll() is None:
+                _kill_process_group(process)
+        return code, _read_output(stderr_file)
 
 
-def _kill_process_group(started: subprocess.Popen[bytes]) -> None:
+def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it started: a launcher that is killed leaves its ranks behind."""
-    top = psutil.Process(started.pid)
+    top = psutil.Process(process.pid)
     family = [*top.children(recursive=True), top]
-    for one in family:
+    for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    started.wait()
+            member.kill()
+    process.wait()
 
 
 def _read_fault(record: Path) -> str:
     """What the first rank that failed said of it; empty where none did."""
-    told = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
-    return next((f"Rank {one['rank']}: {one['fault']}" for one in told if one.get("fault")), "")
+    rank_records = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
+    return next(
+        (
+            f"Rank {rank_record['rank']}: {rank_record['fault']}"
+            for rank_record in rank_records
+            if rank_record.get("fault")
+        ),
+        "",
+    )
 
 
 def _make_environment() -> dict[str, str]:
@@ -119,16 +124,20 @@ def _make_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _read_output(said: BinaryIO) -> str:
-    said.seek(max(0, said.seek(0, os.SEEK_END) - _MAX_OUTPUT_CHARACTERS))
-    return said.read().decode(errors="replace").strip() or "nothing"
+def _read_output(stderr_file: BinaryIO) -> str:
+    stderr_file.seek(max(0, stderr_file.seek(0, os.SEEK_END) - _MAX_OUTPUT_CHARACTERS))
+    return stderr_file.read().decode(errors="replace").strip() or "nothing"
 
 
 def read_record(record: Path) -> WitnessRecord:
     """What the ranks of a finished run told."""
     files = sorted(record.glob("rank_*.json"), key=lambda file: int(file.stem[5:]))
-    told = [json.loads(file.read_text()) for file in files]
-    losses = [tuple(one) for one in told[0]["losses"]]
+    rank_records = [json.loads(file.read_text()) for file in files]
+    losses = [tuple(step_loss) for step_loss in rank_records[0]["losses"]]
     if not losses:
         raise TrainError(f"No step was told of in {record}: the run made none.")
-    return WitnessRecord(losses[0][0], [one["steps"] for one in told], [loss for _, loss in losses])
+    return WitnessRecord(
+        losses[0][0],
+        [rank_record["steps"] for rank_record in rank_records],
+        [loss for _, loss in losses],
+    )

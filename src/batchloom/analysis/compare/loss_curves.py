@@ -90,11 +90,9 @@ def read_loss_curve(path: str) -> LossCurve:
     lightning = "lightning" if _is_lightning_log(file) else ""
     if _EVENT_MAGIC in head[:200]:
         # A run that went on has begun another file in its folder; their names hold the time, and a count in a process.
-        found = sorted(
-            file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name)
-        )
-        beside = found if Path(path).is_dir() else [file]
-        return _make_curve_from_rows(path, lightning or "tensorboard", file, read_events(beside))
+        event_files = sorted(file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name))
+        run_files = event_files if Path(path).is_dir() else [file]
+        return _make_curve_from_rows(path, lightning or "tensorboard", file, read_events(run_files))
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -106,16 +104,12 @@ def read_loss_curve(path: str) -> LossCurve:
         if "log_history" not in state and not _contains_loss(state):
             raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
         if "log_history" in state:
-            return _make_curve_from_rows(
-                path, "trainer", file, [_read_log_history(file, state["log_history"])]
-            )
+            return _make_curve_from_rows(path, "trainer", file, [_read_log_history(file, state["log_history"])])
     rows = list(_iter_json_lines(file, text))
-    ours = [row for row in rows if row.get("kind") == "step" and "origin" in row]
-    if ours:
-        made_up = any(str(row["origin"]).startswith(_SYNTHETIC_LABEL) for row in ours)
-        return _make_curve(
-            path, "batchloom", _collect_own_log_points(file, ours), synthetic=made_up
-        )
+    own_rows = [row for row in rows if row.get("kind") == "step" and "origin" in row]
+    if own_rows:
+        is_synthetic = any(str(row["origin"]).startswith(_SYNTHETIC_LABEL) for row in own_rows)
+        return _make_curve(path, "batchloom", _collect_own_log_points(file, own_rows), synthetic=is_synthetic)
     return _make_curve_from_rows(path, "jsonl", file, [rows])
 
 
@@ -130,26 +124,24 @@ def _find_log_file(path: Path) -> Path:
     if not path.is_dir():
         raise InputMissingError(f"There is no run at {path}. {_EXPECTED}")
     for pattern in _LOG_FILE_PATTERNS:
-        if found := list(path.glob(pattern)):
-            return max(found, key=lambda file: file.stat().st_mtime)
-    raise InputError(
-        f"{path} is a folder without a run: it has none of {', '.join(_LOG_FILE_PATTERNS)}."
-    )
+        if matches := list(path.glob(pattern)):
+            return max(matches, key=lambda file: file.stat().st_mtime)
+    raise InputError(f"{path} is a folder without a run: it has none of {', '.join(_LOG_FILE_PATTERNS)}.")
 
 
 def _is_lightning_log(file: Path) -> bool:
     """Whether it lies where Lightning's loggers write: in ``version_N``, or beside the settings they keep."""
-    named = file.absolute().parent.name
-    return named.startswith("version_") or file.with_name("hparams.yaml").exists()
+    folder_name = file.absolute().parent.name
+    return folder_name.startswith("version_") or file.with_name("hparams.yaml").exists()
 
 
-def _unreadable_log_error(file: Path, what: str) -> InputError:
-    return InputError(f"{file} is no log of a run: it holds {what}. {_EXPECTED}")
+def _unreadable_log_error(file: Path, contents: str) -> InputError:
+    return InputError(f"{file} is no log of a run: it holds {contents}. {_EXPECTED}")
 
 
 def _format_names(names: Iterable[Any]) -> str:
-    shown = [str(name)[:_MAX_NAME_CHARACTERS] for name in names]
-    return ", ".join(shown[:12]) + (" ..." if len(shown) > 12 else "") or "nothing"
+    short_names = [str(name)[:_MAX_NAME_CHARACTERS] for name in names]
+    return ", ".join(short_names[:12]) + (" ..." if len(short_names) > 12 else "") or "nothing"
 
 
 def _parse_json(text: str) -> Any:
@@ -167,10 +159,10 @@ def _parse_json(text: str) -> Any:
 def _parse_single_object(text: str) -> dict[str, Any] | None:
     """The one object that a text is; None where it is lines, or none."""
     try:
-        found = _parse_json(text)
+        value = _parse_json(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
@@ -196,14 +188,14 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _read_log_history(file: Path, told: Any) -> list[LogRow]:
+def _read_log_history(file: Path, log_history: Any) -> list[LogRow]:
     """The rows of a ``trainer_state.json``."""
-    if not isinstance(told, list):
+    if not isinstance(log_history, list):
         raise InputError(
-            f"{file} has {told!r:.40} for log_history, no list as the Trainer writes it. Give that of another "
+            f"{file} has {log_history!r:.40} for log_history, no list as the Trainer writes it. Give that of another "
             "checkpoint."
         )
-    return [row for row in told if isinstance(row, dict)]
+    return [row for row in log_history if isinstance(row, dict)]
 
 
 def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
@@ -213,21 +205,17 @@ def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
     rows = list(csv.DictReader(io.StringIO(text)))
     if not rows or _find_first_name(_STEP_NAMES, rows[0]) is None:
         first = text.lstrip()[:_MAX_NAME_CHARACTERS].splitlines()
-        raise _unreadable_log_error(
-            file, f"no objects and no columns step and loss; it begins {first[:1]}"
-        )
+        raise _unreadable_log_error(file, f"no objects and no columns step and loss; it begins {first[:1]}")
     return [{name: cell for name, cell in row.items() if name and cell} for row in rows]
 
 
 def _contains_loss(row: LogRow) -> bool:
-    return _find_first_name(_STEP_NAMES, row) is not None and any(
-        name in row for name in LOSS_NAMES
-    )
+    return _find_first_name(_STEP_NAMES, row) is not None and any(name in row for name in LOSS_NAMES)
 
 
-def _find_first_name(known: Sequence[str], row: LogRow) -> str | None:
+def _find_first_name(names: Sequence[str], row: LogRow) -> str | None:
     """The first of some names under which a row has something."""
-    return next((name for name in known if row.get(name) is not None), None)
+    return next((name for name in names if row.get(name) is not None), None)
 
 
 def _is_evaluation(row: LogRow) -> bool:
@@ -246,26 +234,23 @@ def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossP
         file: that errors name.
         parts: rows of each file of a run.
     """
-    held = [
-        [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)]
-        for rows in parts
+    training_parts = [
+        [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)] for rows in parts
     ]
-    every = [row for rows in held for row in rows]
+    training_rows = [row for rows in training_parts for row in rows]
 
     def rows_with(name: str) -> tuple[int, int]:
-        return sum(row.get(name) is not None for row in every), sum(name in row for row in every)
+        return sum(row.get(name) is not None for row in training_rows), sum(name in row for row in training_rows)
 
     # Of as many the surer.
     loss = max(LOSS_NAMES, key=rows_with)
     if not rows_with(loss)[1]:
         names = dict.fromkeys(name for rows in parts for row in rows for name in row)
-        raise _unreadable_log_error(
-            file, f"rows with {_format_names(names)}, and none with a step and a loss"
-        )
-    found = [[_parse_point(file, row, loss) for row in rows if loss in row] for rows in held]
-    for points in found:
+        raise _unreadable_log_error(file, f"rows with {_format_names(names)}, and none with a step and a loss")
+    part_points = [[_parse_point(file, row, loss) for row in rows if loss in row] for rows in training_parts]
+    for points in part_points:
         _check_unique_steps(file, points, loss)
-    return [point for points in found for point in points]
+    return [point for points in part_points for point in points]
 
 
 def _parse_point(file: Path, row: LogRow, loss: str) -> LossPoint:
@@ -279,10 +264,10 @@ def _parse_point(file: Path, row: LogRow, loss: str) -> LossPoint:
 
 def _check_unique_steps(file: Path, points: Sequence[LossPoint], name: str) -> None:
     """Refuse two losses of a step one after the other: a run that went on has gone back before it tells again."""
-    for (step, loss, _), (following, other, _) in pairwise(points):
-        if step == following and loss != other and not (math.isnan(loss) and math.isnan(other)):
+    for (step, loss, _), (next_step, next_loss, _) in pairwise(points):
+        if step == next_step and loss != next_loss and not (math.isnan(loss) and math.isnan(next_loss)):
             raise InputError(
-                f"{file} has two losses for step {step:,.0f}, {loss} and {other} for {name}, and which is the "
+                f"{file} has two losses for step {step:,.0f}, {loss} and {next_loss} for {name}, and which is the "
                 "training's cannot be told. Leave the other out, or let its row say so (split: val)."
             )
 
@@ -328,26 +313,19 @@ def _parse_number(file: Path, row: LogRow, name: str) -> float:
 
 def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | None:
     """What a run says by the figure that the Meter gives for it; None where it does not."""
-    told = [
+    synthetic_values = [
         _parse_number(file, row, _SYNTHETIC_METRIC)
         for rows in parts
         for row in rows
         if row.get(_SYNTHETIC_METRIC) is not None
     ]
-    return any(told) if told else None
+    return any(synthetic_values) if synthetic_values else None
 
 
-def _make_curve_from_rows(
-    name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]
-) -> LossCurve:
+def _make_curve_from_rows(name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]) -> LossCurve:
     if kind == "lightning":
-        parts = [
-            [_count_from_one(file, row) if _EPOCH_COLUMN in row else row for row in rows]
-            for rows in parts
-        ]
-    return _make_curve(
-        name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts)
-    )
+        parts = [[_count_from_one(file, row) if _EPOCH_COLUMN in row else row for row in rows] for rows in parts]
+    return _make_curve(name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts))
 
 
 def _count_from_one(file: Path, row: LogRow) -> LogRow:
@@ -355,22 +333,18 @@ def _count_from_one(file: Path, row: LogRow) -> LogRow:
     return {**row, name: _parse_step(file, row) + 1} if name else row
 
 
-def _make_curve(
-    name: str, kind: str, points: Sequence[LossPoint], *, synthetic: bool | None
-) -> LossCurve:
-    at = {step: (loss, tokens) for step, loss, tokens in points}
-    if not at:
-        raise InputError(
-            f"{name} is a log without a step: nothing was trained, or it was not logged."
-        )
-    steps = sorted(at)
-    tokens = [at[step][1] for step in steps]
-    known = tuple(one for one in tokens if one is not None)
+def _make_curve(name: str, kind: str, points: Sequence[LossPoint], *, synthetic: bool | None) -> LossCurve:
+    points_by_step = {step: (loss, tokens) for step, loss, tokens in points}
+    if not points_by_step:
+        raise InputError(f"{name} is a log without a step: nothing was trained, or it was not logged.")
+    steps = sorted(points_by_step)
+    tokens = [points_by_step[step][1] for step in steps]
+    known_tokens = tuple(token_count for token_count in tokens if token_count is not None)
     return LossCurve(
         name,
         kind,
         tuple(int(step) for step in steps),
-        tuple(at[step][0] for step in steps),
-        known if len(known) == len(steps) else None,
+        tuple(points_by_step[step][0] for step in steps),
+        known_tokens if len(known_tokens) == len(steps) else None,
         synthetic,
     )

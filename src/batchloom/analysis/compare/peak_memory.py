@@ -16,10 +16,10 @@ def measure_peak_memory() -> dict[str, int]:
 
     ``getrusage`` alone would count what its parent had when it was started (Linux keeps that over ``exec``).
     """
-    found = {"resident": _read_resident_peak()}
+    peak_bytes = {"resident": _read_resident_peak()}
     if uses_gpu():
-        found["device"] = torch.cuda.max_memory_allocated()
-    return found
+        peak_bytes["device"] = torch.cuda.max_memory_allocated()
+    return peak_bytes
 
 
 def uses_gpu() -> bool:
@@ -31,6 +31,4 @@ def _read_resident_peak() -> int:
     if sys.platform == "linux" and (match := _PEAK_PATTERN.search(_PROC_STATUS.read_text())):
         return int(match[1]) * 1024
     # Bytes on macOS, kB elsewhere.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

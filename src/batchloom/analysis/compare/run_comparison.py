@@ -55,57 +55,55 @@ class RunComparison:
     @property
     def synthetic(self) -> bool:
         """Whether a run says that it was on made-up data."""
-        return any(one.curve.synthetic for one in self.runs)
+        return any(run.curve.synthetic for run in self.runs)
 
     @property
     def agree(self) -> bool:
         """Whether none differs by more than the tolerance, or could not be compared; so too where none was given."""
         compared = self.tolerance is not None
-        return not any(
-            one.first_apart is not None or (compared and not one.common) for one in self.runs
-        )
+        return not any(run.first_apart is not None or (compared and not run.common) for run in self.runs)
 
 
-def compare_runs(
-    curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance: float | None = None
-) -> RunComparison:
+def compare_runs(curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance: float | None = None) -> RunComparison:
     """Compare runs.
 
     Raises:
         SettingsError: by tokens, and a run does not say how many it has seen, or says what cannot be.
     """
     if by == "tokens":
-        raise_problems([problem for one in curves if (problem := _find_token_problem(one))])
-    until = min(get_curve_positions(one, by)[-1] for one in curves)
-    first, found = curves[0], []
-    for one in curves:
-        xs, losses = np.array(get_curve_positions(one, by)), np.array(one.losses)
-        ends = losses[xs <= until][-_TAIL_POINTS:]
-        at_common = float(np.median(ends)) if ends.size else None
-        both = sorted({*one.steps} & {*first.steps})
-        mine, theirs = (dict(zip(c.steps, c.losses, strict=True)) for c in (one, first))
-        apart = None
+        raise_problems([problem for curve in curves if (problem := _find_token_problem(curve))])
+    until = min(get_curve_positions(curve, by)[-1] for curve in curves)
+    first, runs = curves[0], []
+    for curve in curves:
+        xs, losses = np.array(get_curve_positions(curve, by)), np.array(curve.losses)
+        tail_losses = losses[xs <= until][-_TAIL_POINTS:]
+        at_common = float(np.median(tail_losses)) if tail_losses.size else None
+        common_steps = sorted({*curve.steps} & {*first.steps})
+        curve_losses, first_losses = (dict(zip(c.steps, c.losses, strict=True)) for c in (curve, first))
+        first_apart = None
         if tolerance is not None:
-            apart = next(
-                (s for s in both if not is_close_loss(mine[s], theirs[s], tolerance)), None
+            first_apart = next(
+                (s for s in common_steps if not is_close_loss(curve_losses[s], first_losses[s], tolerance)),
+                None,
             )
-        verdict = judge_loss_curve(
-            get_curve_positions(one, by), one.losses, "token" if by == "tokens" else "step"
-        )
-        found.append(ComparedRun(one, verdict, at_common, apart, len(both)))
-    return RunComparison(by, until, tolerance, tuple(found))
+        verdict = judge_loss_curve(get_curve_positions(curve, by), curve.losses, "token" if by == "tokens" else "step")
+        runs.append(ComparedRun(curve, verdict, at_common, first_apart, len(common_steps)))
+    return RunComparison(by, until, tolerance, tuple(runs))
 
 
 def _find_token_problem(curve: LossCurve) -> str:
     """Why a run cannot stand by its tokens; empty where it can."""
     if curve.tokens is None:
         return f"by: {curve.name} does not say how many tokens it has seen; compare by step"
-    before = 0.0
+    previous_tokens = 0.0
     for step, tokens in zip(curve.steps, curve.tokens, strict=True):
         # Not a number is never above.
-        if not before <= tokens < np.inf:
-            return f"by: {curve.name} says {tokens:,.0f} tokens at step {step:,}, after {before:,.0f}; compare by step"
-        before = tokens
+        if not previous_tokens <= tokens < np.inf:
+            return (
+                f"by: {curve.name} says {tokens:,.0f} tokens at step {step:,}, after {previous_tokens:,.0f}; "
+                "compare by step"
+            )
+        previous_tokens = tokens
     return ""
 
 

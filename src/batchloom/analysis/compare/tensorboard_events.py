@@ -46,12 +46,8 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
             for value in event.summary.value:
                 kind = value.WhichOneof("value")
                 if kind in ("simple_value", "tensor"):
-                    told = (
-                        value.simple_value
-                        if kind == "simple_value"
-                        else _tensor_to_scalar(value.tensor)
-                    )
-                    _add_value(rows, event.step, value.tag, told)
+                    scalar = value.simple_value if kind == "simple_value" else _tensor_to_scalar(value.tensor)
+                    _add_value(rows, event.step, value.tag, scalar)
     return parts
 
 
@@ -76,21 +72,18 @@ def _iter_event_records(file: Path) -> Iterator[bytes]:
         masked_crc32c,
     )
 
-    data, at = file.read_bytes(), 0
-    while at + _RECORD_HEADER.size <= len(data):
-        size, told = _RECORD_HEADER.unpack_from(data, at)
-        begin = at + _RECORD_HEADER.size
-        sound = masked_crc32c(data[at : at + 8]) == told
-        if sound and begin + size + _RECORD_CHECKSUM.size > len(data):
+    data, offset = file.read_bytes(), 0
+    while offset + _RECORD_HEADER.size <= len(data):
+        size, length_checksum = _RECORD_HEADER.unpack_from(data, offset)
+        begin = offset + _RECORD_HEADER.size
+        has_valid_length = masked_crc32c(data[offset : offset + 8]) == length_checksum
+        if has_valid_length and begin + size + _RECORD_CHECKSUM.size > len(data):
             return
         record = data[begin : begin + size]
-        if (
-            not sound
-            or masked_crc32c(record) != _RECORD_CHECKSUM.unpack_from(data, begin + size)[0]
-        ):
+        if not has_valid_length or masked_crc32c(record) != _RECORD_CHECKSUM.unpack_from(data, begin + size)[0]:
             raise InputError(
-                f"{file} is damaged at byte {at:,} of {len(data):,}: a checksum is not that of its bytes, and what "
+                f"{file} is damaged at byte {offset:,} of {len(data):,}: a checksum is not that of its bytes, and what "
                 "follows cannot be read. Copy the file anew from where it was written."
             )
         yield record
-        at = begin + size + _RECORD_CHECKSUM.size
+        offset = begin + size + _RECORD_CHECKSUM.size

@@ -56,9 +56,7 @@ class LossVerdict:
     least: float | None = None
 
 
-def judge_loss_curve(
-    xs: Sequence[float], losses: Sequence[float], unit: str = "step"
-) -> LossVerdict:
+def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> LossVerdict:
     """The verdict on a curve.
 
     The slope of the second half is the median of the slopes of all pairs of points (Theil 1950, Sen 1968), which a

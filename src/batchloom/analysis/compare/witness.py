@@ -29,15 +29,15 @@ class StepHash:
     Attributes:
         passes: forward passes of the step.
         rows: of all of them.
-        places: for tokens, padding included.
+        token_slots: for tokens, padding included.
     """
 
-    __slots__ = ("_each", "_ids", "_positions", "passes", "places", "rows")
+    __slots__ = ("_ids", "_positions", "_row_hashes", "passes", "rows", "token_slots")
 
     def __init__(self) -> None:
         self._ids, self._positions = xxhash.xxh3_128(), xxhash.xxh3_128()
-        self._each: list[list[Any]] = []
-        self.passes = self.rows = self.places = 0
+        self._row_hashes: list[list[Any]] = []
+        self.passes = self.rows = self.token_slots = 0
 
     def add(self, input_ids: Any, position_ids: Any) -> None:
         """Take the ids and positions of a pass, both [R, S]; tensors or arrays."""
@@ -47,26 +47,26 @@ class StepHash:
         self._ids.update(ids.tobytes())
         self._positions.update(positions.tobytes())
         width = ids.shape[-1]
-        self._each += [
+        self._row_hashes += [
             [width, hash_row(row), hash_row(own)]
             for row, own in zip(ids.reshape(-1, width), positions.reshape(-1, width), strict=True)
         ]
         self.passes, self.rows = self.passes + 1, self.rows + len(ids)
-        self.places += ids.size
+        self.token_slots += ids.size
 
-    def told(self) -> dict[str, Any]:
+    def to_entry(self) -> dict[str, Any]:
         """The entry of a step: ``hash`` (32 hex digits), ``passes``, ``rows``, ``places`` and ``each``.
 
         ``each`` has of every row its width, and the hashes of its ids and of its positions, by which it is known
         again where it should not be.
         """
-        both = f"{self._ids.hexdigest()} {self._positions.hexdigest()}"
+        digests = f"{self._ids.hexdigest()} {self._positions.hexdigest()}"
         return {
-            "hash": xxhash.xxh3_128_hexdigest(both.encode()),
+            "hash": xxhash.xxh3_128_hexdigest(digests.encode()),
             "passes": self.passes,
             "rows": self.rows,
-            "places": self.places,
-            "each": self._each,
+            "places": self.token_slots,
+            "each": self._row_hashes,
         }
 
 
@@ -75,8 +75,8 @@ def hash_row(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     return xxhash.xxh3_64_hexdigest(values.tobytes())
 
 
-def _to_int64_array(given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+def _to_int64_array(values: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -99,49 +99,45 @@ class BatchWitness:
     def __init__(self, model: nn.Module) -> None:
         self.entries: list[dict[str, Any]] = []
         self._hash, self._stepped = StepHash(), False
-        self._before: float | None = None
-        self._ended: float | None = None
+        self._previous_end: float | None = None
+        self._last_end: float | None = None
         self._times: dict[str, float | None] = {}
         self._memory: dict[str, int] = {}
         self._hooks = [
-            model.register_forward_pre_hook(self._hear, with_kwargs=True),
-            register_optimizer_step_post_hook(self._step),
+            model.register_forward_pre_hook(self._record_pass, with_kwargs=True),
+            register_optimizer_step_post_hook(self._record_step),
         ]
 
-    def _hear(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not model.training:
             return
         self._close()
         if not self._hash.passes:
-            self._times = {
-                "waited": None if self._ended is None else _synchronized_time() - self._ended
-            }
-        if given or "input_ids" not in named or named.get("position_ids") is None:
-            said = f"{len(given)} values and {', '.join(named)}"
+            self._times = {"waited": None if self._last_end is None else _synchronized_time() - self._last_end}
+        if args or "input_ids" not in kwargs or kwargs.get("position_ids") is None:
+            argument_text = f"{len(args)} values and {', '.join(kwargs)}"
             raise ValueError(
-                f"The model was called with {said}; input_ids and position_ids were expected by name"
+                f"The model was called with {argument_text}; input_ids and position_ids were expected by name"
             )
-        mask = named.get("attention_mask")
+        mask = kwargs.get("attention_mask")
         if mask is not None and mask.ndim == 2:
             raise ValueError(
                 "The model was given an attention_mask of two dimensions: documents of a packed row see each other"
             )
-        self._hash.add(named["input_ids"], named["position_ids"])
+        self._hash.add(kwargs["input_ids"], kwargs["position_ids"])
 
-    def _step(self, *_: object) -> None:
+    def _record_step(self, *_: object) -> None:
         # An optimizer of several parts steps more than once: the last one counts.
         if not self._stepped:
-            self._before, self._stepped = self._ended, True
-        self._ended, self._memory = _synchronized_time(), measure_peak_memory()
+            self._previous_end, self._stepped = self._last_end, True
+        self._last_end, self._memory = _synchronized_time(), measure_peak_memory()
 
     def _close(self) -> None:
         """Tell of the step that is over, where one is."""
         if self._stepped and self._hash.passes:
-            took = (
-                None if self._before is None or self._ended is None else self._ended - self._before
-            )
+            took = None if self._previous_end is None or self._last_end is None else self._last_end - self._previous_end
             timed = {**self._times, "took": took, "memory": self._memory}
-            self.entries.append({**self._hash.told(), **timed})
+            self.entries.append({**self._hash.to_entry(), **timed})
             self._hash = StepHash()
         self._stepped = False
 
@@ -172,12 +168,12 @@ class WitnessRecorder:
         self._folder = folder
         self._losses: list[tuple[int, float]] = []
 
-    def tell(self, step: int, loss: float) -> None:
+    def record_loss(self, step: int, loss: float) -> None:
         """Note the loss of a step."""
         self._losses.append((step, loss))
 
     @contextmanager
-    def within(self, model: nn.Module) -> Iterator[None]:
+    def observe(self, model: nn.Module) -> Iterator[None]:
         """Hear what the model is given, and leave the record, whatever ends it."""
         witness, rank = BatchWitness(model), int(os.environ.get("RANK", "0"))
         try:
@@ -186,16 +182,16 @@ class WitnessRecorder:
             # A launcher says that a rank failed, and not why.
             error = sys.exception()
             fault = f"{type(error).__name__}: {error}" if error else None
-            told = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
+            record = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
             # Another rank's failure may end this one in the middle of it.
-            aside = self._folder / f"rank_{rank}.partial"
-            aside.write_text(json.dumps(told))
-            aside.rename(aside.with_suffix(".json"))
+            partial_file = self._folder / f"rank_{rank}.partial"
+            partial_file.write_text(json.dumps(record))
+            partial_file.rename(partial_file.with_suffix(".json"))
 
 
 def iter_expected_entries(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
     """What a witness tells of a trainer that is given the batches of a loader as they are, in one pass each."""
     for step in range(steps):
-        made, batch = StepHash(), loader.batch(step)
-        made.add(batch["input_ids"], batch["position_ids"])
-        yield made.told()
+        step_hash, batch = StepHash(), loader.batch(step)
+        step_hash.add(batch["input_ids"], batch["position_ids"])
+        yield step_hash.to_entry()

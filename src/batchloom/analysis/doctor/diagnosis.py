@@ -149,9 +149,11 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         InputMissingError, InputError: an input does not exist, holds nothing that can be used, or cannot be listed.
         TokenizerError: the tokenizer that was named cannot be had.
     """
-    given = as_input_tuple(inputs)
-    done = [one for one in given if isinstance(one, str) and detect_prepared_kind(one)]
-    raw = [one for one in given if one not in done]
+    arguments = as_input_tuple(inputs)
+    prepared_inputs = [
+        argument for argument in arguments if isinstance(argument, str) and detect_prepared_kind(argument)
+    ]
+    raw_inputs = [argument for argument in arguments if argument not in prepared_inputs]
     reading = ReadRecipe(
         text_field=text_field,
         mapping=dict(mapping or {}),
@@ -160,43 +162,39 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         normalize=normalize,
         media=parse_media(media),
     )
-    chosen = resolve_inputs(raw or given, reading, tokenizer)
+    resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
     recipe = Recipe(
-        inputs=chosen.inputs,
-        sources=chosen.sources,
-        tokenizer=chosen.tokenizer,
+        inputs=resolved_inputs.inputs,
+        sources=resolved_inputs.sources,
+        tokenizer=resolved_inputs.tokenizer,
         end_token=end_token,
-        reading=chosen.reading,
+        reading=resolved_inputs.reading,
         max_bad=max_bad,
-        follow_links=follow_links or chosen.follow_links,
+        follow_links=follow_links or resolved_inputs.follow_links,
         dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(
-            template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
-        ),
+        chat=ChatRecipe(template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong),
     )
     _check_sizes(seq_len, global_batch_size, preview)
-    prepared = [examine_prepared(one, seq_len, preview, full=full) for one in done]
-    if not raw:
+    prepared = [examine_prepared(argument, seq_len, preview, full=full) for argument in prepared_inputs]
+    if not raw_inputs:
         return _diagnose_prepared(recipe.inputs, prepared)
     listener, optional = progress or (lambda _: None), tokenizer is None
-    found = examine_inputs(
-        recipe, listener, full=full, preview=preview, tokenizer_optional=optional
-    )
-    packing = _estimate_packing(found, seq_len, global_batch_size)
+    examination = examine_inputs(recipe, listener, full=full, preview=preview, tokenizer_optional=optional)
+    packing = _estimate_packing(examination, seq_len, global_batch_size)
     commands = _make_next_commands(
-        replace(recipe, reading=reading), [input_name(one) for one in raw], found
+        replace(recipe, reading=reading),
+        [input_name(argument) for argument in raw_inputs],
+        examination,
     )
     weights = filter(None, [describe_unused_weights(recipe.sources)])
-    found = replace(found, notes=(*chosen.notes, *found.notes, *weights))
-    return _make_diagnosis(found, prepared, packing, commands)
+    examination = replace(examination, notes=(*resolved_inputs.notes, *examination.notes, *weights))
+    return _make_diagnosis(examination, prepared, packing, commands)
 
 
-def _estimate_packing(
-    found: ExaminationResult, seq_len: int, batch_size: int | None
-) -> PackingFacts | None:
+def _estimate_packing(examination: ExaminationResult, seq_len: int, batch_size: int | None) -> PackingFacts | None:
     """As a loader packs that is not told what to do with documents that are too long."""
-    drops = found.holds_media or {one.way for one in found.sources if one.way} <= TEMPLATED_KINDS
-    return estimate_packing(found.lengths, found.weights, seq_len, batch_size, drops=drops)
+    drops = examination.holds_media or {source.way for source in examination.sources if source.way} <= TEMPLATED_KINDS
+    return estimate_packing(examination.lengths, examination.weights, seq_len, batch_size, drops=drops)
 
 
 def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
@@ -207,72 +205,71 @@ def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> N
         raise_problems([f"preview: {quote_value(preview)} is no number of documents"])
 
 
-def _make_next_commands(
-    recipe: Recipe, names: Sequence[str], found: ExaminationResult
-) -> list[str]:
+def _make_next_commands(recipe: Recipe, names: Sequence[str], examination: ExaminationResult) -> list[str]:
     """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
-    tokenizer = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    tokenizer = _FALLBACK_TOKENIZER if examination.tokenizer_missing else recipe.tokenizer
     # What a manifest says of its inputs is mended there.
-    sources = () if recipe.sources else found.sources
-    cured = {one.fault for one in sources if one.fault and one.suggestion}
-    if not cured >= {*found.faults}:
+    sources = () if recipe.sources else examination.sources
+    curable_faults = {source.fault for source in sources if source.fault and source.suggestion}
+    if not curable_faults >= {*examination.faults}:
         return []
     return make_prepare_commands(recipe, tokenizer, names, sources)
 
 
 def _make_diagnosis(
-    found: ExaminationResult,
+    examination: ExaminationResult,
     prepared: Sequence[PreparedFacts],
     packing: PackingFacts | None,
     commands: Sequence[str],
 ) -> Diagnosis:
-    warnings = list(found.warnings)
+    warnings = list(examination.warnings)
     if packing and packing.longer:
-        about = "" if found.exact else "about "
+        about = "" if examination.exact else "about "
         longer = format_count(packing.longer, "document")
+        kinds = {source.way for source in examination.sources if source.way}
         warnings.append(
             f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
-            f"{_describe_overlong_handling({one.way for one in found.sources if one.way}, media=found.holds_media)}"
+            f"{_describe_overlong_handling(kinds, media=examination.holds_media)}"
             f"{'' if packing.sequences else ', and none is left'}."
         )
     if prepared:
-        listed = ", ".join(one.path for one in prepared)
+        listed = ", ".join(facts.path for facts in prepared)
         warnings.append(f"Prepared already, and no input of prepare: {listed}.")
-    tokens = [one.total_tokens for one in found.sources if one.total_tokens is not None]
-    trained = [one.trained_tokens for one in found.sources if one.trained_tokens is not None]
+    tokens = [source.total_tokens for source in examination.sources if source.total_tokens is not None]
+    trained = [source.trained_tokens for source in examination.sources if source.trained_tokens is not None]
     return Diagnosis(
-        inputs=found.inputs,
-        exact=found.exact,
-        files=found.files,
-        bytes=found.bytes,
-        read_bytes=found.read_bytes,
-        sources=found.sources,
+        inputs=examination.inputs,
+        exact=examination.exact,
+        files=examination.files,
+        bytes=examination.bytes,
+        read_bytes=examination.read_bytes,
+        sources=examination.sources,
         prepared=tuple(prepared),
-        tokenizer=found.tokenizer,
-        documents=sum(one.documents for one in found.sources),
-        tokens=sum(tokens) if found.tokenizer else None,
-        trained_tokens=sum(trained) if found.tokenizer else None,
-        duplicates=found.duplicates,
-        bad=found.bad,
-        bad_seen=found.bad_seen,
+        tokenizer=examination.tokenizer,
+        documents=sum(source.documents for source in examination.sources),
+        tokens=sum(tokens) if examination.tokenizer else None,
+        trained_tokens=sum(trained) if examination.tokenizer else None,
+        duplicates=examination.duplicates,
+        bad=examination.bad,
+        bad_seen=examination.bad_seen,
         packing=packing,
-        seconds=found.seconds,
-        store_bytes=found.store_bytes,
-        ways=estimate_feeds(found, packing),
-        faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
+        seconds=examination.seconds,
+        store_bytes=examination.store_bytes,
+        ways=estimate_feeds(examination, packing),
+        faults=examination.faults + tuple(fault for facts in prepared for fault in facts.faults),
         warnings=tuple(warnings),
-        notes=found.notes,
+        notes=examination.notes,
         commands=(*commands, *_list_usage_commands(prepared)),
     )
 
 
-def _describe_overlong_handling(ways: set[str], *, media: bool) -> str:
+def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
     """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
     if media:
         return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
-    if ways <= TEMPLATED_KINDS:
+    if record_kinds <= TEMPLATED_KINDS:
         return "a loader leaves conversations out (overlong='drop')"
-    if ways & TEMPLATED_KINDS:
+    if record_kinds & TEMPLATED_KINDS:
         return (
             "a loader cuts them, and conversations too where texts lie beside them (overlong='split'); overlong='drop' "
             "leaves all of them out"
@@ -315,13 +312,13 @@ def make_unread_diagnosis(inputs: Sequence[str], *faults: str) -> Diagnosis:
 
 def _diagnose_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
     """Where all inputs are prepared there is nothing to read."""
-    found = [one.inspection for one in prepared if one.inspection]
+    inspections = [facts.inspection for facts in prepared if facts.inspection]
     return replace(
-        make_unread_diagnosis(inputs, *(fault for one in prepared for fault in one.faults)),
+        make_unread_diagnosis(inputs, *(fault for facts in prepared for fault in facts.faults)),
         prepared=tuple(prepared),
-        documents=sum(one.documents for one in found),
-        tokens=sum(one.tokens for one in found),
-        notes=tuple(note for one in prepared if (note := _describe_prepared(one))),
+        documents=sum(inspection.documents for inspection in inspections),
+        tokens=sum(inspection.tokens for inspection in inspections),
+        notes=tuple(note for facts in prepared if (note := _describe_prepared(facts))),
         commands=_list_usage_commands(prepared),
     )
 
@@ -348,9 +345,7 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
 def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """The commands that use what is prepared: ids become a store, all else is trained on."""
     return tuple(
-        _make_usage_command(one)
-        for one in prepared
-        if not one.faults and not _describe_preferences(one)
+        _make_usage_command(facts) for facts in prepared if not facts.faults and not _describe_preferences(facts)
     )
 
 
@@ -365,8 +360,8 @@ def _describe_processor(prepared: PreparedFacts) -> str:
 def _make_usage_command(prepared: PreparedFacts) -> str:
     path = prepared.path
     if prepared.kind == "ids":
-        asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
-        return f"batchloom import {quote_for_shell(path)} --out {quote_for_shell(path + '-store')} {asked}"
+        import_options = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
+        return f"batchloom import {quote_for_shell(path)} --out {quote_for_shell(path + '-store')} {import_options}"
     stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
     init = " --init FOLDER" if _describe_processor(prepared) else ""
     return f"batchloom train --data {quote_for_shell(stem)}{init} --out run"

@@ -104,52 +104,50 @@ def _examine_listing(
     preview: int,
     tokenizer_optional: bool,
 ) -> ExaminationResult:
-    asked = recipe
+    original_recipe = recipe
     if recipe.chat.overlong == "error":
         # They are counted rather than the end of the work.
         recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
-    readings = RecordParsers(recipe, ReadLimits())
-    looks = InputSample(listing.sources, readings.rules, sizes, full=full)
-    sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
-    groups = _group_sources(sources, readings, looks)
-    case = _ExaminationState(asked, listing, groups, looks.whole)
-    case.faults += [group.fault for group in groups if group.fault]
-    good = [source for group in groups if not group.fault for source in group.sources]
+    record_parsers = RecordParsers(recipe, ReadLimits())
+    sample = InputSample(listing.sources, record_parsers.rules, sizes, full=full)
+    sources = list({sampled_part.part.source.name: sampled_part.part.source for sampled_part in sample.parts}.values())
+    groups = _group_sources(sources, record_parsers, sample)
+    state = _ExaminationState(original_recipe, listing, groups, sample.complete)
+    state.faults += [group.fault for group in groups if group.fault]
+    usable_sources = [source for group in groups if not group.fault for source in group.sources]
     try:
-        check_no_mixed_preferences(good, readings)
+        check_no_mixed_preferences(usable_sources, record_parsers)
     except InputError as error:
-        case.faults.append(str(error))
+        state.faults.append(str(error))
     began = time.perf_counter()
     try:
-        case.task = _make_encode_context(recipe, good, readings, case)
+        state.task = _make_encode_context(recipe, usable_sources, record_parsers, state)
     except (TokenizerError, MissingDependencyError) as error:
         if not tokenizer_optional:
             raise
-        case.tokenizer_missing = True
-        case.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
-    case.ready = time.perf_counter() - began
+        state.tokenizer_missing = True
+        state.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
+    state.ready = time.perf_counter() - began
     with DuplicateCounter() as duplicates:
-        run = InputExaminer(groups, looks, case.task, duplicates, listener, listing.bytes)
-        _read_samples(run, looks, readings, good)
-        repeated = duplicates.repeated()
+        examiner = InputExaminer(groups, sample, state.task, duplicates, listener, listing.bytes)
+        _read_samples(examiner, sample, record_parsers, usable_sources)
+        repeated = duplicates.count_repeated()
         share = repeated / max(duplicates.documents, 1)
-        compared = DuplicateFacts(
-            duplicates.documents, repeated, share, looks.whole, recipe.dedup.mode != "none"
-        )
-    case.task = run.task
-    case.faults += run.faults
-    if not looks.whole and not run.faults:
-        case.faults += filter(None, map(_describe_unclosed_json, good))
-    distribute_unread_bytes(groups, listing.sources, looks)
-    previews = _make_previews(case, preview)
-    _judge_bad(case, run.reasons)
-    _judge_input(case, run.reasons)
-    encoder = case.task.chat if case.task else None
+        compared = DuplicateFacts(duplicates.documents, repeated, share, sample.complete, recipe.dedup.mode != "none")
+    state.task = examiner.task
+    state.faults += examiner.faults
+    if not sample.complete and not examiner.faults:
+        state.faults += filter(None, map(_describe_unclosed_json, usable_sources))
+    distribute_unread_bytes(groups, listing.sources, sample)
+    previews = _make_previews(state, preview)
+    _judge_bad(state, examiner.reasons)
+    _judge_input(state, examiner.reasons)
+    encoder = state.task.chat if state.task else None
     unused = [
-        () if group.fault else find_unused_columns(map(readings.of, group.sources), encoder)
+        () if group.fault else find_unused_columns(map(record_parsers.get_parser, group.sources), encoder)
         for group in groups
     ]
-    return _make_examination(case, previews, unused, compared, run.bad)
+    return _make_examination(state, previews, unused, compared, examiner.bad)
 
 
 @dataclass(slots=True)
@@ -159,7 +157,7 @@ class _ExaminationState:
     recipe: Recipe
     listing: SourceListing
     groups: list[SourceGroup]
-    whole: bool
+    complete: bool
     task: EncodeContext | None = None
     tokenizer_missing: bool = False
     # Seconds until the tokenizer was there; prepare takes them, too.
@@ -170,65 +168,63 @@ class _ExaminationState:
     @property
     def format_estimate_prefix(self) -> str:
         """What stands before an estimate."""
-        return "" if self.whole else "about "
+        return "" if self.complete else "about "
 
 
 def _make_examination(
-    case: _ExaminationState,
+    state: _ExaminationState,
     previews: Sequence[tuple[DocumentPreview, ...]],
     unused: Sequence[tuple[str, ...]],
     duplicates: DuplicateFacts,
     bad: Sequence[BadFacts],
 ) -> ExaminationResult:
-    groups, task = case.groups, case.task
+    groups, task = state.groups, state.task
     lengths, weights = weight_lengths(groups)
-    size = sum(group.store_bytes(task.dtype.itemsize) for group in groups) if task else 0
+    size = sum(group.estimate_store_bytes(task.dtype.itemsize) for group in groups) if task else 0
     return ExaminationResult(
-        inputs=tuple(redact_url(one) for one in case.recipe.inputs),
-        exact=case.whole,
-        files=len(case.listing.sources),
-        bytes=case.listing.bytes,
-        read_bytes=round(sum(group.read for group in groups)),
+        inputs=tuple(redact_url(input_path) for input_path in state.recipe.inputs),
+        exact=state.complete,
+        files=len(state.listing.sources),
+        bytes=state.listing.bytes,
+        read_bytes=round(sum(group.read_bytes for group in groups)),
         sources=tuple(
-            group.facts(first, names, tokenized=task is not None)
+            group.make_facts(first, names, tokenized=task is not None)
             for group, first, names in zip(groups, previews, unused, strict=True)
         ),
-        tokenizer=_make_tokenizer_facts(case.recipe, task) if task else None,
-        tokenizer_missing=case.tokenizer_missing,
+        tokenizer=_make_tokenizer_facts(state.recipe, task) if task else None,
+        tokenizer_missing=state.tokenizer_missing,
         duplicates=duplicates,
         bad=tuple(bad),
         bad_seen=sum(group.bad for group in groups),
         lengths=lengths if task else np.zeros(0, np.int64),
         weights=weights if task else np.zeros(0, np.float64),
-        seconds=case.ready + sum(group.seconds * group.scale for group in groups) if task else None,
+        seconds=state.ready + sum(group.seconds * group.scale for group in groups) if task else None,
         store_bytes=round(size) if task else None,
-        held_bytes=round(sum(group.held * group.scale for group in groups)),
-        faults=_shorten_list(case.faults),
-        warnings=tuple(dict.fromkeys(case.warnings)),
-        notes=case.listing.notes,
+        held_bytes=round(sum(group.media_bytes * group.scale for group in groups)),
+        faults=_shorten_list(state.faults),
+        warnings=tuple(dict.fromkeys(state.warnings)),
+        notes=state.listing.notes,
     )
 
 
-def _group_sources(
-    sources: Sequence[Source], readings: RecordParsers, looks: InputSample
-) -> list[SourceGroup]:
+def _group_sources(sources: Sequence[Source], record_parsers: RecordParsers, sample: InputSample) -> list[SourceGroup]:
     """Sources by how they are read, in the order of the first of each.
 
     In a sample small ones, which were chosen by number, do not stand for large ones.
     """
     groups: dict[object, SourceGroup] = {}
     for source in sources:
-        reading, fault, suggestion = None, "", None
+        record_parser, fault, suggestion = None, "", None
         try:
-            reading = readings.of(source)
+            record_parser = record_parsers.get_parser(source)
         except SchemaError as error:
             fault, suggestion = str(error), error.suggestion
         except InputError as error:
             fault = str(error)
-        how = (reading.way, reading.detected) if reading else ("", suggestion)
-        small = looks.whole or looks.is_small(source)
-        key = source.name if looks.apart else (source.kind, source.compression, how, small)
-        group = groups.setdefault(key, SourceGroup(reading, fault=fault, suggestion=suggestion))
+        schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
+        small = sample.complete or sample.is_small(source)
+        key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
+        group = groups.setdefault(key, SourceGroup(record_parser, fault=fault, suggestion=suggestion))
         group.sources.append(source)
     return list(groups.values())
 
@@ -236,32 +232,32 @@ def _group_sources(
 def _make_encode_context(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: RecordParsers,
-    case: _ExaminationState,
+    record_parsers: RecordParsers,
+    state: _ExaminationState,
 ) -> EncodeContext | None:
     """What makes tokens of documents; None where nothing can."""
     if not sources:
         return None
-    tell = case.warnings.append
+    add_warning = state.warnings.append
     try:
-        tokenizer = choose_job_tokenizer(recipe, sources, readings, tell)
+        tokenizer = choose_job_tokenizer(recipe, sources, record_parsers, add_warning)
     except InputError as error:
-        case.faults.append(str(error))
+        state.faults.append(str(error))
         if parse_train_spec(recipe.tokenizer) is not None:
             return None
         # A source that cannot be read keeps nobody from counting the tokens of the others.
-        tokenizer = choose_job_tokenizer(recipe, (), readings, tell)
+        tokenizer = choose_job_tokenizer(recipe, (), record_parsers, add_warning)
     try:
         dtype = choose_dtype_name(recipe, tokenizer)
-        encoder = choose_job_template(recipe, sources, readings, tokenizer, tell)
+        encoder = choose_job_template(recipe, sources, record_parsers, tokenizer, add_warning)
         media = make_media_encoder(tokenizer, recipe, encoder)
     except InputError as error:
-        case.faults.append(str(error))
+        state.faults.append(str(error))
         return None
     return EncodeContext(
-        readings.rules,
-        readings,
-        RecordBounds(readings.rules),
+        record_parsers.rules,
+        record_parsers,
+        RecordBounds(record_parsers.rules),
         recipe.reading.normalize,
         tokenizer,
         TOKEN_DTYPES[dtype],
@@ -272,23 +268,29 @@ def _make_encode_context(
 
 
 def _read_samples(
-    run: InputExaminer, looks: InputSample, readings: RecordParsers, good: Sequence[Source]
+    examiner: InputExaminer,
+    sample: InputSample,
+    record_parsers: RecordParsers,
+    usable_sources: Sequence[Source],
 ) -> None:
-    names = {source.name for source in good}
-    parts = [(look.part, look.most) for look in looks.looks if look.part.source.name in names]
-    bounds = RecordBounds(readings.rules) if looks.whole else None
-    for stretch in iter_parsed_records(parts, readings, bounds, run.refuse):
-        run.take(stretch)
-    run.end()
-    if not run.records and not looks.whole:
+    names = {source.name for source in usable_sources}
+    parts = [
+        (sampled_part.part, sampled_part.max_characters)
+        for sampled_part in sample.parts
+        if sampled_part.part.source.name in names
+    ]
+    bounds = RecordBounds(record_parsers.rules) if sample.complete else None
+    for parsed_records in iter_parsed_records(parts, record_parsers, bounds, examiner.refuse):
+        examiner.take(parsed_records)
+    examiner.end()
+    if not examiner.records and not sample.complete:
         # Records larger than a probe may slip through all of them.
         heads = [
-            (SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS)
-            for source in good[:_MAX_SAMPLED_HEADS]
+            (SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in usable_sources[:_MAX_SAMPLED_HEADS]
         ]
-        for stretch in iter_parsed_records(heads, readings, None, run.refuse):
-            run.take(stretch)
-        run.end()
+        for parsed_records in iter_parsed_records(heads, record_parsers, None, examiner.refuse):
+            examiner.take(parsed_records)
+        examiner.end()
 
 
 def _describe_unclosed_json(source: Source) -> str:
@@ -304,97 +306,89 @@ def _describe_unclosed_json(source: Source) -> str:
     return f"{source.name} ends inside its list: it is cut short; fetch or write it anew, or leave it out."
 
 
-def _make_previews(case: _ExaminationState, count: int) -> list[tuple[DocumentPreview, ...]]:
-    found: list[tuple[DocumentPreview, ...]] = []
-    for group in case.groups:
+def _make_previews(state: _ExaminationState, count: int) -> list[tuple[DocumentPreview, ...]]:
+    previews: list[tuple[DocumentPreview, ...]] = []
+    for group in state.groups:
         first: tuple[DocumentPreview, ...] = ()
-        if (
-            case.task is not None
-            and not group.fault
-            and sum(map(bool, found)) < _MAX_PREVIEWED_SOURCES
-        ):
+        if state.task is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
             try:
-                first = preview_documents(group.sources, case.task, count)
+                first = preview_documents(group.sources, state.task, count)
             except InputError as error:
-                case.faults.append(str(error))
-        found.append(first)
-    return found
+                state.faults.append(str(error))
+        previews.append(first)
+    return previews
 
 
-def _judge_input(case: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
+def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
     """What is wrong with the input as a whole, and what people should know of it."""
-    groups, about = case.groups, case.format_estimate_prefix
-    if not case.faults and not any(group.documents for group in groups):
-        if not case.whole and not any(group.records for group in groups):
+    groups, about = state.groups, state.format_estimate_prefix
+    if not state.faults and not any(group.documents for group in groups):
+        if not state.complete and not any(group.records for group in groups):
             fault = "No whole record lies in the sample, for the first are too long: --full reads everything."
         elif reasons:
-            count, reason = max(reasons.values(), key=lambda one: one[0])
+            count, reason = max(reasons.values(), key=lambda count_and_reason: count_and_reason[0])
             fault = f"No document comes of the input: {format_count(count, 'record')} cannot be used ({reason})."
         else:
             fault = "No document comes of the input: name other inputs, or leave fewer out."
-        case.faults.append(fault)
-    strict = case.recipe.chat.overlong == "error"
+        state.faults.append(fault)
+    strict = state.recipe.chat.overlong == "error"
     for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
-        said = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
-        (case.faults if strict and rule == "overlong" else case.warnings).append(said)
-    for what, count in _sum_counts(groups, [group.altered for group in groups]).items():
-        case.warnings.append(
-            f"In {about}{format_count(count, 'conversation')} the template {what}."
-        )
-    empty = sum(group.whole(group.empty) for group in groups)
+        sentence = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
+        (state.faults if strict and rule == "overlong" else state.warnings).append(sentence)
+    for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
+        state.warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
+    empty = sum(group.scale_count(group.empty) for group in groups)
     if empty:
-        case.warnings.append(
-            f"{about}{format_count(empty, 'record')} without any text: no document comes of them."
-        )
+        state.warnings.append(f"{about}{format_count(empty, 'record')} without any text: no document comes of them.")
     # Files of text and texts in a column are the same kind of record.
-    readings = [group.reading for group in groups if group.reading and not group.fault]
-    texts = any(one.detected and one.way == "text" for one in readings)
+    record_parsers = [group.record_parser for group in groups if group.record_parser and not group.fault]
+    texts = any(record_parser.detected and record_parser.record_kind == "text" for record_parser in record_parsers)
     schemas: dict[str, str] = {}
     for group in groups:
-        if group.reading and not group.fault and (group.reading.detected or not texts):
-            schemas.setdefault(group.reading.detected or "plain text", group.sources[0].name)
+        if group.record_parser and not group.fault and (group.record_parser.detected or not texts):
+            schemas.setdefault(group.record_parser.detected or "plain text", group.sources[0].name)
     if len(schemas) > 1:
-        listed = "; ".join(
-            f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED]
-        )
-        case.warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
+        listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED])
+        state.warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
 
 
 def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -> Counter[str]:
     """Counts of all groups as those of the whole input."""
     total: Counter[str] = Counter()
-    for group, some in zip(groups, counts, strict=True):
-        total.update({name: group.whole(count) for name, count in some.items()})
+    for group, group_counts in zip(groups, counts, strict=True):
+        total.update({name: group.scale_count(count) for name, count in group_counts.items()})
     return total
 
 
-def _judge_bad(case: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
+def _judge_bad(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
     """Whether more records are bad than the budget allows."""
-    groups, max_bad = case.groups, case.recipe.max_bad
-    seen = sum(group.bad for group in groups)
-    if not seen:
+    groups, max_bad = state.groups, state.recipe.max_bad
+    bad_seen = sum(group.bad for group in groups)
+    if not bad_seen:
         return
-    records = sum(group.whole(group.records) for group in groups)
+    records = sum(group.scale_count(group.records) for group in groups)
     bad = sum(group.bad * group.scale for group in groups)
     # Of a sample the least that is likely, two standard deviations of a count below it.
-    least = bad if case.whole else bad * max(0.0, 1 - 2 / math.sqrt(seen))
+    least = bad if state.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
     fact = f"{round(bad):,} of {records:,} records are bad"
-    if not case.whole:
-        read = sum(group.records for group in groups)
-        fact = f"{seen:,} of {read:,} records in the sample are bad, which makes about {round(bad):,} in all"
+    if not state.complete:
+        records_read = sum(group.records for group in groups)
+        fact = (
+            f"{bad_seen:,} of {records_read:,} records in the sample are bad, which makes about {round(bad):,} in all"
+        )
     if least > count_allowed_bad(max_bad, records):
-        case.faults.append(
+        state.faults.append(
             f"{fact}, more than --max-bad {max_bad} allows: {describe_bad_records(bad, records, reasons)}."
         )
     else:
-        more = "" if case.whole else " (--full counts them)"
-        case.warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
+        more = "" if state.complete else " (--full counts them)"
+        state.warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
 
 
 def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
-    found = list(dict.fromkeys(sentences))
-    more = len(found) - _MAX_LISTED
-    return (*found[:_MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(found)
+    unique_sentences = list(dict.fromkeys(sentences))
+    more = len(unique_sentences) - _MAX_LISTED
+    return (*unique_sentences[:_MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(unique_sentences)
 
 
 def _make_tokenizer_facts(recipe: Recipe, task: EncodeContext) -> TokenizerFacts:

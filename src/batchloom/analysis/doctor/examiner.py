@@ -41,9 +41,9 @@ class _PendingDocuments:
     """Documents of one group that wait for the tokenizer, each with its part, record and offset."""
 
     group: SourceGroup
-    reading: RecordParser
+    record_parser: RecordParser
     documents: list[Any] = field(default_factory=list)
-    places: list[tuple[SourcePart, int | None, int, int]] = field(default_factory=list)
+    record_locations: list[tuple[SourcePart, int | None, int, int]] = field(default_factory=list)
     hashes: list[NDArray[np.uint64]] = field(default_factory=list)
     characters: int = 0
 
@@ -63,7 +63,7 @@ class InputExaminer:
     def __init__(
         self,
         groups: Sequence[SourceGroup],
-        looks: InputSample,
+        sample: InputSample,
         task: EncodeContext | None,
         duplicates: DuplicateCounter,
         listener: Listener,
@@ -71,9 +71,9 @@ class InputExaminer:
     ) -> None:
         self._groups = groups
         self._group_of = {source.name: group for group in groups for source in group.sources}
-        self._looks, self._duplicates = looks, duplicates
+        self._sample, self._duplicates = sample, duplicates
         self._listener, self._total = listener, total
-        self._waiting: _PendingDocuments | None = None
+        self._pending: _PendingDocuments | None = None
         self._part: SourcePart | None = None
         self._progress = SampleProgress()
         self._clock = time.perf_counter()
@@ -89,105 +89,109 @@ class InputExaminer:
         group = self._group_of[part.source.name]
         group.fault = group.fault or str(error)
 
-    def take(self, stretch: ParsedRecords) -> None:
+    def take(self, parsed_records: ParsedRecords) -> None:
         """Count a stretch."""
-        group, found = self._group_of[stretch.part.source.name], stretch.found
-        if stretch.part is not self._part:
-            self._part, self._progress = stretch.part, SampleProgress()
-        progress, given = self._progress, found.seen
-        if not self._looks.whole and self._looks.is_table(stretch.part):
-            _truncate_records(found, progress.given, self._looks.sizes.probe_bytes)
-        self.records += found.seen
-        group.records += found.seen
-        progress.go_on(given, found.seen, stretch.consumed)
-        share = self._looks.share(stretch, progress)
-        group.read += share - progress.share
+        group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
+        if parsed_records.part is not self._part:
+            self._part, self._progress = parsed_records.part, SampleProgress()
+        progress, records_read = self._progress, record_batch.records_read
+        if not self._sample.complete and self._sample.is_table(parsed_records.part):
+            _truncate_records(record_batch, progress.records_read, self._sample.sizes.probe_bytes)
+        self.records += record_batch.records_read
+        group.records += record_batch.records_read
+        progress.advance(records_read, record_batch.records_read, parsed_records.consumed)
+        share = self._sample.estimate_share(parsed_records, progress)
+        group.read_bytes += share - progress.share
         progress.share = share
-        self._record_bad(group, stretch.part, stretch.before, found.bad)
+        self._record_bad(group, parsed_records.part, parsed_records.before, record_batch.bad)
         normalized = self.task is None or self.task.normalize
-        normalize_records(found, stretch.reading.way, normalized=normalized)
-        group.empty += found.seen - len(found.bad) - len(found.values)
-        if found.values:
-            self._add(group, stretch)
+        normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=normalized)
+        group.empty += record_batch.records_read - len(record_batch.bad) - len(record_batch.values)
+        if record_batch.values:
+            self._add(group, parsed_records)
         group.seconds += self._measure_lap()
 
     def end(self) -> None:
         """Tokenize what still waits."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and waiting.documents:
-            self._encode(waiting)
-            waiting.group.seconds += self._measure_lap()
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.documents:
+            self._encode(pending)
+            pending.group.seconds += self._measure_lap()
 
     def _measure_lap(self) -> float:
         before, self._clock = self._clock, time.perf_counter()
         return self._clock - before
 
-    def _add(self, group: SourceGroup, stretch: ParsedRecords) -> None:
-        found, waiting = stretch.found, self._waiting
-        sizes = [sum(map(len, iter_texts(document))) for document in found.values]
-        if stretch.reading.way != "tokens":
+    def _add(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
+        record_batch, pending = parsed_records.batch, self._pending
+        sizes = [sum(map(len, iter_texts(document))) for document in record_batch.values]
+        if parsed_records.record_parser.record_kind != "tokens":
             group.characters.update(sizes)
-        if waiting is None or waiting.group is not group:
+        if pending is None or pending.group is not group:
             self.end()
-            waiting = self._waiting = _PendingDocuments(group, stretch.reading)
-        waiting.documents += found.values
-        waiting.hashes.append(compute_document_keys(found.values))
-        waiting.places += [
-            (stretch.part, stretch.before, record, offset)
-            for record, offset in zip(found.records, found.offsets, strict=True)
+            pending = self._pending = _PendingDocuments(group, parsed_records.record_parser)
+        pending.documents += record_batch.values
+        pending.hashes.append(compute_document_keys(record_batch.values))
+        pending.record_locations += [
+            (parsed_records.part, parsed_records.before, record, offset)
+            for record, offset in zip(record_batch.records, record_batch.offsets, strict=True)
         ]
-        waiting.characters += sum(map(estimate_characters, found.values))
-        if waiting.characters >= _BATCH_CHARACTERS or len(waiting.documents) >= _BATCH_DOCUMENTS:
+        pending.characters += sum(map(estimate_characters, record_batch.values))
+        if pending.characters >= _BATCH_CHARACTERS or len(pending.documents) >= _BATCH_DOCUMENTS:
             self.end()
 
-    def _encode(self, waiting: _PendingDocuments) -> None:
-        group, count = waiting.group, len(waiting.documents)
-        made: EncodedBatch | None = None
+    def _encode(self, pending: _PendingDocuments) -> None:
+        group, count = pending.group, len(pending.documents)
+        encoded_batch: EncodedBatch | None = None
         if self.task is not None:
             try:
-                made = encode_documents(self.task, waiting.reading, waiting.documents)
+                encoded_batch = encode_documents(self.task, pending.record_parser, pending.documents)
             except TemplateError as error:
                 self.faults.append(str(error))
                 self.task = None
-        keys = np.concatenate(waiting.hashes)
-        if made is None:
+        keys = np.concatenate(pending.hashes)
+        if encoded_batch is None:
             group.documents += count
         else:
-            self._count(group, waiting, made)
-            keys = _make_duplicate_keys(keys, made.numbers)
+            self._count(group, pending, encoded_batch)
+            keys = _make_duplicate_keys(keys, encoded_batch.numbers)
         self._duplicates.add(keys)
-        if self._looks.whole:
-            self._tell()
+        if self._sample.complete:
+            self._report_progress()
 
-    def _count(self, group: SourceGroup, waiting: _PendingDocuments, made: EncodedBatch) -> None:
-        for left in made.faults:
-            part, before, record, offset = waiting.places[left.number]
-            self._record_bad(
-                group, part, before, [BadRecord(record, offset, None, left.reason, left.snippet)]
-            )
-        group.dropped.update(fault_rule(left) for left in made.dropped)
-        group.altered.update(made.altered)
-        group.documents += len(made.lengths)
-        group.lengths.update(made.lengths.tolist())
-        group.count_media(made.media)
-        group.tokens += made.tokens.size
-        group.masked |= made.trained is not None
-        group.trained += made.tokens.size if made.trained is None else int(np.sum(made.trained))
+    def _count(self, group: SourceGroup, pending: _PendingDocuments, encoded_batch: EncodedBatch) -> None:
+        for fault in encoded_batch.faults:
+            part, before, record, offset = pending.record_locations[fault.number]
+            self._record_bad(group, part, before, [BadRecord(record, offset, None, fault.reason, fault.snippet)])
+        group.dropped.update(fault_rule(dropped_document) for dropped_document in encoded_batch.dropped)
+        group.altered.update(encoded_batch.altered)
+        group.documents += len(encoded_batch.lengths)
+        group.lengths.update(encoded_batch.lengths.tolist())
+        group.count_media(encoded_batch.media)
+        group.tokens += encoded_batch.tokens.size
+        group.masked |= encoded_batch.trained is not None
+        group.trained += (
+            encoded_batch.tokens.size if encoded_batch.trained is None else int(np.sum(encoded_batch.trained))
+        )
 
     def _record_bad(
-        self, group: SourceGroup, part: SourcePart, before: int | None, found: Iterable[BadRecord]
+        self,
+        group: SourceGroup,
+        part: SourcePart,
+        before: int | None,
+        bad_records: Iterable[BadRecord],
     ) -> None:
-        for bad in found:
+        for bad in bad_records:
             group.bad += 1
             count_reason(self.reasons, bad.reason)
             if len(self.bad) < _MAX_BAD_RECORDS:
-                self.bad.append(self._facts(part, before, bad))
+                self.bad.append(self._make_bad_facts(part, before, bad))
 
-    def _facts(self, part: SourcePart, before: int | None, bad: BadRecord) -> BadFacts:
+    def _make_bad_facts(self, part: SourcePart, before: int | None, bad: BadRecord) -> BadFacts:
         source = part.source
-        known = self._looks.before(part) if before is None else before
-        error = make_bad_record_error(source, self._looks.rules, known or 0, bad)
-        if known is None:
+        records_before = self._sample.count_records_before(part) if before is None else before
+        error = make_bad_record_error(source, self._sample.rules, records_before or 0, bad)
+        if records_before is None:
             reason = f"at byte {bad.offset:,}: {error.reason}"
             error = RecordError(source.name, None, bad.column, reason)
         return BadFacts(
@@ -195,9 +199,9 @@ class InputExaminer:
             *(bad.reason, bad.snippet, str(error)),
         )
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         groups = self._groups
-        done = round(sum(group.read for group in groups))
+        done = round(sum(group.read_bytes for group in groups))
         self._listener(
             Progress(
                 "tokenize",
@@ -211,28 +215,29 @@ class InputExaminer:
         )
 
 
-def _make_duplicate_keys(
-    keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None
-) -> NDArray[np.uint64]:
+def _make_duplicate_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDArray[np.uint64]:
     """The keys of what came of documents; those of one document, such as the sides of a pair, are told apart."""
     if numbers is None:
         return keys
-    every, places = keys[numbers], np.arange(len(numbers))
+    document_keys, indices = keys[numbers], np.arange(len(numbers))
     first = np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
-    within = places - np.maximum.accumulate(np.where(first, places, 0))
-    every[:, 0] += within.astype(np.uint64)
-    return every
+    within = indices - np.maximum.accumulate(np.where(first, indices, 0))
+    document_keys[:, 0] += within.astype(np.uint64)
+    return document_keys
 
 
-def _truncate_records(found: Records, first: int, most: int) -> None:
+def _truncate_records(record_batch: Records, first: int, max_characters: int) -> None:
     """Keep of a stretch of whole rows what is about so many characters long; the rest was not read."""
     size = 0
-    for number, document in enumerate(found.values):
+    for number, document in enumerate(record_batch.values):
         size += estimate_characters(document)
-        if size > most and number + 1 < len(found.values):
-            end = found.records[number + 1]
-            found.values, found.records = found.values[: number + 1], found.records[: number + 1]
-            found.offsets = found.offsets[: number + 1]
-            found.bad = [bad for bad in found.bad if bad.record < end]
-            found.seen = end - first
+        if size > max_characters and number + 1 < len(record_batch.values):
+            end = record_batch.records[number + 1]
+            record_batch.values, record_batch.records = (
+                record_batch.values[: number + 1],
+                record_batch.records[: number + 1],
+            )
+            record_batch.offsets = record_batch.offsets[: number + 1]
+            record_batch.bad = [bad for bad in record_batch.bad if bad.record < end]
+            record_batch.records_read = end - first
             return

@@ -193,4 +193,4 @@ class ExaminationResult:
     @property
     def holds_media(self) -> bool:
         """Whether some documents hold images or audio."""
-        return any(one.media for one in self.sources)
+        return any(source.media for source in self.sources)

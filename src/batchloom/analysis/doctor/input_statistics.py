@@ -31,21 +31,21 @@ class SourceGroup:
     different ones, so this stays small.
 
     Attributes:
-        reading: how they are read; None where that cannot be told.
+        record_parser: how they are read; None where that cannot be told.
         sources: those that were looked at.
         fault: why they cannot be read, else empty.
         suggestion: the ``--map`` that would make it work.
         bytes: listed bytes they stand for.
-        read: how many of those were read.
+        read_bytes: how many of those were read.
         seconds: the time that took, and what was done with them.
     """
 
-    reading: RecordParser | None
+    record_parser: RecordParser | None
     sources: list[Source] = field(default_factory=list)
     fault: str = ""
     suggestion: str | None = None
     bytes: float = 0.0
-    read: float = 0.0
+    read_bytes: float = 0.0
     seconds: float = 0.0
     records: int = 0
     documents: int = 0
@@ -59,56 +59,56 @@ class SourceGroup:
     characters: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
-    held: int = 0
-    _counted: set[str] = field(default_factory=set)
+    media_bytes: int = 0
+    _media_digests: set[str] = field(default_factory=set)
 
     def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
         """Count the media of documents, and the bytes that a store would hold of them."""
-        for some in documents:
+        for document_media in documents:
             kinds: Counter[MediumKind] = Counter()
             tokens: Counter[MediumKind] = Counter()
-            for one in some:
-                if one.medium.seen is not None:
-                    kind = get_facts_kind(one.medium.seen.facts)
+            for placed_medium in document_media:
+                if placed_medium.medium.info is not None:
+                    kind = get_facts_kind(placed_medium.medium.info.facts)
                     kinds[kind] += 1
-                    tokens[kind] += one.tokens
+                    tokens[kind] += placed_medium.tokens
             for kind, count in kinds.items():
-                had = self.media.get(kind, MediaCount(0, 0, 0))
+                previous_count = self.media.get(kind, MediaCount(0, 0, 0))
                 more = count, 1, tokens[kind]
-                self.media[kind] = MediaCount(*map(sum, zip(had, more, strict=True)))
-            for one in some:
-                data, seen = one.medium.data, one.medium.seen
+                self.media[kind] = MediaCount(*map(sum, zip(previous_count, more, strict=True)))
+            for placed_medium in document_media:
+                data, info = placed_medium.medium.data, placed_medium.medium.info
                 # A store holds equal ones once.
-                if data is not None and seen is not None and seen.digest.hex() not in self._counted:
-                    self._counted.add(seen.digest.hex())
-                    self.held += len(data)
+                if data is not None and info is not None and info.digest.hex() not in self._media_digests:
+                    self._media_digests.add(info.digest.hex())
+                    self.media_bytes += len(data)
 
     @property
     def scale(self) -> float:
         """What a count of what was read is to be multiplied by."""
-        return self.bytes / self.read if self.read else 1.0
+        return self.bytes / self.read_bytes if self.read_bytes else 1.0
 
-    def whole(self, count: int) -> int:
+    def scale_count(self, count: int) -> int:
         """A count of what was read as one of all."""
         return round(count * self.scale)
 
-    def store_bytes(self, token_bytes: int) -> float:
+    def estimate_store_bytes(self, token_bytes: int) -> float:
         """About how many bytes of a store its documents take."""
         mask = self.tokens / 8 if self.masked else 0
-        named = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
+        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
         return self.scale * (
             self.tokens * token_bytes
             + mask
             + self.documents * _INDEX_BYTES_PER_DOCUMENT
-            + named
-            + self.held
+            + media_table_bytes
+            + self.media_bytes
         )
 
-    def facts(
+    def make_facts(
         self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
     ) -> SourceFacts:
         """The same for people."""
-        first, reading = self.sources[0], self.reading
+        first, record_parser = self.sources[0], self.record_parser
         return SourceFacts(
             name=first.name,
             path=redact_url(first.file) if is_url(first.file) else first.file,
@@ -116,22 +116,22 @@ class SourceGroup:
             format=first.kind,
             compression=first.compression,
             bytes=round(self.bytes),
-            way=reading.way if reading else "",
-            detected=reading.detected if reading else "",
-            mapping=dict(reading.columns) if reading else {},
+            way=record_parser.record_kind if record_parser else "",
+            detected=record_parser.detected if record_parser else "",
+            mapping=dict(record_parser.columns) if record_parser else {},
             unused=unused,
             fault=self.fault,
             suggestion=self.suggestion,
-            records=self.whole(self.records),
-            documents=self.whole(self.documents),
-            empty=self.whole(self.empty),
-            bad=self.whole(self.bad),
-            dropped={rule: self.whole(count) for rule, count in self.dropped.items()},
-            total_tokens=self.whole(self.tokens) if tokenized else None,
-            trained_tokens=self.whole(self.trained) if tokenized else None,
+            records=self.scale_count(self.records),
+            documents=self.scale_count(self.documents),
+            empty=self.scale_count(self.empty),
+            bad=self.scale_count(self.bad),
+            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
+            total_tokens=self.scale_count(self.tokens) if tokenized else None,
+            trained_tokens=self.scale_count(self.trained) if tokenized else None,
             characters=compute_length_facts(self.characters),
             tokens=compute_length_facts(self.lengths),
-            media={kind: MediaCount(*map(self.whole, count)) for kind, count in self.media.items()},
+            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
             preview=preview,
         )
 
@@ -156,27 +156,23 @@ def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], ND
         for length, count in group.lengths.items():
             weights[length] += count * group.scale  # type: ignore[assignment]  # a share of documents
     lengths = sorted(weights)
-    return np.array(lengths, np.int64), np.array([weights[one] for one in lengths], np.float64)
+    return np.array(lengths, np.int64), np.array([weights[document_length] for document_length in lengths], np.float64)
 
 
-def distribute_unread_bytes(
-    groups: Sequence[SourceGroup], sources: Sequence[Source], looks: InputSample
-) -> None:
+def distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
     """Give each group the bytes it stands for: its own, and a share of those nobody looked at."""
 
     def form(source: Source) -> tuple[str, str | None, bool]:
-        return source.kind, source.compression, looks.is_small(source)
+        return source.kind, source.compression, sample.is_small(source)
 
     total: Counter[object] = Counter()
-    looked: Counter[object] = Counter()
+    sampled_bytes: Counter[object] = Counter()
     for source in sources:
         total[form(source)] += source.size
     for group in groups:
         for source in group.sources:
-            looked[form(source)] += source.size
+            sampled_bytes[form(source)] += source.size
     for group in groups:
-        group.bytes = sum(
-            source.size * total[form(source)] / looked[form(source)] for source in group.sources
-        )
-        if looks.whole:
-            group.read = group.bytes
+        group.bytes = sum(source.size * total[form(source)] / sampled_bytes[form(source)] for source in group.sources)
+        if sample.complete:
+            group.read_bytes = group.bytes

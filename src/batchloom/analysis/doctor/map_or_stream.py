@@ -49,40 +49,38 @@ class FeedEstimate:
 _SEQUENTIAL_KIND = "webdataset"
 
 
-def estimate_feeds(
-    found: ExaminationResult, packing: PackingFacts | None
-) -> tuple[FeedEstimate, ...]:
+def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:
     """Both ways; none where it is not known what the input would become.
 
     Args:
-        found: what was seen of the input.
+        examination: what was seen of the input.
         packing: of its documents.
     """
-    documents = sum(one.documents for one in found.sources)
-    tokens = sum(one.total_tokens or 0 for one in found.sources)
-    ready = found.tokenizer is not None and found.seconds is not None
-    if not ready or packing is None or not documents or not found.bytes:
+    documents = sum(source.documents for source in examination.sources)
+    tokens = sum(source.total_tokens or 0 for source in examination.sources)
+    ready = examination.tokenizer is not None and examination.seconds is not None
+    if not ready or packing is None or not documents or not examination.bytes:
         return ()
-    if found.faults or any(one.way in _PREFERENCE_KINDS for one in found.sources):
+    if examination.faults or any(source.way in _PREFERENCE_KINDS for source in examination.sources):
         return ()
-    seconds, size = found.seconds or 0.0, found.store_bytes or 0
+    seconds, size = examination.seconds or 0.0, examination.store_bytes or 0
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
     batches = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES
     pools = _CACHED_POOLS * min(documents, POOL_SIZE) * _SPAN_BYTES
-    lanes = choose_default_lanes(batch, _estimate_record_ranges(found.sources))
+    lanes = choose_default_lanes(batch, _estimate_record_ranges(examination.sources))
     share = documents / lanes
-    vocabulary = found.tokenizer.vocab_size if found.tokenizer else 0
+    vocabulary = examination.tokenizer.vocab_size if examination.tokenizer else 0
     width = 2 if vocabulary < UINT16_IDS else 4
-    pool = choose_lane_pool_size(media=found.holds_media)
-    held = 2 * lanes * min(share, pool) * tokens / documents * width
-    aside = min(found.held_bytes, 2 * lanes * pool * found.held_bytes / documents)
-    first = max(min(share, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)
-    begin = min(lanes * first, found.bytes) / found.bytes * seconds
+    pool = choose_lane_pool_size(media=examination.holds_media)
+    pool_bytes = 2 * lanes * min(share, pool) * tokens / documents * width
+    media_disk_bytes = min(examination.held_bytes, 2 * lanes * pool * examination.held_bytes / documents)
+    first = max(min(share, FIRST_POOL) * examination.bytes / documents, _CHUNK_BYTES)
+    begin = min(lanes * first, examination.bytes) / examination.bytes * seconds
     return (
         FeedEstimate("prepare", seconds, pools + batches, size, None, packing.steps),
         FeedEstimate(
-            *("stream", _READY_SECONDS + begin, round(held) + batches + _WORKER_BYTES),
-            *(round(aside), lanes, None),
+            *("stream", _READY_SECONDS + begin, round(pool_bytes) + batches + _WORKER_BYTES),
+            *(round(media_disk_bytes), lanes, None),
         ),
     )
 
@@ -90,8 +88,8 @@ def estimate_feeds(
 def _estimate_record_ranges(sources: Sequence[SourceFacts]) -> int:
     """About how many stretches lanes can be dealt; a packed file, or a tar of samples, is one."""
     return sum(
-        one.files
-        if one.compression or one.format == _SEQUENTIAL_KIND
-        else max(one.files, one.bytes // _MIN_RANGE_BYTES)
-        for one in sources
+        source.files
+        if source.compression or source.format == _SEQUENTIAL_KIND
+        else max(source.files, source.bytes // _MIN_RANGE_BYTES)
+        for source in sources
     )

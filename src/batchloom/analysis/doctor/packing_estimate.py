@@ -57,24 +57,24 @@ def estimate_packing(
         return None
     longer = round(float(weights[lengths > seq_len].sum()))
     if drops:
-        kept = lengths <= seq_len
-        lengths, weights = lengths[kept], weights[kept]
+        fits = lengths <= seq_len
+        lengths, weights = lengths[fits], weights[fits]
     documents = round(float(weights.sum()))
     tokens = float((lengths * weights).sum())
     # Pools are alike: one with every length in its proportion stands for all of them.
     size = min(documents, POOL_SIZE)
     ends = np.cumsum(weights)
-    places = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]
-    pool = lengths[np.minimum(np.searchsorted(ends, places, side="right"), len(lengths) - 1)]
-    packed, held = count_sequences(pool, seq_len, _DEFAULT_PACKING), int(pool.sum())
+    sample_positions = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]
+    pool = lengths[np.minimum(np.searchsorted(ends, sample_positions, side="right"), len(lengths) - 1)]
+    packed, pool_tokens = count_sequences(pool, seq_len, _DEFAULT_PACKING), int(pool.sum())
     least = compute_min_sequences(pool, seq_len)
-    sequences = packed if documents <= POOL_SIZE else round(tokens * packed / max(held, 1))
+    sequences = packed if documents <= POOL_SIZE else round(tokens * packed / max(pool_tokens, 1))
     steps = None if global_batch_size is None else -(-sequences // global_batch_size)
     return PackingFacts(
         seq_len=seq_len,
         packing=_DEFAULT_PACKING,
-        fill=held / max(packed * seq_len, 1),
-        bound=min(1.0, held / max(least * seq_len, 1)),
+        fill=pool_tokens / max(packed * seq_len, 1),
+        bound=min(1.0, pool_tokens / max(least * seq_len, 1)),
         sequences=sequences,
         steps=steps,
         global_batch_size=global_batch_size,

@@ -16,9 +16,7 @@ def quote_for_shell(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     plain = os.fsencode(word)
-    spelled = "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in plain
-    )
+    spelled = "".join(chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in plain)
     return f"$'{spelled}'"
 
 
@@ -35,16 +33,16 @@ def make_prepare_commands(
     """
     if not all(inputs):
         return []
-    suggested = {one.suggestion for one in sources if one.suggestion}
-    refused = [one for one in sources if one.fault and not one.suggestion]
+    suggested = {source.suggestion for source in sources if source.suggestion}
+    refused = [source for source in sources if source.fault and not source.suggestion]
     if not suggested:
         return [_make_prepare_command(recipe, tokenizer, inputs, "")]
-    if len(suggested) == 1 and not refused and all(one.suggestion for one in sources):
+    if len(suggested) == 1 and not refused and all(source.suggestion for source in sources):
         return [_make_prepare_command(recipe, tokenizer, inputs, suggested.pop())]
     by_map: dict[str, list[str]] = {}
-    for one in sources:
-        if one not in refused:
-            by_map.setdefault(one.suggestion or "", []).append(one.path)
+    for source in sources:
+        if source not in refused:
+            by_map.setdefault(source.suggestion or "", []).append(source.path)
     return [
         _make_prepare_command(recipe, tokenizer, paths, mapping, number)
         for number, (mapping, paths) in enumerate(by_map.items(), 1)
@@ -63,9 +61,7 @@ def _make_prepare_command(
         "--tokenizer",
         tokenizer,
     ]
-    mapping = suggestion or ",".join(
-        f"{role}={column}" for role, column in recipe.reading.mapping.items()
-    )
+    mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
     if mapping:
         words += ["--map", mapping]
     if recipe.reading.ignore:
@@ -104,7 +100,7 @@ def _get_default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
 def _choose_out_folder(number: int) -> str:
     """A folder that is not there yet."""
     name, count = f"{_DEFAULT_OUT}-{number}" if number else _DEFAULT_OUT, 2
-    found = name
-    while os.path.lexists(found):
-        found, count = f"{name}-{count}", count + 1
-    return found
+    folder = name
+    while os.path.lexists(folder):
+        folder, count = f"{name}-{count}", count + 1
+    return folder

@@ -46,18 +46,18 @@ class PreparedFacts:
     preview: tuple[DocumentPreview, ...]
 
 
-def detect_prepared_kind(given: str) -> str:
+def detect_prepared_kind(location: str) -> str:
     """What an input is that holds tokens: ``store`` (also behind a URL), ``prefix``, ``ids``; empty for all others."""
-    if is_url(given):
-        return "store" if _is_remote_store(given) else ""
-    place = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
-    if (place / MANIFEST_NAME).is_file():
+    if is_url(location):
+        return "store" if _is_remote_store(location) else ""
+    path = Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    if (path / MANIFEST_NAME).is_file():
         return "store"
-    stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
-    if stem.name and not place.is_dir() and stem.with_name(f"{stem.name}.idx").is_file():
+    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    if stem.name and not path.is_dir() and stem.with_name(f"{stem.name}.idx").is_file():
         return "prefix"
-    if place.suffix in _FLAT_SUFFIXES and place.is_file():
-        with place.open("rb") as file:
+    if path.suffix in _FLAT_SUFFIXES and path.is_file():
+        with path.open("rb") as file:
             start = file.read(_MAX_CHECKED_IDS)
         # A file of text may have any name; ids have high halves that are zero.
         return "ids" if start.startswith(_NPY_MAGIC) or b"\0" in start else ""
@@ -73,45 +73,41 @@ def _is_remote_store(url: str) -> bool:
     except StoreMissingError:
         return False
     except (StoreError, NoRangesError):
-        return (
-            True  # A damaged one, or on a server from where it is not read: its own error says so.
-        )
+        return True  # A damaged one, or on a server from where it is not read: its own error says so.
     except InputError:
         return False
     return True
 
 
-def examine_prepared(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
+def examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
     """Open a store or prefix, and verify it where everything is to be read."""
-    kind = detect_prepared_kind(given)
-    place = given if is_url(given) else os.path.expanduser(given)  # noqa: PTH111
+    kind = detect_prepared_kind(location)
+    expanded_location = location if is_url(location) else os.path.expanduser(location)  # noqa: PTH111
     faults: list[str] = []
-    found: Inspection | None = None
-    shown: tuple[DocumentPreview, ...] = ()
+    inspection: Inspection | None = None
+    previews: tuple[DocumentPreview, ...] = ()
     try:
         if kind != "ids":
-            found = inspect(place, seq_len=seq_len, first=0)
-            faults += check(place).faults if full else []
+            inspection = inspect(expanded_location, seq_len=seq_len, first=0)
+            faults += check(expanded_location).faults if full else []
         if kind == "store":
-            shown = _preview_store(place, preview)
+            previews = _preview_store(expanded_location, preview)
     except BatchloomError as error:
         faults.append(str(error))
-    return PreparedFacts(given, kind, found, full and kind != "ids", tuple(faults), shown)
+    return PreparedFacts(location, kind, inspection, full and kind != "ids", tuple(faults), previews)
 
 
-def _preview_store(place: str, count: int) -> tuple[DocumentPreview, ...]:
-    store = open_store(place)
-    shown = []
-    for number in store.contents.first(count):
+def _preview_store(location: str, count: int) -> tuple[DocumentPreview, ...]:
+    store = open_store(location)
+    previews = []
+    for number in store.contents.list_first(count):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
         trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
-        origin, pieces = (
+        origin, segments = (
             store.provenance.of(number),
             tuple(split_preview_segments(store.tokenizer, ids, trained)),
         )
         row = None if origin.line else origin.record + 1
-        shown.append(
-            DocumentPreview(origin.source, origin.line, row, ids.size, int(trained.sum()), pieces)
-        )
-    return tuple(shown)
+        previews.append(DocumentPreview(origin.source, origin.line, row, ids.size, int(trained.sum()), segments))
+    return tuple(previews)

@@ -64,49 +64,49 @@ class DocumentPreview:
     pieces: tuple[PreviewSegment, ...]
 
 
-def preview_documents(
-    sources: Sequence[Source], task: EncodeContext, count: int
-) -> tuple[DocumentPreview, ...]:
+def preview_documents(sources: Sequence[Source], task: EncodeContext, count: int) -> tuple[DocumentPreview, ...]:
     """The first ``count`` documents that come of sources, as they will lie in the store."""
-    found: list[DocumentPreview] = []
+    previews: list[DocumentPreview] = []
     if not count:
         return ()
     for source, record, ids, trained in _iter_first_documents(sources, task):
         bad = BadRecord(record, 0, None, "", "")
         line, row = locate_record(source, task.rules, 0, bad)
-        pieces = split_preview_segments(task.tokenizer, ids, trained)
-        found.append(
-            DocumentPreview(source.name, line, row, ids.size, int(trained.sum()), tuple(pieces))
-        )
-        if len(found) == count:
+        segments = split_preview_segments(task.tokenizer, ids, trained)
+        previews.append(DocumentPreview(source.name, line, row, ids.size, int(trained.sum()), tuple(segments)))
+        if len(previews) == count:
             break
-    return tuple(found)
+    return tuple(previews)
 
 
 def _iter_first_documents(
     sources: Sequence[Source], task: EncodeContext
 ) -> Iterator[tuple[Source, int, NDArray[np.int64], NDArray[np.bool_]]]:
     """Documents from the beginning of sources: source, record, ids and which of them are trained."""
-    seen = 0
+    records_read = 0
 
     def refused(_: SourcePart, error: InputError) -> None:
         """It is told where the source is read as a whole."""
 
     parts = [(SourcePart(source, 0, source.size), None) for source in sources]
-    for stretch in iter_parsed_records(parts, task.readings, None, refused):
-        found, reading = stretch.found, stretch.reading
-        normalize_records(found, reading.way, normalized=task.normalize)
-        for at in range(0, len(found.values), _BATCH_RECORDS):
-            made = encode_documents(task, reading, found.values[at : at + _BATCH_RECORDS])
-            records = found.records[at : at + _BATCH_RECORDS]
-            numbers = range(len(records)) if made.numbers is None else made.numbers.tolist()
-            trained = np.ones(made.tokens.size, bool) if made.trained is None else made.trained
-            stops = np.cumsum(made.lengths.astype(np.int64)).tolist()
+    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, refused):
+        record_batch, record_parser = parsed_records.batch, parsed_records.record_parser
+        normalize_records(record_batch, record_parser.record_kind, normalized=task.normalize)
+        for batch_start in range(0, len(record_batch.values), _BATCH_RECORDS):
+            encoded_batch = encode_documents(
+                task, record_parser, record_batch.values[batch_start : batch_start + _BATCH_RECORDS]
+            )
+            records = record_batch.records[batch_start : batch_start + _BATCH_RECORDS]
+            numbers = range(len(records)) if encoded_batch.numbers is None else encoded_batch.numbers.tolist()
+            trained = (
+                np.ones(encoded_batch.tokens.size, bool) if encoded_batch.trained is None else encoded_batch.trained
+            )
+            stops = np.cumsum(encoded_batch.lengths.astype(np.int64)).tolist()
             for number, start, stop in zip(numbers, [0, *stops], stops, strict=False):
-                ids = made.tokens[start:stop].astype(np.int64)
-                yield stretch.part.source, records[number], ids, trained[start:stop]
-        seen += found.seen
-        if seen >= _MAX_RECORDS:
+                ids = encoded_batch.tokens[start:stop].astype(np.int64)
+                yield parsed_records.part.source, records[number], ids, trained[start:stop]
+        records_read += record_batch.records_read
+        if records_read >= _MAX_RECORDS:
             return
 
 
@@ -120,9 +120,7 @@ def split_preview_segments(
     # No cut inside a character of several tokens.
     while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_broken(tokenizer, ids[:head]):
         head -= 1
-    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_broken(
-        tokenizer, ids[tail:]
-    ):
+    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_broken(tokenizer, ids[tail:]):
         tail += 1
     return [
         *_decode_segments(tokenizer, ids[:head], trained[:head]),
@@ -131,19 +129,17 @@ def split_preview_segments(
     ]
 
 
-def _decode_segments(
-    tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]
-) -> list[PreviewSegment]:
+def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]) -> list[PreviewSegment]:
     edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
-    pieces, before = [], ""
+    segments, previous_text = [], ""
     for start, stop in pairwise(edges):
         # Some tokenizers write a space where a text begins: what a piece adds to those before it is its text.
-        whole = tokenizer.decode(ids[:stop])
-        apart = not whole.startswith(before)
-        text = tokenizer.decode(ids[start:stop]) if apart else whole[len(before) :]
-        pieces.append(PreviewSegment(text, bool(trained[start]), stop - start))
-        before = whole
-    return pieces
+        decoded_text = tokenizer.decode(ids[:stop])
+        apart = not decoded_text.startswith(previous_text)
+        text = tokenizer.decode(ids[start:stop]) if apart else decoded_text[len(previous_text) :]
+        segments.append(PreviewSegment(text, bool(trained[start]), stop - start))
+        previous_text = decoded_text
+    return segments
 
 
 def _ends_broken(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:

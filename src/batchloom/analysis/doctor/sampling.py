@@ -49,11 +49,11 @@ class SampledPart:
 
     Attributes:
         part: it.
-        most: about how many characters of documents are read of it; None: all.
+        max_characters: about how many characters of documents are read of it; None: all.
     """
 
     part: SourcePart
-    most: int | None
+    max_characters: int | None
 
 
 def is_compressed(source: Source) -> bool:
@@ -66,7 +66,7 @@ class SampleProgress:
     """How far the reading of a part is.
 
     Attributes:
-        given: records its reader gave.
+        records_read: records its reader gave.
         records: records that were taken of those.
         share: bytes of the source these records stand for.
         first: bytes its reader had consumed after its first stretch.
@@ -74,20 +74,20 @@ class SampleProgress:
         before_last: records it had given before that stretch.
     """
 
-    given: int = 0
+    records_read: int = 0
     records: int = 0
     share: float = 0.0
     first: int = 0
     last: int = 0
     before_last: int = 0
 
-    def go_on(self, given: int, records: int, consumed: int) -> None:
+    def advance(self, records_read: int, records: int, consumed: int) -> None:
         """Count a stretch."""
-        if not self.given:
+        if not self.records_read:
             self.first = self.last = consumed
         elif consumed > self.last:
-            self.last, self.before_last = consumed, self.given
-        self.given += given
+            self.last, self.before_last = consumed, self.records_read
+        self.records_read += records_read
         self.records += records
 
 
@@ -102,24 +102,18 @@ class InputSample:
         full: whether all of them is read, whatever the size.
 
     Attributes:
-        whole: whether all of them is read; else a sample.
+        complete: whether all of them is read; else a sample.
         apart: whether sources are so few that they are told one by one.
-        looks: the parts, in order.
+        parts: the parts, in order.
     """
 
-    def __init__(
-        self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
         self.rules, self.sizes = rules, sizes
-        total = sum(
-            source.size * (_COMPRESSED_WEIGHT if is_compressed(source) else 1) for source in sources
-        )
+        total = sum(source.size * (_COMPRESSED_WEIGHT if is_compressed(source) else 1) for source in sources)
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
-        self.whole, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
+        self.complete, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
-        self.looks = (
-            self._select_all_parts(sources) if self.whole else self._select_sample_parts(sources)
-        )
+        self.parts = self._select_all_parts(sources) if self.complete else self._select_sample_parts(sources)
 
     def _select_all_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         units = plan_units(sources, self.rules)
@@ -133,46 +127,46 @@ class InputSample:
         Small files are chosen by number: by bytes the larger of them would be chosen more often,
         and the estimate of how many documents there are would be too low.
         """
-        far = any(is_url(source.path) for source in sources)
-        places = _REMOTE_SAMPLE_POSITIONS if far else _SAMPLE_POSITIONS
+        has_remote = any(is_url(source.path) for source in sources)
+        position_count = _REMOTE_SAMPLE_POSITIONS if has_remote else _SAMPLE_POSITIONS
         small = [number for number, source in enumerate(sources) if self.is_small(source)]
         large = sorted(set(range(len(sources))) - set(small))
-        found = self._select_probe_parts(sources, large, places) if large else []
+        numbered_probes = self._select_probe_parts(sources, large, position_count) if large else []
         if small:
             average = max(1, sum(sources[number].size for number in small) // len(small))
-            most = places if far else min(self.sizes.sample_bytes // average, _MAX_SAMPLED_FILES)
-            for number in _select_evenly(small, max(most, places)):
-                found.append(
-                    (number, SampleRange(SourcePart(sources[number], 0, sources[number].size)))
-                )
+            max_small_files = (
+                position_count if has_remote else min(self.sizes.sample_bytes // average, _MAX_SAMPLED_FILES)
+            )
+            for number in _select_evenly(small, max(max_small_files, position_count)):
+                numbered_probes.append((number, SampleRange(SourcePart(sources[number], 0, sources[number].size))))
         firsts: dict[object, int] = {}
         for number, source in enumerate(sources):
             key = source.name if self.apart else (source.kind, source.compression)
             firsts.setdefault(key, number)
-        for number in sorted(set(firsts.values()) - {number for number, _ in found}):
-            found += self._select_probe_parts(sources, [number], 1)
-        found.sort(key=lambda one: (one[0], one[1].part.start))
-        return [self._look(probe) for _, probe in found]
+        for number in sorted(set(firsts.values()) - {number for number, _ in numbered_probes}):
+            numbered_probes += self._select_probe_parts(sources, [number], 1)
+        numbered_probes.sort(key=lambda numbered_probe: (numbered_probe[0], numbered_probe[1].part.start))
+        return [self._make_sampled_part(probe) for _, probe in numbered_probes]
 
     def _select_probe_parts(
-        self, sources: Sequence[Source], numbers: Sequence[int], places: int
+        self, sources: Sequence[Source], numbers: Sequence[int], position_count: int
     ) -> list[tuple[int, SampleRange]]:
-        some = [sources[number] for number in numbers]
-        found = iter_sample_ranges(some, self.rules, places, self.sizes.probe_bytes)
-        return [(numbers[at], probe) for at, probe in found]
+        selected_sources = [sources[number] for number in numbers]
+        probes = iter_sample_ranges(selected_sources, self.rules, position_count, self.sizes.probe_bytes)
+        return [(numbers[index], probe) for index, probe in probes]
 
     def is_small(self, source: Source) -> bool:
         """Whether a source is read whole where it is looked at."""
         return source.size <= self.sizes.probe_bytes
 
-    def _look(self, probe: SampleRange) -> SampledPart:
+    def _make_sampled_part(self, probe: SampleRange) -> SampledPart:
         # Of a table whose rows nobody has counted, only whole groups say how many there are.
-        known = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
-        if probe.places is None or not known:
+        has_row_counts = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
+        if probe.position_count is None or not has_row_counts:
             return SampledPart(probe.part, None)
-        most = probe.places * self.sizes.probe_bytes
+        max_characters = probe.position_count * self.sizes.probe_bytes
         packed = probe.part.source.compression is not None
-        return SampledPart(probe.part, max(most, _MIN_COMPRESSED_BYTES) if packed else most)
+        return SampledPart(probe.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters)
 
     def is_table(self, part: SourcePart) -> bool:
         """Whether a part is of a columnar source."""
@@ -185,25 +179,23 @@ class InputSample:
                 self._tables[source.path] = table.starts, table.rows
         return self._tables[source.path]
 
-    def share(self, stretch: ParsedRecords, progress: SampleProgress) -> float:
+    def estimate_share(self, parsed_records: ParsedRecords, progress: SampleProgress) -> float:
         """The bytes of the source that the records taken of a part stand for.
 
         Args:
-            stretch: the last one of the part.
+            parsed_records: the last one of the part.
             progress: how far its reading is, with that one.
         """
-        part, consumed = stretch.part, stretch.consumed
-        if self.whole or not progress.given:
+        part, consumed = parsed_records.part, parsed_records.consumed
+        if self.complete or not progress.records_read:
             return consumed
         if self.is_table(part):
             size, rows = self._rows(part)
-            return size * min(
-                1.0, progress.records / max(progress.given if rows is None else rows, 1)
-            )
-        if not stretch.ended and progress.before_last:
+            return size * min(1.0, progress.records / max(progress.records_read if rows is None else rows, 1))
+        if not parsed_records.ended and progress.before_last:
             # Readers read ahead: what they consume between two times that they do is what records take.
-            taken = (progress.last - progress.first) * progress.given / progress.before_last
-            return min(taken, part.stop - part.start)
+            estimated_bytes = (progress.last - progress.first) * progress.records_read / progress.before_last
+            return min(estimated_bytes, part.stop - part.start)
         return consumed
 
     def _rows(self, part: SourcePart) -> tuple[int, int | None]:
@@ -217,25 +209,21 @@ class InputSample:
         size = (starts[groups.stop] if groups.stop < len(starts) else source.size) - start
         return size, None if rows is None else sum(rows[groups])
 
-    def before(self, part: SourcePart) -> int | None:
+    def count_records_before(self, part: SourcePart) -> int | None:
         """The records of a source before a part; None where counting them takes too long."""
-        source, way = part.source, choose_read_method(part.source, self.rules)
+        source, read_method = part.source, choose_read_method(part.source, self.rules)
         if part.start == 0:
             return 0
-        if way == "table":
+        if read_method == "table":
             starts, rows = self._table(source)
             return None if rows is None else sum(rows[: starts.index(part.start)])
-        if (
-            way not in ("jsonl", "line")
-            or part.start > _MAX_LINE_COUNT_BYTES
-            or is_url(source.path)
-        ):
+        if read_method not in ("jsonl", "line") or part.start > _MAX_LINE_COUNT_BYTES or is_url(source.path):
             return None
-        lines, left = 0, part.start
+        lines, remaining_bytes = 0, part.start
         with open_source(source) as file:
-            while left and (data := file.read(min(_READ_BLOCK_BYTES, left))):
+            while remaining_bytes and (data := file.read(min(_READ_BLOCK_BYTES, remaining_bytes))):
                 lines += data.count(b"\n")
-                left -= len(data)
+                remaining_bytes -= len(data)
         return lines
 
 
@@ -244,8 +232,8 @@ def _select_evenly(numbers: Sequence[int], count: int) -> list[int]:
     total = len(numbers)
     if total <= count:
         return list(numbers)
-    cuts = [total * at // count for at in range(count + 1)]
+    boundaries = [total * index // count for index in range(count + 1)]
     return [
-        numbers[low + derive_key("file", total, at)[0] % (high - low)]
-        for at, (low, high) in enumerate(pairwise(cuts))
+        numbers[low + derive_key("file", total, index)[0] % (high - low)]
+        for index, (low, high) in enumerate(pairwise(boundaries))
     ]

@@ -25,13 +25,13 @@ class SavedPosition:
     """A saved position.
 
     Attributes:
-        place: the file it was read from.
+        path: the file it was read from.
         state: of the loader, as ``state_dict`` gave it.
         step: the steps done; None where only the state is known.
         steps: of the whole run; None where nothing says so.
     """
 
-    place: Path
+    path: Path
     state: Mapping[str, Any]
     step: int | None
     steps: int | None
@@ -47,8 +47,8 @@ def read_checkpoint(path: Path) -> SavedPosition:
     file = _find_state_file(path)
     plain = _read_json_object(file)
     if "loader" in plain:
-        whole = {name: value for name, value in plain.items() if name != "check"}
-        if plain.get("check") != fingerprint(whole) or not isinstance(plain["loader"], dict):
+        checked_fields = {name: value for name, value in plain.items() if name != "check"}
+        if plain.get("check") != fingerprint(checked_fields) or not isinstance(plain["loader"], dict):
             raise StateError(
                 f"{file} was changed after it was written: its check does not fit its fields. {_SAVED_REMEDY}."
             )
@@ -68,7 +68,7 @@ def _find_state_file(path: Path) -> Path:
     if (path / _STATE_FILE).is_file():
         return path / _STATE_FILE
     if (path / _RUN_FILE).is_file():
-        found = sorted(
+        state_files = sorted(
             (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}")),
             key=lambda file: (
                 int(file.parent.name.removeprefix("step_") or 0)
@@ -76,11 +76,11 @@ def _find_state_file(path: Path) -> Path:
                 else -1
             ),
         )
-        if not found:
+        if not state_files:
             raise InputMissingError(
                 f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
             )
-        return found[-1]
+        return state_files[-1]
     if path.is_dir():
         raise InputMissingError(
             f"{path} is neither a run's folder (with {_RUN_FILE}) nor a checkpoint's (with {_STATE_FILE})."
@@ -91,29 +91,29 @@ def _find_state_file(path: Path) -> Path:
 
 def _read_json_object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular_file(file, _MAX_BYTES))
+        value = json.loads(read_regular_file(file, _MAX_BYTES))
     except OSError as error:
         raise StateError(f"{file} cannot be read: {describe_os_error(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file} is not JSON: {error}. {_SAVED_REMEDY}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise StateError(f"{file} holds no JSON object. {_SAVED_REMEDY}.")
-    return found
+    return value
 
 
-def rebuild_plan(found: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
+def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
     """The plan of a checkpoint, with its journal, made again over its stores and checked against its state.
 
     Args:
-        found: the checkpoint.
+        saved_position: the checkpoint.
         stores: by the names of the sources; of a run on one store by any name.
         steps: of the run, where the checkpoint does not say so.
 
     Raises:
         StateError: the stores are not those of the run; names each field that differs, and what would go on.
     """
-    identity = found.state["identity"]
-    total = found.steps if steps is None else steps
+    identity = saved_position.state["identity"]
+    total = saved_position.steps if steps is None else steps
     try:
         plans = [
             Plan(_make_plan_data(identity, stores), _make_plan_spec(identity, total, block=block))
@@ -122,13 +122,11 @@ def rebuild_plan(found: SavedPosition, stores: Mapping[str, PlanStore], steps: i
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PlanError, SettingsError)):
             raise
-        raise StateError(
-            f"{found.place} holds no identity of a plan ({error!r}). {_SAVED_REMEDY}."
-        ) from error
+        raise StateError(f"{saved_position.path} holds no identity of a plan ({error!r}). {_SAVED_REMEDY}.") from error
     # Which block was asked for and which was chosen makes one order, and two plans of later generations.
-    same = [plan for plan in plans if plan.identity == identity]
-    plan = with_journal((same or plans)[0], found.state)
-    plan.resume(dict(found.state))
+    matching_plans = [plan for plan in plans if plan.identity == identity]
+    plan = with_journal((matching_plans or plans)[0], saved_position.state)
+    plan.resume(dict(saved_position.state))
     return plan
 
 
@@ -139,19 +137,19 @@ def _read_blocks(identity: Mapping[str, Any]) -> list[int]:
 
 def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
     spec = identity["spec"]
-    given = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
-    if given.get("epochs") is not None or given.get("steps") is not None:
+    settings = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
+    if settings.get("epochs") is not None or settings.get("steps") is not None:
         # Rows that are grouped by length know the end of their run.
-        return from_plain(PlanSpec, given)
+        return from_plain(PlanSpec, settings)
     if steps is None and "mixture" in identity:
-        steps = identity["mixture"].get("steps") or _choose_endless_steps(given)
-    return from_plain(PlanSpec, {**given, "steps": steps or _choose_endless_steps(given)})
+        steps = identity["mixture"].get("steps") or _choose_endless_steps(settings)
+    return from_plain(PlanSpec, {**settings, "steps": steps or _choose_endless_steps(settings)})
 
 
-def _choose_endless_steps(given: Mapping[str, Any]) -> int:
+def _choose_endless_steps(settings: Mapping[str, Any]) -> int:
     """Steps of a run of which nobody says how long it is: as many as there can be."""
-    most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(given["global_batch_size"]))
-    return most - most % max(int(given.get("group_by_length", 0)), 1)
+    most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(settings["global_batch_size"]))
+    return most - most % max(int(settings.get("group_by_length", 0)), 1)
 
 
 def is_endless(plan: Plan) -> bool:
@@ -161,21 +159,19 @@ def is_endless(plan: Plan) -> bool:
     return spec.steps == _choose_endless_steps({name: getattr(spec, name) for name in names})
 
 
-def _make_plan_data(
-    identity: Mapping[str, Any], stores: Mapping[str, PlanStore]
-) -> PlanStore | Mixture:
-    told = identity["sources"]
+def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
+    source_entries = identity["sources"]
     mixture = identity.get("mixture")
     if mixture is None:
         if len(stores) != 1:
             raise StateError(
-                f"The run was on one store ({told[SOURCE]['documents']:,} documents, fingerprint "
-                f"{told[SOURCE]['store'][:12]}); {len(stores)} are given. Give that one."
+                f"The run was on one store ({source_entries[SOURCE]['documents']:,} documents, fingerprint "
+                f"{source_entries[SOURCE]['store'][:12]}); {len(stores)} are given. Give that one."
             )
         return next(iter(stores.values()))
-    missing = [name for name in told if name not in stores]
+    missing = [name for name in source_entries if name not in stores]
     if missing:
-        prints = ", ".join(f"{name} (fingerprint {told[name]['store'][:12]})" for name in missing)
+        prints = ", ".join(f"{name} (fingerprint {source_entries[name]['store'][:12]})" for name in missing)
         raise StateError(
             f"The run was on a mixture, and no store is given for {prints}; given are {', '.join(stores)}. Name each: "
             "--mixture with the run's file, or with the paths of its stores."
@@ -187,7 +183,7 @@ def _make_plan_data(
         temperature=mixture["temperature"],
         most_epochs=mixture["most_epochs"],
         exhausted=mixture["exhausted"],
-        sources={name: _make_source_spec(entry) for name, entry in told.items()},
+        sources={name: _make_source_spec(entry) for name, entry in source_entries.items()},
         stages=[Stage(**stage) for stage in mixture["stages"]],
     )
 

@@ -48,7 +48,7 @@ class PlanRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def resolve_plan(asked: PlanRequest) -> tuple[Plan, SavedPosition | None]:
+def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
     """The plan that is asked about, and the checkpoint it was made from.
 
     Raises:
@@ -56,64 +56,60 @@ def resolve_plan(asked: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint is of other stores; names each field that differs.
     """
-    problems = _find_request_problems(asked)
+    problems = _find_request_problems(request)
     if problems:
         raise SettingsError(problems)
-    if asked.checkpoint is not None:
-        found = read_checkpoint(asked.checkpoint)
-        _check_not_stream(found)
-        own = found.place.parent.parent.parent / _OWN_DATA_KEY
-        if asked.store is None and asked.mixture is None:
+    if request.checkpoint is not None:
+        saved_position = read_checkpoint(request.checkpoint)
+        _check_not_stream(saved_position)
+        data_folder = saved_position.path.parent.parent.parent / _OWN_DATA_KEY
+        if request.store is None and request.mixture is None:
             # A run that prepares its data has it beside its checkpoints.
-            if not own.is_dir():
+            if not data_folder.is_dir():
                 raise SettingsError([_NO_STORE])
-            asked = replace(asked, store=str(own))
-        stores = _open_checkpoint_stores(asked, found)
-        return rebuild_plan(found, stores, asked.settings.get("steps")), found
-    data = _open_request_data(asked)
+            request = replace(request, store=str(data_folder))
+        stores = _open_checkpoint_stores(request, saved_position)
+        return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
+    data = _open_request_data(request)
     missing = [
         f"{name}: missing; a whole number of at least 1"
         for name in ("seq_len", "global_batch_size")
-        if asked.settings.get(name) is None
+        if request.settings.get(name) is None
     ]
     if missing:
         raise SettingsError(missing)
-    given = {name: value for name, value in asked.settings.items() if value is not None}
-    if isinstance(data, Store) or (isinstance(data, Mixture) and asked.assume is None):
+    settings = {name: value for name, value in request.settings.items() if value is not None}
+    if isinstance(data, Store) or (isinstance(data, Mixture) and request.assume is None):
         # What a loader of these settings would serve, whatever it chooses by itself.
-        options = PlanOptions(**{name: given.pop(name) for name in _OPTIONS & given.keys()})
-        loader = Loader(
-            data, **given, plan=options, output="numpy", rank=0, world_size=1, prefetch=0
-        )
+        options = PlanOptions(**{name: settings.pop(name) for name in _OPTIONS & settings.keys()})
+        loader = Loader(data, **settings, plan=options, output="numpy", rank=0, world_size=1, prefetch=0)
         return loader.plan, None
-    return Plan(data, PlanSpec(**given)), None
+    return Plan(data, PlanSpec(**settings)), None
 
 
-def _find_request_problems(asked: PlanRequest) -> list[str]:
-    named = [n for n in ("store", "mixture", "assume") if getattr(asked, n) is not None]
+def _find_request_problems(request: PlanRequest) -> list[str]:
+    data_options = [n for n in ("store", "mixture", "assume") if getattr(request, n) is not None]
     problems = []
-    if not named and asked.checkpoint is None:
+    if not data_options and request.checkpoint is None:
         problems.append(_NO_STORE)
-    if len(named) > 1 and named != ["mixture", "assume"]:
-        problems.append(f"{named[1]}: {named[0]} and {named[1]} exclude each other; give one")
-    if asked.checkpoint is None:
+    if len(data_options) > 1 and data_options != ["mixture", "assume"]:
+        problems.append(f"{data_options[1]}: {data_options[0]} and {data_options[1]} exclude each other; give one")
+    if request.checkpoint is None:
         return problems
-    if asked.assume is not None:
+    if request.assume is not None:
         problems.append("assume: a checkpoint is of stores that exist")
-    given = [name for name, value in asked.settings.items() if value is not None]
+    setting_names = [name for name, value in request.settings.items() if value is not None]
     return problems + [
-        f"{name}: the checkpoint says so; leave it out"
-        for name in given
-        if name not in _CHECKPOINT_SETTINGS
+        f"{name}: the checkpoint says so; leave it out" for name in setting_names if name not in _CHECKPOINT_SETTINGS
     ]
 
 
-def _open_request_data(asked: PlanRequest) -> PlanStore | Mixture:
-    if asked.assume is not None:
-        return _parse_assumed(asked.assume, asked.mixture)
-    if asked.mixture is not None:
-        return read_mixture(asked.mixture)
-    return open_store(asked.store or "", asked.split, generation=asked.generation)
+def _open_request_data(request: PlanRequest) -> PlanStore | Mixture:
+    if request.assume is not None:
+        return _parse_assumed(request.assume, request.mixture)
+    if request.mixture is not None:
+        return read_mixture(request.mixture)
+    return open_store(request.store or "", request.split, generation=request.generation)
 
 
 def _parse_assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
@@ -129,64 +125,60 @@ def parse_weights(text: str) -> dict[str, float]:
     Raises:
         SettingsError: there are none.
     """
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in text.split(","):
         name, equals, weight = word.strip().rpartition("=")
         try:
-            found[name] = float(weight)
+            weights[name] = float(weight)
         except ValueError:
             equals = ""
         if not equals or not name:
             raise SettingsError([f"mixture: {word!r} is no NAME=WEIGHT"])
-    return found
+    return weights
 
 
-def _open_checkpoint_stores(asked: PlanRequest, found: SavedPosition) -> dict[str, PlanStore]:
+def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition) -> dict[str, PlanStore]:
     """The stores a checkpoint is asked about with, in the generations it was made on where that can be told."""
-    told = found.state["identity"].get("sources", {})
-    if asked.mixture is not None:
-        stores = read_mixture(asked.mixture).stores
-        return {
-            name: _open_initial_generation(store, told.get(name)) for name, store in stores.items()
-        }
-    if SOURCE not in told:
+    source_entries = saved_position.state["identity"].get("sources", {})
+    if request.mixture is not None:
+        stores = read_mixture(request.mixture).stores
+        return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in stores.items()}
+    if SOURCE not in source_entries:
         raise InputError(
-            f"The run was on a mixture of {', '.join(told)}; one store is given. Give --mixture with the run's file, "
+            f"The run was on a mixture of {', '.join(source_entries)}; one store is given. Give --mixture with the "
+            "run's file, "
             "or the paths of its stores."
         )
-    store = open_store(asked.store or "", asked.split, generation=asked.generation)
+    store = open_store(request.store or "", request.split, generation=request.generation)
     return {
-        SOURCE: store
-        if asked.generation is not None
-        else _open_initial_generation(store, told[SOURCE])
+        SOURCE: store if request.generation is not None else _open_initial_generation(store, source_entries[SOURCE])
     }
 
 
-def _check_not_stream(found: SavedPosition) -> None:
+def _check_not_stream(saved_position: SavedPosition) -> None:
     """Refuse what a run on a stream cannot be asked.
 
     Raises:
         InputError: says what can be asked instead.
     """
-    identity = found.state["identity"]
+    identity = saved_position.state["identity"]
     if "lanes_version" in identity:
         verb = "was on" if "inputs" in identity else "repeats"
         raise InputError(
-            f"The run of {found.place} {verb} a stream: it takes no edits, and explain, when and plan cannot be asked "
+            f"The run of {saved_position.path} {verb} a stream: it takes no edits, and explain, when and plan "
+            "cannot be asked "
             "of it. They can of a run on prepared data: batchloom prepare, or the store that a stream keeps (--keep)."
         )
 
 
-def _open_initial_generation(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
+def _open_initial_generation(store: PlanStore, source_entry: Mapping[str, Any] | None) -> PlanStore:
     """A store in the generation a run was begun on; as it is where it never was what the run was on."""
-    if not isinstance(store, Store) or store.location.generation is None or told is None:
+    if not isinstance(store, Store) or store.location.generation is None or source_entry is None:
         return store
-    number = store.contents.find_generation(str(told.get("store")))
+    number = store.contents.find_generation(str(source_entry.get("store")))
     if number is None or number == store.location.generation:
         return store
-    return open_store(
-        store.location.address, store.split, **{**store.location.options, "generation": number}
-    )
+    return open_store(store.location.address, store.split, **{**store.location.options, "generation": number})
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,32 +204,34 @@ def make_journal_entry(edit: Mapping[str, Any]) -> JournalEntry:
     return JournalEntry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
 
 
-def read_journal(found: SavedPosition) -> tuple[str, tuple[JournalEntry, ...]]:
+def read_journal(saved_position: SavedPosition) -> tuple[str, tuple[JournalEntry, ...]]:
     """Fingerprint of the plan a run began with, and the edits since; needs no store.
 
     Raises:
         InputError: the run was on a stream.
         StateError: the journal was changed by hand; names the edit.
     """
-    _check_not_stream(found)
-    state = found.state
+    _check_not_stream(saved_position)
+    state = saved_position.state
     first = name = fingerprint(state["identity"])
     entries = []
     try:
         for number, edit in enumerate(state["edits"]):
-            told = {key: value for key, value in edit.items() if key != "fingerprint"}
-            name = fingerprint([name, told])
+            edit_fields = {key: value for key, value in edit.items() if key != "fingerprint"}
+            name = fingerprint([name, edit_fields])
             if name != edit["fingerprint"]:
                 raise StateError(
-                    f"{found.place}: edit {number} of the journal (step {edit['step']}) was changed by hand: its "
+                    f"{saved_position.path}: edit {number} of the journal (step {edit['step']}) was changed by "
+                    "hand: its "
                     "fingerprint does not follow from it. Use the journal that was saved."
                 )
             entries.append(make_journal_entry(edit))
     except (AttributeError, KeyError, TypeError) as error:
-        raise StateError(f"{found.place} holds no journal of edits ({error!r}).") from error
+        raise StateError(f"{saved_position.path} holds no journal of edits ({error!r}).") from error
     if name != state.get("fingerprint"):
         raise StateError(
-            f"{found.place}: the journal does not lead to the plan's fingerprint {state.get('fingerprint')!r}: an "
+            f"{saved_position.path}: the journal does not lead to the plan's fingerprint "
+            f"{state.get('fingerprint')!r}: an "
             "edit is missing. Use the journal that was saved."
         )
     return first, tuple(entries)

@@ -65,8 +65,8 @@ def _count_positions_ahead(plan: Plan, order: SourceOrder, position: int) -> int
     """Positions from the nearest pool that is known (of one source and lane) to the one that is asked for."""
     if plan.spec.lanes > 1 or len(plan.names) > 1:
         return position
-    known = [cursor.before for cursor in order.anchors[0] if cursor.before <= position]
-    return position - max(known, default=0)
+    anchor_positions = [cursor.before for cursor in order.anchors[0] if cursor.before <= position]
+    return position - max(anchor_positions, default=0)
 
 
 def write_tables(plan: Plan) -> tuple[Path, ...]:
@@ -79,7 +79,7 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
         InputError: a source has only lengths.
         StoreError: the tables can be kept nowhere.
     """
-    found = []
+    table_files = []
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
         for number in numbers:
             order = plan.orders.order(number, era)
@@ -87,5 +87,5 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
             if not load_table(order, folders):
                 wait_for_table(order, folders)
             name = table_name(order)
-            found += [folder / name for folder in folders if (folder / name).is_file()][:1]
-    return tuple(dict.fromkeys(found))
+            table_files += [folder / name for folder in folders if (folder / name).is_file()][:1]
+    return tuple(dict.fromkeys(table_files))

@@ -60,25 +60,21 @@ def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
     return deal_contiguous(size, world_size)
 
 
-def sort_by_rank(data: Plan | Loader, step: int, of: Ints) -> Ints:
+def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
     """The rows of a step rank by rank, those of each in the order of its batch.
 
     Args:
         data: a plan, or a loader.
         step: the step.
-        of: the rank of each row.
+        row_ranks: the rank of each row.
     """
-    if isinstance(data, Loader) and data.spec.balance and of.any():
-        order = sort_by_cost(
-            data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step)))
-        )
-        return order[np.argsort(of[order], kind="stable")]
-    return np.argsort(of, kind="stable")
+    if isinstance(data, Loader) and data.spec.balance and row_ranks.any():
+        order = sort_by_cost(data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step))))
+        return order[np.argsort(row_ranks[order], kind="stable")]
+    return np.argsort(row_ranks, kind="stable")
 
 
-def resolve_world(
-    data: Plan | Loader, rank: int | None, world_size: int | None
-) -> tuple[int | None, int]:
+def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:
     """Data-parallel rank (None for all) and size that a question is about.
 
     Raises:
@@ -87,25 +83,19 @@ def resolve_world(
     """
     ranks, number = as_int(world_size), as_int(rank)
     problems = [
-        f"{name}: {quote_value(given)} is no whole number of at least {least}"
-        for name, given, made, least in (
+        f"{name}: {quote_value(value)} is no whole number of at least {least}"
+        for name, value, parsed_value, least in (
             ("world_size", world_size, ranks, 1),
             ("rank", rank, number, 0),
         )
-        if given is not None and (made is None or made < least)
+        if value is not None and (parsed_value is None or parsed_value < least)
     ]
-    own = (
-        data.spec.mesh.place(data.spec.rank, data.spec.world_size)
-        if isinstance(data, Loader)
-        else None
-    )
+    own = data.spec.mesh.get_placement(data.spec.rank, data.spec.world_size) if isinstance(data, Loader) else None
     if rank is not None and world_size is None and own is None:
         problems.append("world_size: missing; a rank is one of so many")
     if problems:
         raise SettingsError(problems)
     ranks = ranks or (own.world_size if own else 1)
     if number is not None and number >= ranks:
-        raise PlanError(
-            f"rank {number} of world_size {ranks} does not exist; ranks run from 0 to {ranks - 1}."
-        )
+        raise PlanError(f"rank {number} of world_size {ranks} does not exist; ranks run from 0 to {ranks - 1}.")
     return number, ranks

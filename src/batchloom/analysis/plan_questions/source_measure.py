@@ -26,7 +26,7 @@ class SourceEpochStatistics:
         least: sequences that no packing of these documents could do with less of.
         split: documents that are cut, of those that are served.
         dropped: documents that are left out as too long.
-        lost: tokens that are left out.
+        dropped_tokens: tokens that are left out.
         pool_tokens: tokens of each pool, int64 [pools]; None of a sample, or where pools are too large to look into.
     """
 
@@ -35,7 +35,7 @@ class SourceEpochStatistics:
     least: float
     split: float
     dropped: float
-    lost: float
+    dropped_tokens: float
     pool_tokens: Ints | None
 
 
@@ -65,56 +65,55 @@ def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
     every question about positions, about right, and serves nothing.
     """
     pools, spec = order.pools, order.spec
-    chosen = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
-    sequences, tokens = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), np.int64)
-    documents = split = dropped = lost = 0
+    sampled_pools = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
+    sequences, tokens = (
+        np.zeros(len(sampled_pools), np.int64),
+        np.zeros(len(sampled_pools), np.int64),
+    )
+    documents = split = dropped = dropped_tokens = 0
     packed: list[Ints] = []
-    for place, pool in enumerate(chosen.tolist()):
+    for index, pool in enumerate(sampled_pools.tolist()):
         members = pools.members(pool)
-        fitted = pools.fitted(pool)
-        taken = align_lengths(fitted, spec.align)
-        known = int(order.counts[pool])
-        sequences[place] = (
-            known if known >= 0 else count_sequences(taken, spec.seq_len, spec.packing)
+        fitted = pools.fit_pool(pool)
+        aligned_lengths = align_lengths(fitted, spec.align)
+        sequence_count = int(order.counts[pool])
+        sequences[index] = (
+            sequence_count if sequence_count >= 0 else count_sequences(aligned_lengths, spec.seq_len, spec.packing)
         )
-        tokens[place] = fitted.sum()
+        tokens[index] = fitted.sum()
         documents += len(members)
-        split += _count_cut_documents(taken, spec.seq_len, spec.packing)
+        split += _count_cut_documents(aligned_lengths, spec.seq_len, spec.packing)
         if spec.overlong != "split":
             raw = order.store.lengths.take(members).astype(np.int64)
             dropped += int(((raw > 0) & (fitted == 0)).sum())
-            lost += int(raw.sum() - fitted.sum())
-        packed.append(taken)
-    whole = len(chosen) == pools.count
+            dropped_tokens += int(raw.sum() - fitted.sum())
+        packed.append(aligned_lengths)
+    exact = len(sampled_pools) == pools.count
     scale = pools.documents / max(documents, 1)
     if spec.overlong == "split" and tokens.any():
         # Every token is served: a ratio of tokens is nearer than one of documents.
         scale = order.store.tokens / int(tokens.sum())
     total = float(tokens.sum() * scale)
     least = float(compute_min_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
-    _adopt_sequence_counts(
-        order, chosen, sequences, None if whole else float(sequences.sum() * scale)
-    )
+    _adopt_sequence_counts(order, sampled_pools, sequences, None if exact else float(sequences.sum() * scale))
     return SourceEpochStatistics(
-        exact=whole,
+        exact=exact,
         tokens=total,
         least=least * scale,
         split=split * scale,
         dropped=dropped * scale,
-        lost=lost * scale,
-        pool_tokens=tokens if whole and sequences.max(initial=0) <= _LARGE_POOL else None,
+        dropped_tokens=dropped_tokens * scale,
+        pool_tokens=tokens if exact and sequences.max(initial=0) <= _LARGE_POOL else None,
     )
 
 
-def _adopt_sequence_counts(
-    order: SourceOrder, chosen: Ints, sequences: Ints, total: float | None
-) -> None:
+def _adopt_sequence_counts(order: SourceOrder, sampled_pools: Ints, sequences: Ints, total: float | None) -> None:
     """Let a source know the sequences of its pools; ``total`` is what they come to where not all were packed."""
     if order.is_counted:
         return
     counts = order.counts.copy()
     if total is None:
-        counts[chosen] = sequences
+        counts[sampled_pools] = sequences
     else:
         # The mean is no whole number: every pool has the part of it that is due.
         ends = np.rint(np.arange(1, len(counts) + 1) * (total / len(counts))).astype(np.int64)
@@ -147,7 +146,7 @@ def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing
     size = min(max(round(step_rows), 1), max(len(rows), 1))
     first = (len(rows) - size) // 2
     a, b = int(rows.pointers[first]), int(rows.pointers[first + size])
-    held = np.unique(rows.documents[a:b])
+    step_documents = np.unique(rows.documents[a:b])
     # More sequences than a pool has come from further pools like it.
     more = step_rows / size
     # Single documents come anywhere in an epoch, so that two are a third of it apart, in the mean.
@@ -157,25 +156,27 @@ def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing
         block=block if spec.shuffle else pools.documents,
         pool=min(spec.pool_size, pools.documents),
         apart=apart / share,
-        documents=len(held) * more,
-        blocks=len(np.unique(held // block)) * more,
+        documents=len(step_documents) * more,
+        blocks=len(np.unique(step_documents // block)) * more,
     )
 
 
-def _measure_large_pools(
-    order: SourceOrder, sequences: int, step_rows: float, share: float
-) -> MixingMeasure:
+def _measure_large_pools(order: SourceOrder, sequences: int, step_rows: float, share: float) -> MixingMeasure:
     """What pools of so many sequences that nearly all hold a piece of one document come to."""
     pools, spec = order.pools, order.spec
     block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
     if not spec.shuffle:
-        held = max(step_rows * pool / sequences, 1.0)
+        step_documents = max(step_rows * pool / sequences, 1.0)
         return MixingMeasure(
-            block=pools.documents, pool=pool, apart=1 / share, documents=held, blocks=held
+            block=pools.documents,
+            pool=pool,
+            apart=1 / share,
+            documents=step_documents,
+            blocks=step_documents,
         )
 
-    def distinct(things: float) -> float:
-        return things * -math.expm1(-step_rows / things)
+    def distinct(population: float) -> float:
+        return population * -math.expm1(-step_rows / population)
 
     return MixingMeasure(
         block=block,

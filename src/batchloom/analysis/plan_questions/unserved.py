@@ -20,8 +20,8 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     """
     name = plan.names[number]
     length = int(plan.stores[name].lengths.take(np.array([document]))[0])
-    known = plan.stores[name]
-    media = known.contents.media if isinstance(known, Store) else ""
+    source_store = plan.stores[name]
+    media = source_store.contents.media if isinstance(source_store, Store) else ""
     if not length and media:
         return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
     if not length:
@@ -29,14 +29,10 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     specs = [plan.orders.order(number, era).spec for era in _list_packings(plan, number)]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
         store = plan.stores[name]
-        cut = (
-            ""
-            if isinstance(store, Store) and has_media(store)
-            else ", overlong='split' or 'truncate'"
-        )
+        overlong_remedy = "" if isinstance(store, Store) and has_media(store) else ", overlong='split' or 'truncate'"
         return (
             f"it has {length:,} tokens, more than seq_len {max(spec.seq_len for spec in specs):,}, and overlong='drop' "
-            f"leaves it out; a seq_len of at least {length:,}{cut} would serve it"
+            f"leaves it out; a seq_len of at least {length:,}{overlong_remedy} would serve it"
         )
     if last < 0:
         return "the run has no step"
@@ -57,26 +53,22 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
 
 
 def _list_packings(plan: Plan, number: int) -> list[int]:
-    return [
-        era for era, numbers in enumerate(plan.orders.weighted_sources_by_era) if number in numbers
-    ]
+    return [era for era, numbers in enumerate(plan.orders.weighted_sources_by_era) if number in numbers]
 
 
 def _count_served(plan: Plan, number: int, end: int) -> int:
     """Sequences of a source before a position."""
-    found = 0
+    served_sequences = 0
     for segment in plan.orders.timeline.segments():
         if segment.position < end:
             until = min(plan.orders.timeline.until(segment) or end, end)
-            found += int((segment.served(until) - segment.bases)[number].sum())
-    return found
+            served_sequences += int((segment.served(until) - segment.bases)[number].sum())
+    return served_sequences
 
 
 def _describe_later_start(plan: Plan, number: int, end: int) -> str:
     """After how many steps a source has a weight, where that is later than a position."""
     for change in plan.orders.course.changes:
-        if change.position >= end and plan.names[number] in list_weighted_sources(
-            change.weights, plan.names
-        ):
+        if change.position >= end and plan.names[number] in list_weighted_sources(change.weights, plan.names):
             return f"; it has one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
     return ""

@@ -40,10 +40,8 @@ def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
     return parts
 
 
-def pack_arrays(
-    batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]
-) -> None:
+def pack_arrays(batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]) -> None:
     """Copy the arrays of a batch to their places in a block of at least ``parts[-1].stop`` bytes."""
     for part in parts:
-        place = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
-        np.copyto(place, batch[part.name])
+        destination = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
+        np.copyto(destination, batch[part.name])

@@ -85,11 +85,11 @@ class Augment:
         raise_problems([f"augment.{problem}" for problem in problems])
 
     def _contradictions(self) -> list[str]:
-        both = self.mask_replace_prob + self.random_replace_prob
+        total_share = self.mask_replace_prob + self.random_replace_prob
         # 0.9 and 0.1 are 1, whatever the sum of the nearest binary fractions is.
         problems = (
-            [f"mask_replace_prob: with random_replace_prob it makes {both:g}, more than 1"]
-            if both > 1 + 1e-9
+            [f"mask_replace_prob: with random_replace_prob it makes {total_share:g}, more than 1"]
+            if total_share > 1 + 1e-9
             else []
         )
         if self.mask_prob and self.noise_prob:
@@ -100,14 +100,14 @@ class Augment:
         return problems
 
     def _set_special(self) -> list[str]:
-        given: Any = self.special_ids
-        if not isinstance(given, (tuple, list)):
-            return [f"special_ids: {quote_value(given)} is no tuple of ids"]
-        ids = [as_int(one) for one in given]
+        special_ids: Any = self.special_ids
+        if not isinstance(special_ids, (tuple, list)):
+            return [f"special_ids: {quote_value(special_ids)} is no tuple of ids"]
+        ids = [as_int(value) for value in special_ids]
         wrong = [
-            given[number]
-            for number, one in enumerate(ids)
-            if one is None or not 0 <= one < _MAX_IDS
+            special_ids[number]
+            for number, token_id in enumerate(ids)
+            if token_id is None or not 0 <= token_id < _MAX_IDS
         ]
         if wrong:
             return [f"special_ids: {quote_value(wrong[0])} is no id"]
@@ -134,16 +134,16 @@ class Augmentation:
         settings: with ``mask_id`` found.
         special: whether an id is special [at most the largest special id + 2]; the last entry is of
             all ids above.
-        drawn: the ids that a token may become, int64; empty where none becomes any.
-        choose, become, drop: keys of which tokens, of what they become, and of whose loss is left out.
+        replacement_ids: the ids that a token may become, int64; empty where none becomes any.
+        choice_key, replacement_key, drop_key: keys of which tokens, of what they become, and of whose loss is left out.
     """
 
     settings: Augment
     special: NDArray[np.bool_]
-    drawn: NDArray[np.int64]
-    choose: HashKey
-    become: HashKey
-    drop: HashKey
+    replacement_ids: NDArray[np.int64]
+    choice_key: HashKey
+    replacement_key: HashKey
+    drop_key: HashKey
 
     @property
     def drops_loss(self) -> bool:
@@ -200,9 +200,7 @@ def make_augmentation(
         augment = from_plain(Augment, augment, "augment")
     if augment is not None and not isinstance(augment, Augment):
         raise SettingsError(
-            [
-                f"augment: {quote_value(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"
-            ]
+            [f"augment: {quote_value(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"]
         )
     if augment is None or not augment.is_on:
         return None
@@ -212,7 +210,7 @@ def make_augmentation(
     words = {**tokenizer.added, **tokenizer.control} if tokenizer else {}
     settings = replace(augment, mask_id=_resolve_mask_id(augment, words))
     problems = _find_problems(settings, store.vocab_size, labels)
-    raise_problems([f"augment.{one}" for one in problems])
+    raise_problems([f"augment.{problem}" for problem in problems])
     special = {*augment.special_ids}
     if tokenizer:
         special |= {*tokenizer.control.values(), tokenizer.end_id}
@@ -221,16 +219,14 @@ def make_augmentation(
         special.add(settings.mask_id)
     table = np.zeros(max(special, default=-1) + 2, bool)
     table[list(special)] = True
-    drawn = np.zeros(0, np.int64)
+    replacement_ids = np.zeros(0, np.int64)
     if _draws_ids(settings):
         size = store.vocab_size or augment.vocab_size or 0
-        drawn = np.setdiff1d(np.arange(size), list(special))
-        if not drawn.size:
-            raise SettingsError(
-                [f"augment.special_ids: no other id of the vocabulary of {size:,} is left to draw"]
-            )
-    keys = (derive_key("augment", augment.seed, one) for one in ("choose", "become", "drop"))
-    return Augmentation(settings, table, drawn, *keys)
+        replacement_ids = np.setdiff1d(np.arange(size), list(special))
+        if not replacement_ids.size:
+            raise SettingsError([f"augment.special_ids: no other id of the vocabulary of {size:,} is left to draw"])
+    keys = (derive_key("augment", augment.seed, purpose) for purpose in ("choose", "become", "drop"))
+    return Augmentation(settings, table, replacement_ids, *keys)
 
 
 def _draws_ids(settings: Augment) -> bool:
@@ -243,31 +239,28 @@ def _resolve_mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
     return next((words[token] for token in _KNOWN_MASK_TOKENS if token in words), None)
 
 
-def _find_problems(settings: Augment, known: int | None, labels: str) -> list[str]:
+def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str) -> list[str]:
     """What does not fit a store of so many ids; None where it names no tokenizer."""
     problems = []
-    size = settings.vocab_size or known
-    if size is not None and known is not None and size < known:
-        problems.append(
-            f"vocab_size: {size:,} is less than the {known:,} ids of the store's tokenizer"
-        )
+    size = settings.vocab_size or store_vocab_size
+    if size is not None and store_vocab_size is not None and size < store_vocab_size:
+        problems.append(f"vocab_size: {size:,} is less than the {store_vocab_size:,} ids of the store's tokenizer")
     if size is None and _draws_ids(settings):
-        problems.append(
-            "vocab_size: missing; this store names no tokenizer, so give the number of ids to draw from"
-        )
+        problems.append("vocab_size: missing; this store names no tokenizer, so give the number of ids to draw from")
     if settings.mask_prob and settings.mask_id is None and settings.mask_replace_prob:
-        of = "no tokenizer to look for" if known is None else "the store's tokenizer has none of"
+        reason = "no tokenizer to look for" if store_vocab_size is None else "the store's tokenizer has none of"
         problems.append(
-            f"mask_id: missing, and {of} {', '.join(_KNOWN_MASK_TOKENS)}; name the id that stands for a masked "
+            f"mask_id: missing, and {reason} {', '.join(_KNOWN_MASK_TOKENS)}; name the id that stands for a masked "
             f"token (one "
             "beyond the vocabulary needs vocab_size, the ids that the model has)"
         )
     for name, ids in (("mask_id", (settings.mask_id,)), ("special_ids", settings.special_ids)):
         problems += [
-            f"{name}: {one} is outside of the vocabulary, whose ids go from 0 to {size - 1}; a model that has more "
+            f"{name}: {token_id} is outside of the vocabulary, whose ids go from 0 to {size - 1}; a model that has "
+            "more "
             "is told with vocab_size"
-            for one in ids
-            if one is not None and size is not None and one >= size
+            for token_id in ids
+            if token_id is not None and size is not None and token_id >= size
         ]
     if settings.mask_prob and labels == "shifted":
         problems.append(
@@ -277,12 +270,12 @@ def _find_problems(settings: Augment, known: int | None, labels: str) -> list[st
     return problems
 
 
-def add_augment_state(state: dict[str, Any], made: Augmentation | None) -> dict[str, Any]:
+def add_augment_state(state: dict[str, Any], augmentation: Augmentation | None) -> dict[str, Any]:
     """A state of a plan with what was done to its tokens, where anything was."""
-    return {**state, AUGMENT_KEY: _make_augment_entry(made.settings)} if made else state
+    return {**state, AUGMENT_KEY: _make_augment_entry(augmentation.settings)} if augmentation else state
 
 
-def remove_augment_state(state: Any, made: Augmentation | None) -> Any:
+def remove_augment_state(state: Any, augmentation: Augmentation | None) -> Any:
     """The state of the plan in one of :func:`add_augment_state`; what is no state is the plan's to refuse.
 
     Raises:
@@ -290,11 +283,14 @@ def remove_augment_state(state: Any, made: Augmentation | None) -> Any:
     """
     if not isinstance(state, dict):
         return state
-    theirs, ours = state.get(AUGMENT_KEY), _make_augment_entry(made.settings) if made else None
-    if theirs != ours:
+    saved_entry, current_entry = (
+        state.get(AUGMENT_KEY),
+        _make_augment_entry(augmentation.settings) if augmentation else None,
+    )
+    if saved_entry != current_entry:
         raise StateError(
             f"The state belongs to a run of other augmentation: "
-            f"{'; '.join(_describe_setting_differences(theirs, ours))}. Give the "
+            f"{'; '.join(_describe_setting_differences(saved_entry, current_entry))}. Give the "
             "augment= it was made with, or start without the state."
         )
     return {name: value for name, value in state.items() if name != AUGMENT_KEY}
@@ -304,14 +300,14 @@ def _make_augment_entry(settings: Augment) -> dict[str, Any]:
     return {"version": AUGMENT_VERSION, **to_plain(settings)}
 
 
-def _describe_setting_differences(theirs: Any, ours: Any) -> list[str]:
+def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[str]:
     """Each setting that differs; one side may have no augmentation, and then its defaults do nothing."""
-    if not isinstance(theirs, dict | None):
-        return [f"augment was {quote_value(theirs)}"]
+    if not isinstance(saved_entry, dict | None):
+        return [f"augment was {quote_value(saved_entry)}"]
     off = _make_augment_entry(Augment())
-    then, now = theirs or off, ours or off
+    saved, current = saved_entry or off, current_entry or off
     return [
-        f"augment.{name} was {quote_value(then.get(name))} and is {quote_value(now.get(name))}"
-        for name in sorted({*then, *now})
-        if then.get(name) != now.get(name)
+        f"augment.{name} was {quote_value(saved.get(name))} and is {quote_value(current.get(name))}"
+        for name in sorted({*saved, *current})
+        if saved.get(name) != current.get(name)
     ]

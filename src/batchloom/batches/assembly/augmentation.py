@@ -27,7 +27,7 @@ _LOW_MASK, _HALF_BITS = np.uint64(_RANDOM_VALUES - 1), np.uint64(32)
 
 def augment_batch(
     arrays: Mapping[str, Any],
-    made: Augmentation,
+    augmentation: Augmentation,
     rows: Rows,
     positions: Ids,
     plan: PlanSpec,
@@ -38,7 +38,7 @@ def augment_batch(
 
     Args:
         arrays: of either form, as assembled: [R, seq_len], or [1, T] of the same rows' spans.
-        made: what to do.
+        augmentation: what to do.
         rows: what the batch was assembled from, R rows.
         positions: of each row in the run, int64 [R].
         plan: ``seq_len`` and ``align`` of the rows.
@@ -49,38 +49,40 @@ def augment_batch(
     if not rows.lengths.size:
         return
     cells = _compute_token_cells(rows, plan) if ids.size != len(rows) * seq_len else None
-    behind = 1 if labels == "shifted" else 0
-    share = made.settings.mask_prob or made.settings.noise_prob
+    label_offset = 1 if labels == "shifted" else 0
+    share = augmentation.settings.mask_prob or augmentation.settings.noise_prob
     if share:
-        chosen = _select_tokens(share, made.choose, positions, seq_len, cells)
-        chosen = chosen[_mask_with_loss(targets, chosen, behind)]
-        chosen = chosen[~made.special[np.minimum(ids[chosen], made.special.size - 1)]]
-        own = chosen if cells is None else cells[chosen]
-        words = _random_words(made.become, positions, own, seq_len)
-        if made.settings.mask_prob:
+        token_indices = _select_tokens(share, augmentation.choice_key, positions, seq_len, cells)
+        token_indices = token_indices[_mask_with_loss(targets, token_indices, label_offset)]
+        token_indices = token_indices[
+            ~augmentation.special[np.minimum(ids[token_indices], augmentation.special.size - 1)]
+        ]
+        own = token_indices if cells is None else cells[token_indices]
+        words = _random_words(augmentation.replacement_key, positions, own, seq_len)
+        if augmentation.settings.mask_prob:
             targets[:] = IGNORE_INDEX
-            targets[chosen] = ids[chosen]
-            _apply_mask(ids, chosen, words, made)
+            targets[token_indices] = ids[token_indices]
+            _apply_mask(ids, token_indices, words, augmentation)
         else:
-            ids[chosen] = _draw_ids(words, made)
-    if made.settings.loss_drop_prob:
-        left = _select_tokens(made.settings.loss_drop_prob, made.drop, positions, seq_len, cells)
-        left = left[_mask_with_loss(targets, left, behind)]
-        targets[left - behind] = IGNORE_INDEX
+            ids[token_indices] = _draw_ids(words, augmentation)
+    if augmentation.settings.loss_drop_prob:
+        dropped_indices = _select_tokens(
+            augmentation.settings.loss_drop_prob, augmentation.drop_key, positions, seq_len, cells
+        )
+        dropped_indices = dropped_indices[_mask_with_loss(targets, dropped_indices, label_offset)]
+        targets[dropped_indices - label_offset] = IGNORE_INDEX
 
 
 def _compute_token_cells(rows: Rows, plan: PlanSpec) -> Ids:
     """The place of each token of the spans in the rows [R * seq_len], back to back, int64 [T]."""
     row_of = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-    taken = align_lengths(rows.lengths, plan.align)
-    stops = np.cumsum(taken)
-    begins = row_of * plan.seq_len + rows.places
-    return np.repeat(begins - (stops - taken), taken) + np.arange(int(stops[-1]))
+    aligned_lengths = align_lengths(rows.lengths, plan.align)
+    stops = np.cumsum(aligned_lengths)
+    begins = row_of * plan.seq_len + rows.row_offsets
+    return np.repeat(begins - (stops - aligned_lengths), aligned_lengths) + np.arange(int(stops[-1]))
 
 
-def _select_tokens(
-    share: float, key: HashKey, positions: Ids, seq_len: int, cells: Ids | None
-) -> Ids:
+def _select_tokens(share: float, key: HashKey, positions: Ids, seq_len: int, cells: Ids | None) -> Ids:
     """The numbers of the batch's tokens that a share of all is made of."""
     # Each 64-bit number of a row's generator is two draws, for neighbours.
     steps = np.arange(1, (seq_len + 1) // 2 + 1).astype(np.uint64) * np.uint64(GOLDEN)
@@ -93,31 +95,31 @@ def _select_tokens(
 
 def _random_words(key: HashKey, positions: Ids, cells: Ids, seq_len: int) -> NDArray[np.uint64]:
     """A number of 64 bits for each of these places in the rows, uint64 [cells]."""
-    rows, places = np.divmod(cells, seq_len)
+    rows, columns = np.divmod(cells, seq_len)
     words = hash_indices(positions, key)[rows]
-    words += (places + 1).astype(np.uint64) * np.uint64(GOLDEN)
+    words += (columns + 1).astype(np.uint64) * np.uint64(GOLDEN)
     return mix_in_place(words)
 
 
-def _mask_with_loss(targets: Ids, places: Ids, behind: int) -> NDArray[np.bool_]:
-    """Whether each of these tokens is trained: its label stands ``behind`` places before it."""
+def _mask_with_loss(targets: Ids, token_indices: Ids, label_offset: int) -> NDArray[np.bool_]:
+    """Whether each of these tokens is trained: its label stands ``label_offset`` places before it."""
     # What would be before the first token is after the last, which has no loss as a shifted label.
-    lossy: NDArray[np.bool_] = targets[places - behind] != IGNORE_INDEX
+    lossy: NDArray[np.bool_] = targets[token_indices - label_offset] != IGNORE_INDEX
     return lossy
 
 
-def _apply_mask(ids: Ids, chosen: Ids, words: NDArray[np.uint64], made: Augmentation) -> None:
+def _apply_mask(ids: Ids, token_indices: Ids, words: NDArray[np.uint64], augmentation: Augmentation) -> None:
     draws = (words >> _HALF_BITS).astype(np.int64)
-    masked = round(made.settings.mask_replace_prob * _RANDOM_VALUES)
-    replaced = masked + round(made.settings.random_replace_prob * _RANDOM_VALUES)
-    if made.settings.mask_id is not None:
-        ids[chosen[draws < masked]] = made.settings.mask_id
-    other = (draws >= masked) & (draws < replaced)
-    if made.drawn.size:
-        ids[chosen[other]] = _draw_ids(words[other], made)
+    masked = round(augmentation.settings.mask_replace_prob * _RANDOM_VALUES)
+    replaced = masked + round(augmentation.settings.random_replace_prob * _RANDOM_VALUES)
+    if augmentation.settings.mask_id is not None:
+        ids[token_indices[draws < masked]] = augmentation.settings.mask_id
+    is_random = (draws >= masked) & (draws < replaced)
+    if augmentation.replacement_ids.size:
+        ids[token_indices[is_random]] = _draw_ids(words[is_random], augmentation)
 
 
-def _draw_ids(words: NDArray[np.uint64], made: Augmentation) -> Ids:
+def _draw_ids(words: NDArray[np.uint64], augmentation: Augmentation) -> Ids:
     """Any of the ids that a token may become, by the low half of each word."""
-    picked = ((words & _LOW_MASK) * np.uint64(made.drawn.size)) >> _HALF_BITS
-    return made.drawn[picked.astype(np.int64)]
+    id_indices = ((words & _LOW_MASK) * np.uint64(augmentation.replacement_ids.size)) >> _HALF_BITS
+    return augmentation.replacement_ids[id_indices.astype(np.int64)]

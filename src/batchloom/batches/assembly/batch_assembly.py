@@ -52,7 +52,7 @@ class Batch(dict[str, Any]):
     Attributes:
         step: the optimizer step it belongs to; -2 of a batch that was rebuilt from its arrays.
         origin: where its data came from, as log lines say it.
-        cuts: which spans its rows hold; None of a batch that was rebuilt.
+        layout: which spans its rows hold; None of a batch that was rebuilt.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Batch(dict[str, Any]):
         arrays: Mapping[str, Any],
         step: int = _UNKNOWN_STEP,
         origin: str = "",
-        cuts: "BatchLayout | None" = None,
+        layout: "BatchLayout | None" = None,
     ) -> None:
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
-        self.step, self.origin, self.cuts = step, origin, cuts
+        self.step, self.origin, self.layout = step, origin, layout
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
@@ -80,10 +80,8 @@ class Batch(dict[str, Any]):
             device: as ``torch.Tensor.to`` takes it.
             non_blocking: whether copies from pinned memory may go on in the background.
         """
-        moved = {
-            name: _move(value, device, non_blocking=non_blocking) for name, value in self.items()
-        }
-        return Batch(moved, self.step, self.origin, self.cuts)
+        moved = {name: _move(value, device, non_blocking=non_blocking) for name, value in self.items()}
+        return Batch(moved, self.step, self.origin, self.layout)
 
     def split(self, micro_batch_size: int) -> list["Batch"]:
         """The batch in parts of so many rows each, in order, as views of the same memory.
@@ -95,39 +93,35 @@ class Batch(dict[str, Any]):
             PlanError: a size that does not divide the rows (names those that do), a varlen batch
                 that was rebuilt and no longer knows its rows, or a mask that cannot be cut.
         """
-        cuts = self.cuts
+        layout = self.layout
         # Slices of flex_attention's mask keep its function, which counts the rows of all.
         if hasattr(self.get("attention_mask"), "mask_mod"):
-            raise PlanError(
-                "The BlockMask of a batch cannot be cut: split first, then add_block_mask to each part."
-            )
+            raise PlanError("The BlockMask of a batch cannot be cut: split first, then add_block_mask to each part.")
         if "cu_seq_lens_q" not in self:
             rows = len(next(iter(self.values())))
             return [
                 Batch(
-                    _slice_rows(self, cuts, first, first + micro_batch_size),
+                    _slice_rows(self, layout, first, first + micro_batch_size),
                     self.step,
                     self.origin,
-                    cuts and cuts.part(first, first + micro_batch_size),
+                    layout and layout.part(first, first + micro_batch_size),
                 )
                 for first in _part_starts(rows, micro_batch_size)
             ]
-        if cuts is None:
+        if layout is None:
             raise PlanError(
                 "A varlen batch that was rebuilt from its arrays does not know where its rows end: split it before it "
                 "is moved, and move the parts."
             )
-        firsts = _part_starts(len(cuts.pointers) - 1, micro_batch_size)
-        parts = [_slice_varlen(self, cuts, first, first + micro_batch_size) for first in firsts]
+        firsts = _part_starts(len(layout.pointers) - 1, micro_batch_size)
+        parts = [_slice_varlen(self, layout, first, first + micro_batch_size) for first in firsts]
         return [Batch(part, self.step, self.origin) for part in parts]
 
 
 def _move(value: Any, device: Any, *, non_blocking: bool) -> Any:
     """Move tensors, also those of a dict of masks; numpy arrays stay."""
     if isinstance(value, Mapping):
-        return {
-            name: _move(part, device, non_blocking=non_blocking) for name, part in value.items()
-        }
+        return {name: _move(part, device, non_blocking=non_blocking) for name, part in value.items()}
     if hasattr(value, "mask_mod"):
         # flex_attention's mask knows no other argument.
         return value.to(device)
@@ -148,7 +142,7 @@ class BatchLayout:
     Attributes:
         pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
         lengths: tokens of each span, without what aligns it, int64 [N].
-        places: where each begins inside its row, int64 [N].
+        offsets: where each begins inside its row, int64 [N].
         align: what the tokens of every span are filled up to a multiple of.
         labels: ``align_lengths`` or ``shifted``.
         sliced: whether the batch is a context-parallel rank's slice of these rows.
@@ -157,7 +151,7 @@ class BatchLayout:
 
     pointers: Ids
     lengths: Ids
-    places: Ids
+    offsets: Ids
     align: int
     labels: str
     sliced: bool
@@ -177,14 +171,14 @@ class BatchLayout:
             self,
             pointers=self.pointers[start : stop + 1] - first,
             lengths=self.lengths[first:last],
-            places=self.places[first:last],
+            offsets=self.offsets[first:last],
             media={
                 name: MediaOffsets(
-                    cut.axis,
-                    cut.pointers[start : stop + 1] - cut.pointers[start],
-                    cut.media[start : stop + 1] - cut.media[start],
+                    media_offsets.axis,
+                    media_offsets.pointers[start : stop + 1] - media_offsets.pointers[start],
+                    media_offsets.media[start : stop + 1] - media_offsets.media[start],
                 )
-                for name, cut in self.media.items()
+                for name, media_offsets in self.media.items()
             },
         )
 
@@ -200,19 +194,17 @@ def _part_starts(rows: int, size: int) -> range:
     return range(0, rows, size)
 
 
-def _slice_rows(batch: Batch, cuts: BatchLayout | None, first: int, stop: int) -> dict[str, Any]:
+def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
-    media = cuts.media if cuts is not None else {}
-    if cuts is None and _has_media_features(batch):
+    media = layout.media if layout is not None else {}
+    if layout is None and _has_media_features(batch):
         raise PlanError(
             "A batch with media that was rebuilt from its arrays does not know which features its rows hold: split it "
             "before it is moved, and move the parts."
         )
     part = {
         # Positions in time, height and width have these as their first axis.
-        key: value[:, first:stop]
-        if key == "position_ids" and value.ndim > _PLAIN_NDIM
-        else value[first:stop]
+        key: value[:, first:stop] if key == "position_ids" and value.ndim > _PLAIN_NDIM else value[first:stop]
         for key, value in batch.items()
         if key not in media
     }
@@ -229,31 +221,31 @@ def _has_media_features(batch: Batch) -> bool:
 
 def _slice_media(batch: Batch, media: MediaOffsetsByName, first: int, stop: int) -> dict[str, Any]:
     part = {}
-    for name, cut in media.items():
-        if cut.media[first] < cut.media[stop]:
-            inside = slice(int(cut.pointers[first]), int(cut.pointers[stop]))
-            part[name] = batch[name][(slice(None),) * cut.axis + (inside,)]
+    for name, media_offsets in media.items():
+        if media_offsets.media[first] < media_offsets.media[stop]:
+            inside = slice(int(media_offsets.pointers[first]), int(media_offsets.pointers[stop]))
+            part[name] = batch[name][(slice(None),) * media_offsets.axis + (inside,)]
     return part
 
 
-def _slice_varlen(batch: Batch, cuts: BatchLayout, first: int, stop: int) -> dict[str, Any]:
+def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
     # What is asked of the tensors themselves would wait for the GPU they are on.
-    bounds, starts = cuts.bounds, batch["cu_seq_lens_q"]
+    bounds, starts = layout.bounds, batch["cu_seq_lens_q"]
     # Of C context ranks each holds every C-th part of all spans.
     context = int(bounds[-1]) // batch["input_ids"].shape[1]
-    from_span, to_span = int(cuts.pointers[first]), int(cuts.pointers[stop])
+    from_span, to_span = int(layout.pointers[first]), int(layout.pointers[stop])
     empty = from_span == to_span
     if empty:
-        begin, end, longest = 0, cuts.align // context, cuts.align
+        begin, end, longest = 0, layout.align // context, layout.align
         own = starts[:2] - starts[:2]
-        own[1] = cuts.align
+        own[1] = layout.align
     else:
         own = starts[from_span : to_span + 1] - starts[from_span]
         begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
         longest = int(np.diff(bounds[from_span : to_span + 1]).max())
     part = {name: batch[name][..., begin:end] for name in _TOKEN_KEYS if name in batch}
-    part |= _slice_media(batch, cuts.media, first, stop)
+    part |= _slice_media(batch, layout.media, first, stop)
     if empty:
         part["labels"] = part["labels"] * 0 + IGNORE_INDEX
     part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
@@ -294,26 +286,26 @@ def assemble_rows(
         and carries no loss. What aligns a span belongs to it: positions go on there.
     """
     count = len(rows)
-    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     ramps = _position_ramps(rows.lengths, seq_len)
     # Most batches are full, and then there is nothing to look for.
     full = int(rows.lengths.sum()) == count * seq_len
     paddings = [] if full else _find_padding(rows, seq_len, align)
     if paddings:
         ends, ramp = _padding_row(store.end_id, seq_len), _position_ramp(seq_len)
-        for at, begin, end, first in reversed(paddings):
-            pieces.insert(at, ends[: end - begin])
-            ramps.insert(at, ramp[first : first + end - begin])
+        for span_index, begin, end, first in reversed(paddings):
+            span_tokens.insert(span_index, ends[: end - begin])
+            ramps.insert(span_index, ramp[first : first + end - begin])
     ids, targets, positions = _allocate_arrays(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
-    np.concatenate(pieces, out=ids)
+    np.concatenate(span_tokens, out=ids)
     np.concatenate(ramps, out=positions)
     begins = _span_starts(rows, seq_len)
     _fill_labels(targets, ids, begins, rows.lengths, labels)
     if store.masked:
         trained = store.mask(rows.documents, rows.starts, rows.lengths)
-        for at, begin, end, _ in reversed(paddings):
-            trained.insert(at, np.zeros(end - begin, bool))
+        for span_index, begin, end, _ in reversed(paddings):
+            trained.insert(span_index, np.zeros(end - begin, bool))
         _mask_labels(targets, trained, labels)
     for _, begin, end, _ in paddings:
         targets[begin:end] = IGNORE_INDEX
@@ -329,7 +321,7 @@ def _span_starts(rows: Rows, seq_len: int) -> Ids:
     """Where each span begins in the flat batch."""
     begins = np.arange(0, len(rows) * seq_len, seq_len)
     begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
-    begins += rows.places
+    begins += rows.row_offsets
     return begins
 
 
@@ -382,9 +374,9 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
         number of each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], where
         spans begin and T at the end; ``max_length_q`` and ``max_length_k``, the longest span (int).
     """
-    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     # A step without spans (the end of a run) is one token of padding: models take no empty input.
-    true = rows.lengths if pieces else np.zeros(1, np.int64)
+    true = rows.lengths if span_tokens else np.zeros(1, np.int64)
     lengths = align_lengths(np.maximum(true, 1), align)
     total = int(lengths.sum())
     bounds = np.zeros(len(lengths) + 1, np.int64)
@@ -393,15 +385,15 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
     cumulative = bounds.astype(np.int32)
     positions = np.arange(total) - np.repeat(bounds[:-1], lengths)
     gaps = _find_gaps(bounds[:-1] + true, bounds[1:])
-    for at, begin, end in reversed(gaps):
-        pieces.insert(at, np.full(end - begin, store.end_id))
-    ids = np.concatenate(pieces, dtype=np.int64)
+    for span_index, begin, end in reversed(gaps):
+        span_tokens.insert(span_index, np.full(end - begin, store.end_id))
+    ids = np.concatenate(span_tokens, dtype=np.int64)
     targets = np.empty_like(ids)
     _fill_labels(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
     if store.masked and rows.lengths.size:
         trained = store.mask(rows.documents, rows.starts, rows.lengths)
-        for at, begin, end in reversed(gaps):
-            trained.insert(at, np.zeros(end - begin, bool))
+        for span_index, begin, end in reversed(gaps):
+            trained.insert(span_index, np.zeros(end - begin, bool))
         _mask_labels(targets, trained, labels)
     for _, begin, end in gaps:
         targets[begin:end] = IGNORE_INDEX
@@ -420,8 +412,8 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
 def _find_gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
     """(number of the span it comes before, begin, end) of what lies behind each span, where there is any."""
     short = np.flatnonzero(begins < ends)
-    stretches = (short + 1, begins[short], ends[short])
-    return list(zip(*(column.tolist() for column in stretches), strict=True))
+    columns = (short + 1, begins[short], ends[short])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
@@ -430,15 +422,15 @@ def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, 
     Begin and end are places in the flat batch, in order: what aligns a span, and the end of each row
     that has room.
     """
-    taken = align_lengths(rows.lengths, align)
-    filled = np.zeros(len(taken) + 1, np.int64)
-    np.cumsum(taken, out=filled[1:])
+    aligned_lengths = align_lengths(rows.lengths, align)
+    filled = np.zeros(len(aligned_lengths) + 1, np.int64)
+    np.cumsum(aligned_lengths, out=filled[1:])
     filled = filled[rows.pointers]
     used = filled[1:] - filled[:-1]
     short = (used < seq_len).nonzero()[0]
     ends_of_rows = [
-        (at, row * seq_len + inside, (row + 1) * seq_len, 0)
-        for row, at, inside in zip(
+        (span_index, row * seq_len + inside, (row + 1) * seq_len, 0)
+        for row, span_index, inside in zip(
             short.tolist(), rows.pointers[1:][short].tolist(), used[short].tolist(), strict=True
         )
     ]
@@ -447,10 +439,10 @@ def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, 
     begins = _span_starts(rows, seq_len)
     lengths = rows.lengths.tolist()
     gaps = [
-        (at, begin, end, lengths[at - 1])
-        for at, begin, end in _find_gaps(begins + rows.lengths, begins + taken)
+        (span_index, begin, end, lengths[span_index - 1])
+        for span_index, begin, end in _find_gaps(begins + rows.lengths, begins + aligned_lengths)
     ]
-    return sorted(gaps + ends_of_rows, key=lambda stretch: stretch[1])
+    return sorted(gaps + ends_of_rows, key=lambda gap: gap[1])
 
 
 def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:

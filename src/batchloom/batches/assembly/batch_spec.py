@@ -52,15 +52,13 @@ class MediaOptions:
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
         if self.folder is not None and not is_text(self.folder):
-            problems.append(
-                f"folder: {quote_value(self.folder)} is no path; name a folder or a URL"
-            )
-        given: object = self.replace
-        files = tuple(given) if isinstance(given, list | tuple) else (given,)
+            problems.append(f"folder: {quote_value(self.folder)} is no path; name a folder or a URL")
+        value: object = self.replace
+        files = tuple(value) if isinstance(value, list | tuple) else (value,)
         problems += [
-            f"replace: {quote_value(one)} is no path of a list; batchloom check STORE --gone FILE writes one"
-            for one in files
-            if not is_text(one)
+            f"replace: {quote_value(file)} is no path of a list; batchloom check STORE --gone FILE writes one"
+            for file in files
+            if not is_text(file)
         ]
         object.__setattr__(self, "replace", files)
         raise_problems(problems)
@@ -122,8 +120,8 @@ class BatchSpec(BatchOptions):
 
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, _BOUNDS)
-        for name, known in _CHOICES:
-            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+        for name, literal_type in _CHOICES:
+            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
             if value not in options:
                 hint = suggest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
@@ -138,9 +136,7 @@ class BatchSpec(BatchOptions):
             )
         media: object = self.media
         if not isinstance(media, MediaOptions):
-            problems.append(
-                f"media: {quote_value(media)} is no MediaOptions; give MediaOptions(workers=4)"
-            )
+            problems.append(f"media: {quote_value(media)} is no MediaOptions; give MediaOptions(workers=4)")
         if not is_bool(self.balance):
             problems.append(f"balance: {quote_value(self.balance)} is neither True nor False")
         raise_problems(problems + self._find_device_problems())
@@ -160,6 +156,6 @@ class BatchSpec(BatchOptions):
         if not _DEVICE.fullmatch(str(self.device)):
             return [f"device: {quote_value(self.device)} is none of cpu, cuda, cuda:N"]
         if self.output == "numpy":
-            said = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
-            return [f"device: {said}: leave device out, or give output='torch'"]
+            contradiction = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
+            return [f"device: {contradiction}: leave device out, or give output='torch'"]
         return []

@@ -34,7 +34,7 @@ class StagedBatch:
     batch: Batch
     arrive: Callable[[], None] | None = None
 
-    def taken(self) -> Batch:
+    def take_batch(self) -> Batch:
         """The batch, for what is done on this thread's current stream from now on."""
         if self.arrive is not None:
             self.arrive()
@@ -96,10 +96,7 @@ def to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     """The same batch with tensors that share the arrays' memory; plain numbers stay."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
-    return {
-        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        for key, value in arrays.items()
-    }
+    return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
 
 
 def _stage_shared(batch: Batch) -> StagedBatch:
@@ -127,9 +124,9 @@ def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str,
 
     storage, tensors = block.untyped_storage(), {}
     for part in parts:
-        none = torch.empty(0, dtype=getattr(torch, part.dtype.name), device=block.device)
-        place = part.begin // part.dtype.itemsize
-        tensors[part.name] = none.set_(storage, place, part.shape)  # type: ignore[call-overload]
+        empty_tensor = torch.empty(0, dtype=getattr(torch, part.dtype.name), device=block.device)
+        element_offset = part.begin // part.dtype.itemsize
+        tensors[part.name] = empty_tensor.set_(storage, element_offset, part.shape)  # type: ignore[call-overload]
     return tensors
 
 
@@ -140,7 +137,7 @@ class _PinnedBlock:
     memory: "torch.Tensor | None" = None
     copied: "torch.cuda.Event | None" = None
 
-    def room(self, size: int) -> "torch.Tensor":
+    def reserve(self, size: int) -> "torch.Tensor":
         """``size`` bytes that nobody copies any more."""
         import torch  # noqa: PLC0415 - torch is optional and slow to import
 
@@ -148,8 +145,8 @@ class _PinnedBlock:
             self.copied.synchronize()
         if self.memory is None or len(self.memory) < size:
             # torch pins powers of two anyway; so a block grows a few times in a run, never by the step.
-            whole = 1 << (size - 1).bit_length()
-            self.memory = torch.empty(whole, dtype=torch.uint8, device="cpu", pin_memory=True)
+            capacity = 1 << (size - 1).bit_length()
+            self.memory = torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=True)
         return self.memory[:size]
 
 
@@ -188,7 +185,7 @@ class _CudaStager:
         # The device first: back from a stream alone, a thread that had no device opens a context on GPU 0.
         with self._turn, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             pinned = self._blocks[0]
-            room = pinned.room(size)
+            room = pinned.reserve(size)
             pack_arrays(batch, parts, room.numpy())
             block = torch.empty(size, dtype=torch.uint8, device=self._device)
             block.copy_(room, non_blocking=True)

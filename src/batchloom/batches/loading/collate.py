@@ -52,20 +52,17 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
         Arrays of the same kind; a batch without media has no keys of features.
     """
     arrays = [{name: np.asarray(value) for name, value in row.items()} for row in rows]
-    made = {
+    batch = {
         # Rows come before the axis of tokens.
         name: np.stack([row[name] for row in arrays], axis=value.ndim - 1)
         for name, value in arrays[0].items()
         if name in _TOKEN_KEYS
     }
-    holding = [number for number, row in enumerate(arrays) if len(row) > len(made)]
-    features = [
-        {name: value for name, value in arrays[number].items() if name not in made}
-        for number in holding
-    ]
+    holding = [number for number, row in enumerate(arrays) if len(row) > len(batch)]
+    features = [{name: value for name, value in arrays[number].items() if name not in batch} for number in holding]
     if features and by_row:
-        alone = [{name: value[None] for name, value in one.items()} for one in features]
-        made |= stack_by_row(alone, np.array(holding), len(rows))
+        alone = [{name: value[None] for name, value in row_features.items()} for row_features in features]
+        batch |= stack_by_row(alone, np.array(holding), len(rows))
     elif features:
-        made |= join_features(features)
-    return made if isinstance(rows[0]["input_ids"], np.ndarray) else to_torch(made)
+        batch |= join_features(features)
+    return batch if isinstance(rows[0]["input_ids"], np.ndarray) else to_torch(batch)

@@ -41,28 +41,28 @@ class CombinedStore:
 
     def __init__(self, stores: Mapping[str, Store], *, bans: bool) -> None:
         self.stores = dict(stores)
-        all_of = list(self.stores.values())
-        known = [store for store in all_of if store.vocab_size is not None]
+        store_list = list(self.stores.values())
+        tokenized_stores = [store for store in store_list if store.vocab_size is not None]
         ends = {name: s.end_id for name, s in self.stores.items() if s.vocab_size is not None}
         if len(set(ends.values())) > 1:
             raise PlanError(f"The stores of a mixture end documents with different tokens: {ends}.")
-        self.end_id = known[0].end_id if known else 0
-        self.vocab_size = max((s.vocab_size or 0 for s in known), default=0) or None
-        self._stores = all_of
-        self._firsts = np.cumsum([0, *(len(store) for store in all_of)])
+        self.end_id = tokenized_stores[0].end_id if tokenized_stores else 0
+        self.vocab_size = max((s.vocab_size or 0 for s in tokenized_stores), default=0) or None
+        self._stores = store_list
+        self._firsts = np.cumsum([0, *(len(store) for store in store_list)])
         self._bans = bans
-        self.masked = bans or any(store.masked for store in all_of)
-        self.tokens = sum(store.tokens for store in all_of)
-        self.trained_tokens = sum(store.contents.trained_tokens for store in all_of)
-        self.replicated = all(store.location.replicated for store in all_of)
-        shards = sum(len(store.shards) for store in all_of)
+        self.masked = bans or any(store.masked for store in store_list)
+        self.tokens = sum(store.tokens for store in store_list)
+        self.trained_tokens = sum(store.contents.trained_tokens for store in store_list)
+        self.replicated = all(store.location.replicated for store in store_list)
+        shards = sum(len(store.shards) for store in store_list)
         self._most = compute_mapped_limit(shards, 3 if self.masked else 2)
-        if len(all_of) > 1:
-            _share_descriptors(all_of, self._most)
-        self._begins, self._places = self._table()
+        if len(store_list) > 1:
+            _share_descriptors(store_list, self._most)
+        self._begins, self._shard_ranges = self._table()
         # Shards that stay mapped, at hand: each object on the way to one is a miss of the processor's cache.
         self._keep_all = shards <= self._most
-        self._known: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._places)
+        self._shard_views: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._shard_ranges)
 
     def _table(self) -> tuple[Ids, list[_ShardRange]]:
         """The number of the first document of each shard of all stores, and where the shard is.
@@ -71,17 +71,17 @@ class CombinedStore:
         are negative.
         """
         begins: list[int] = []
-        places: list[_ShardRange] = []
+        shard_ranges: list[_ShardRange] = []
         for number, store in enumerate(self._stores):
             first, mapped = int(self._firsts[number]), store.shards.mapped
             if mapped is None:
                 begins.append(first)
-                places.append((number, None, 0, 0))
+                shard_ranges.append((number, None, 0, 0))
                 continue
             begins += [first + bound for bound in store.shards.bounds[:-1]]
             shift = store.dtype.itemsize.bit_length() - 1
-            places += [(number, mapped, inside, shift) for inside in range(len(store.shards))]
-        return np.array(begins, np.int64), [*places, (-1, None, 0, 0)]
+            shard_ranges += [(number, mapped, inside, shift) for inside in range(len(store.shards))]
+        return np.array(begins, np.int64), [*shard_ranges, (-1, None, 0, 0)]
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -96,7 +96,7 @@ class CombinedStore:
         documents = rows.documents + self._firsts.take(rows.sources)
         if rows.banned is not None:
             documents = np.where(rows.banned, ~documents, documents)
-        return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.places)
+        return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.row_offsets)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens.
@@ -107,79 +107,79 @@ class CombinedStore:
         begins = documents - self._begins[shards]
         # One loop over all stores: a call of each that a batch holds spans of costs as much as the batch.
         views: list[NDArray[np.generic]] = []
-        apart: dict[int, list[int]] = {}
-        places, known, opened = self._places, self._known, 0
+        unmapped_spans: dict[int, list[int]] = {}
+        shard_ranges, shard_views, opened = self._shard_ranges, self._shard_views, 0
         for shard, local, start, length in zip(
             shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
         ):
-            found = known[shard]
-            if found is None:
-                number, mapped, inside, shift = places[shard]
+            shard_view = shard_views[shard]
+            if shard_view is None:
+                number, mapped, inside, shift = shard_ranges[shard]
                 if mapped is None:
-                    apart.setdefault(number, []).append(len(views))
+                    unmapped_spans.setdefault(number, []).append(len(views))
                     views.append(_NO_IDS)
                     continue
-                kept = mapped[inside]
-                if kept is None:
+                mapped_shard = mapped[inside]
+                if mapped_shard is None:
                     opened += 1
                     if opened > self._most // 2:
                         # A view keeps its shard's file open after the shard was given up.
                         views, opened = [view.copy() for view in views], 0
-                    kept = self._stores[number].shards.map(inside)
-                found = (kept.pointers, kept.tokens, shift)
+                    mapped_shard = self._stores[number].shards.map(inside)
+                shard_view = (mapped_shard.pointers, mapped_shard.tokens, shift)
                 if self._keep_all:
-                    known[shard] = found
-            pointers, tokens, shift = found
+                    shard_views[shard] = shard_view
+            pointers, tokens, shift = shard_view
             begin = (pointers[local] >> shift) + start
             views.append(tokens[begin : begin + length])
-        for number, those in apart.items():
-            self._read_store_spans(number, views, np.array(those), (documents, starts, lengths))
+        for number, view_indices in unmapped_spans.items():
+            self._read_store_spans(number, views, np.array(view_indices), (documents, starts, lengths))
         return views
 
     def _read_store_spans(
         self,
         number: int,
         views: list[NDArray[np.generic]],
-        at: Ids,
+        view_indices: Ids,
         spans: tuple[Ids, Ids, Ids],
     ) -> None:
         """Put the spans of a store that reads for itself where they belong, or (number -1) those that are banned."""
-        documents, starts, lengths = (array[at] for array in spans)
+        documents, starts, lengths = (array[view_indices] for array in spans)
         if number < 0:
-            made: list[NDArray[np.generic]] = [
+            span_tokens: list[NDArray[np.generic]] = [
                 np.full(length, self.end_id, np.int64) for length in lengths.tolist()
             ]
         else:
-            made = self._stores[number].read(documents - self._firsts[number], starts, lengths)
-        for place, view in zip(at.tolist(), made, strict=True):
-            views[place] = view
+            span_tokens = self._stores[number].read(documents - self._firsts[number], starts, lengths)
+        for view_index, view in zip(view_indices.tolist(), span_tokens, strict=True):
+            views[view_index] = view
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
-        found: list[NDArray[np.bool_]] = [_NO_FLAGS] * len(documents)
-        for store, first, at in self._group_by_store(documents):
+        span_masks: list[NDArray[np.bool_]] = [_NO_FLAGS] * len(documents)
+        for store, first, span_indices in self._group_by_store(documents):
             if store is None:
-                for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
-                    found[place] = np.zeros(length, bool)
+                for span_index, length in zip(span_indices.tolist(), lengths[span_indices].tolist(), strict=True):
+                    span_masks[span_index] = np.zeros(length, bool)
                 continue
-            masks = store.mask(documents[at] - first, starts[at], lengths[at])
-            for place, mask in zip(at.tolist(), masks, strict=True):
-                found[place] = mask
-        return found
+            masks = store.mask(documents[span_indices] - first, starts[span_indices], lengths[span_indices])
+            for span_index, mask in zip(span_indices.tolist(), masks, strict=True):
+                span_masks[span_index] = mask
+        return span_masks
 
     def _group_by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
         """Places of the spans of each store, with its first number; of banned ones with no store."""
         numbers = self._firsts.searchsorted(documents, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         ordered = numbers[order]
-        cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-        found: list[tuple[Store | None, int, Ids]] = []
-        for begin, end in pairwise(cuts):
+        bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+        groups: list[tuple[Store | None, int, Ids]] = []
+        for begin, end in pairwise(bounds):
             if begin < end:
                 number = int(ordered[begin])
                 store = self._stores[number] if number >= 0 else None
-                found.append((store, int(self._firsts[number]), order[begin:end]))
-        return found
+                groups.append((store, int(self._firsts[number]), order[begin:end]))
+        return groups
 
 
 def _share_descriptors(stores: list[Store], most: int) -> None:

@@ -32,7 +32,5 @@ def make_data_logger(*stores: object) -> logging.Logger | logging.LoggerAdapter[
 
 @final
 class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
-    def process(
-        self, msg: Any, kwargs: MutableMapping[str, Any]
-    ) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return f"{msg} {_SYNTHETIC_LABEL}", kwargs

@@ -40,7 +40,7 @@ class _DocumentSource(Protocol):
         ...
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         """What they are called in a sentence."""
         ...
 
@@ -65,26 +65,24 @@ class _StoreDocuments:
         self.reader = store = loader.store
         self._stores = stores_of(store)
         self.media = make_media_of_stores(self._stores, loader.spec.media)
-        self.place = next(
-            one.location.name for one in self._stores if StoreMedia(one).processor is not None
+        self.origin = next(
+            source_store.location.name
+            for source_store in self._stores
+            if StoreMedia(source_store).processor is not None
         )
-        self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
+        self._firsts = np.cumsum([0, *(len(source_store) for source_store in self._stores)])
         self._banned = [
-            np.unique(
-                np.array(
-                    [n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64
-                )
-            )
+            np.unique(np.array([n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64))
             for name in (store.stores if isinstance(store, CombinedStore) else loader.plan.stores)
         ]
 
     def with_media(self, longest: int) -> list[int]:
-        found: dict[str, int] = {}
+        shortest_by_kind: dict[str, int] = {}
         every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
         for store, first, banned in every:
             for kind, document in StoreMedia(store).shortest(longest, banned).items():
-                found.setdefault(kind, first + document)
-        return sorted(set(found.values()))
+                shortest_by_kind.setdefault(kind, first + document)
+        return sorted(set(shortest_by_kind.values()))
 
     def first(self, longest: int) -> list[int]:
         """The first two of each store."""
@@ -97,11 +95,11 @@ class _StoreDocuments:
 
     def lengths(self, documents: Sequence[int]) -> Ids:
         owners = np.searchsorted(self._firsts, documents, side="right") - 1
-        found = [
+        document_lengths = [
             int(self._stores[owner].lengths.take(np.array([document - self._firsts[owner]]))[0])
             for owner, document in zip(owners.tolist(), documents, strict=True)
         ]
-        return np.array(found, np.int64)
+        return np.array(document_lengths, np.int64)
 
 
 @final
@@ -112,39 +110,41 @@ class _StreamDocuments:
     """
 
     def __init__(self, stream: RawStream, loader: Loader) -> None:
-        made = make_stream_media(stream, loader.spec, None)
-        if made is None:
+        media = make_stream_media(stream, loader.spec, None)
+        if media is None:
             raise AssertionError("asked of data with media alone")
-        self.media, self.place = made, stream.origin
-        ranks = loader.share_at(0).place
+        self.media, self.origin = media, stream.origin
+        ranks = loader.share_at(0).placement
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
         weakref.finalize(self, steps.close)
         for step in range(min(_MAX_STREAM_STEPS, stream.steps)):
             self.reader, rows = steps.take(step)
-            self._seen = {one.span: one.medium.kind for one in made.find(self.reader, rows)}
-            if self._seen:
+            self._media_kinds = {
+                batch_medium.span: batch_medium.medium.kind for batch_medium in media.find(self.reader, rows)
+            }
+            if self._media_kinds:
                 break
         self._documents, self._lengths = rows.documents, rows.lengths
 
     def with_media(self, longest: int) -> list[int]:
-        found = []
+        documents = []
         for kind in MEDIUM_KINDS:
-            spans = [span for span, one in self._seen.items() if one == kind]
-            fit = [span for span in spans if self._lengths[span] <= longest]
-            if fit:
-                shortest = min(fit, key=lambda span: int(self._lengths[span]))
-                found.append(int(self._documents[shortest]))
-        return sorted(set(found))
+            spans = [span for span, medium_kind in self._media_kinds.items() if medium_kind == kind]
+            fitting_spans = [span for span in spans if self._lengths[span] <= longest]
+            if fitting_spans:
+                shortest = min(fitting_spans, key=lambda span: int(self._lengths[span]))
+                documents.append(int(self._documents[shortest]))
+        return sorted(set(documents))
 
     def first(self, longest: int) -> list[int]:
-        fit = (self._lengths > 1) & (self._lengths <= longest)
-        found: list[int] = np.unique(self._documents[fit])[:2].tolist()
-        return found
+        is_short = (self._lengths > 1) & (self._lengths <= longest)
+        documents: list[int] = np.unique(self._documents[is_short])[:2].tolist()
+        return documents
 
     def lengths(self, documents: Sequence[int]) -> Ids:
-        of = dict(zip(self._documents.tolist(), self._lengths.tolist(), strict=True))
-        return np.array([of[document] for document in documents], np.int64)
+        length_by_document = dict(zip(self._documents.tolist(), self._lengths.tolist(), strict=True))
+        return np.array([length_by_document[document] for document in documents], np.int64)
 
 
 @final
@@ -171,8 +171,8 @@ class DocumentRows:
     def tokens(self) -> dict[str, tuple[str, int]]:
         """The token that stands for media of each kind, and its id."""
         state, control = self._media.processing
-        named = state.get("tokens", {})
-        return {kind: (token, control()[token]) for kind, token in named.items()}
+        tokens_by_kind = state.get("tokens", {})
+        return {kind: (token, control()[token]) for kind, token in tokens_by_kind.items()}
 
     def with_media(self, longest: int) -> list[int]:
         """A short document of each kind of media that the data holds, none above ``longest`` tokens."""
@@ -183,14 +183,15 @@ class DocumentRows:
 
         The same one may stand there twice.
         """
-        seen = self.with_media(longest)
-        short = max([_SHORT_TOKENS, *self._documents.lengths(seen).tolist()])
-        found = [*seen, *self._documents.first(min(short, longest))] or self._documents.first(
-            longest
-        )
+        media_documents = self.with_media(longest)
+        short = max([_SHORT_TOKENS, *self._documents.lengths(media_documents).tolist()])
+        candidates = [
+            *media_documents,
+            *self._documents.first(min(short, longest)),
+        ] or self._documents.first(longest)
         numbers: list[int] = []
         room = longest
-        for number, length in zip(found, self._documents.lengths(found).tolist(), strict=True):
+        for number, length in zip(candidates, self._documents.lengths(candidates).tolist(), strict=True):
             if number not in numbers and (length <= room or not numbers):
                 numbers.append(number)
                 room -= length
@@ -203,24 +204,24 @@ class DocumentRows:
             model: of transformers; its weights need not be there.
             longest: tokens of a row.
         """
-        name, takes = type(model).__name__, inspect.signature(model.forward).parameters
-        place = self._documents.place
+        name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
+        origin = self._documents.origin
         numbers = self.with_media(longest)
-        given = {feature for number in numbers for feature in self.batch([[number]])}
+        features = {feature for number in numbers for feature in self.batch([[number]])}
         if not numbers:
             # A stream whose first steps hold none: what its processor says that it makes.
-            given = {name for kind in self.tokens for name in self._media.names(kind)}
-        if lacking := sorted(given - takes.keys() - {"labels"}):
+            features = {name for kind in self.tokens for name in self._media.names(kind)}
+        if lacking := sorted(features - parameters.keys() - {"labels"}):
             return (
                 f"{name}, which takes no {', '.join(lacking)}, and that is what each {' or '.join(self.tokens)} of "
-                f"{place} becomes: take the model whose processor the data was prepared with"
+                f"{origin} becomes: take the model whose processor the data was prepared with"
             )
         for kind, (token, number) in self.tokens.items():
             for setting in (f"{kind}_token_id", f"{kind}_token_index"):
                 value = getattr(model.config, setting, None)
                 if value is not None and value != number:
                     return (
-                        f"{name}, whose config has {setting} {value}, and in {place} {token!r}, which is "
+                        f"{name}, whose config has {setting} {value}, and in {origin} {token!r}, which is "
                         f"{number}, stands for each {kind}: it would not be found. Prepare the data with the model's "
                         "own processor and tokenizer, or correct the config"
                     )
@@ -242,19 +243,19 @@ class DocumentRows:
         ends = np.cumsum(lengths)
         begins = ends - lengths
         sizes = np.diff(np.concatenate(([0], ends))[pointers])
-        places = begins - np.repeat(begins[pointers[:-1]], np.diff(pointers))
+        offsets = begins - np.repeat(begins[pointers[:-1]], np.diff(pointers))
         none = np.zeros_like(documents)
-        built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
+        built = Rows(pointers, none.astype(np.int32), documents, none, lengths, offsets)
         arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
-        cuts = BatchLayout(pointers, lengths, places, 1, "aligned", sliced=False)
-        cuts = self._media.begin(arrays, self._reader, built, cuts, varlen=False).finish()
-        return Batch(to_torch(arrays), cuts=cuts)
+        layout = BatchLayout(pointers, lengths, offsets, 1, "aligned", sliced=False)
+        layout = self._media.begin(arrays, self._reader, built, layout, varlen=False).finish()
+        return Batch(to_torch(arrays), layout=layout)
 
 
 def _iter_short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
     """Documents of 2 to ``longest`` tokens that are served, numbered from ``first`` on."""
     for start in range(0, len(store), _MAX_CANDIDATES):
         lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))
-        fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
-        left_out = mask_removed(store.contents.removed, fit) | np.isin(fit, banned)
-        yield from (first + fit[~left_out]).tolist()
+        short_documents = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
+        left_out = mask_removed(store.contents.removed, short_documents) | np.isin(short_documents, banned)
+        yield from (first + short_documents[~left_out]).tolist()

@@ -19,9 +19,9 @@ def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: R
     if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
         return
     name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of
-    pieces = store.read(rows.documents, rows.starts, rows.lengths)
-    for document, piece in zip(rows.documents.tolist(), pieces, strict=True):
-        wide = piece.astype(np.int64)
+    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
+    for document, tokens in zip(rows.documents.tolist(), span_tokens, strict=True):
+        wide = tokens.astype(np.int64)
         wrong = wide[(wide < 0) | (wide >= store.vocab_size)]
         if wrong.size:
             raise StoreError(

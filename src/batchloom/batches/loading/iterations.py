@@ -13,12 +13,12 @@ class Iteration:
 
     Attributes:
         next_step: the step after the one it gave last.
-        taken: batches it gave.
+        batch_count: batches it gave.
         steps: of a stream, what it takes them of.
     """
 
     next_step: int
-    taken: int = 0
+    batch_count: int = 0
     steps: StepFeed | None = None
 
 
@@ -33,7 +33,7 @@ class Iterations:
 
     def __init__(self) -> None:
         # Of the next iteration the first step, and the one after the last that any has given.
-        self._start = self._given = 0
+        self._start = self._furthest_step = 0
         self.resumed = self.untracked = False
         self._running: list[Iteration] = []
         self._latest: Iteration | None = None
@@ -55,11 +55,11 @@ class Iterations:
 
     def first_step_not_made(self, ahead: int) -> int:
         """The first step that is not made yet where each iteration makes so many ahead."""
-        return max([self._given, *(run.next_step + ahead for run in list(self._running))])
+        return max([self._furthest_step, *(run.next_step + ahead for run in list(self._running))])
 
     def load(self, step: int) -> None:
         """Begin the next iteration, and only that, at a step."""
-        self._start, self.resumed, self._latest, self._given = step, True, None, step
+        self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step
         self.untracked = False
 
     def begin(self, first: int, steps: StepFeed | None = None) -> Iteration:
@@ -70,13 +70,13 @@ class Iterations:
 
     def record_batch(self, run: Iteration, step: int) -> None:
         """Note that an iteration gives the batch of a step."""
-        run.taken += 1
+        run.batch_count += 1
         run.next_step = step + 1
-        self._given = max(self._given, run.next_step)
+        self._furthest_step = max(self._furthest_step, run.next_step)
         self._latest = run
         # Whoever only looks at the first batch of a resumed loader has not resumed it.
-        self.resumed = self.resumed and run.taken == 1
-        self.untracked = self.untracked and run.taken == 1
+        self.resumed = self.resumed and run.batch_count == 1
+        self.untracked = self.untracked and run.batch_count == 1
 
     def walk(self, first: int, has_step: Callable[[int], bool]) -> Iterator[int]:
         """Give the numbers of the steps from one on, noted as if their batches were given."""
@@ -88,10 +88,10 @@ class Iterations:
                 step += 1
             self.resumed = False
         finally:
-            self.left(run)
+            self.end(run)
 
-    def left(self, run: Iteration) -> None:
+    def end(self, run: Iteration) -> None:
         """Note that an iteration has ended."""
         self._running.remove(run)
-        if run.taken <= 1 and self._latest is run and self._running:
+        if run.batch_count <= 1 and self._latest is run and self._running:
             self._latest = self._running[-1]

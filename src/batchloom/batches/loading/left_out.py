@@ -13,17 +13,17 @@ from batchloom.store.read import has_media
 _MAX_INLINE_COUNT = 1 << 20
 
 
-def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
+def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
     """Tell what is left out, with numbers where they can be had at once.
 
     Args:
         plan: of the run.
-        gone: documents of its sources that are served as padding, since their media are gone.
+        missing_documents: documents of its sources that are served as padding, since their media are gone.
 
     Returns:
         Whether they could not: then :func:`count_left_out` tells them.
     """
-    for name, numbers in gone.items():
+    for name, numbers in missing_documents.items():
         store = plan.stores[name]
         make_data_logger(store).warning(
             "%s of %s documents of %s are served as padding: their images or audio are gone (MediaOptions.replace).",
@@ -82,9 +82,7 @@ def announce_split_conversations(plan: Plan) -> None:
 
 def count_left_out(plan: Plan) -> None:
     """Count in a thread of its own, and tell."""
-    threading.Thread(
-        target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True
-    ).start()
+    threading.Thread(target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True).start()
 
 
 def _log_left_out_counts(plan: Plan) -> None:

@@ -211,13 +211,11 @@ class Loader:
         self._balance = self.costs if batch.balance else None
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
-        self._beside = self.plan
-        self._iterations, self._told = Iterations(), False
+        self._fetch_plan = self.plan
+        self._iterations, self._announced = Iterations(), False
         self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
         self._stream = open_stream_cursor(data, self.spec) if isinstance(data, RawStream) else None
-        self.augmentation = make_augmentation(
-            augment, find_tokenizer_source(data, self.plan), labels
-        )
+        self.augmentation = make_augmentation(augment, find_tokenizer_source(data, self.plan), labels)
         if self._stream is not None:
             self.media = make_stream_media(self._stream.stream, self.spec, augment)
         else:
@@ -274,19 +272,19 @@ class Loader:
             if step >= stream.stream.steps:
                 return None
             reader, rows = steps.take(step)
-            positions = np.arange(share.place.rank, size, share.place.world_size) + step * size
-            begun = self._assemble_batch(reader, *pad_rank_rows(rows, positions, share), step)
-            return begun.then(partial(release_step, steps, step))
+            positions = np.arange(share.placement.rank, size, share.placement.world_size) + step * size
+            pending = self._assemble_batch(reader, *pad_rank_rows(rows, positions, share), step)
+            return pending.then(partial(release_step, steps, step))
 
-        made = iter_in_order(begin, first, self.spec.prefetch, together=self.media is not None)
+        staged_batches = iter_in_order(begin, first, self.spec.prefetch, together=self.media is not None)
         try:
-            for batch in map(StagedBatch.taken, made):
+            for batch in map(StagedBatch.take_batch, staged_batches):
                 self._iterations.record_batch(run, batch.step)
                 yield batch
             self._iterations.resumed = False
         finally:
             steps.close()
-            self._iterations.left(run)
+            self._iterations.end(run)
 
     def _iterate(self, first: int) -> Iterator[Batch]:
         run = self._iterations.begin(first)
@@ -294,21 +292,21 @@ class Loader:
         try:
             if self.spec.prefetch:
                 start_counting_once_per_node(self.plan)
-            for batch in map(StagedBatch.taken, self._batches(first)):
+            for batch in map(StagedBatch.take_batch, self._batches(first)):
                 self._iterations.record_batch(run, batch.step)
-                if run.taken == 1 and uncounted:
+                if run.batch_count == 1 and uncounted:
                     count_left_out(self.plan)
                 yield batch
             self._iterations.resumed = False
         finally:
-            self._iterations.left(run)
+            self._iterations.end(run)
 
     def _batches(self, first: int) -> Iterator[StagedBatch]:
         if self.spec.prefetch:
             batch = 3 * 8 * self.share_at(0).rows * self.plan.spec.seq_len
             reserve_allocator_blocks((self.spec.prefetch + 2) * batch)
         if self.spec.prefetch and self._is_remote:
-            yield from self._fetched(first)
+            yield from self._iter_prefetched(first)
             return
         together = self.media is not None
         yield from iter_in_order(self._next, first, self.spec.prefetch, together=together)
@@ -322,24 +320,24 @@ class Loader:
         """The open stores, in the order of the numbers rows have for them."""
         return stores_of(self.store)
 
-    def _fetched(self, first: int) -> Iterator[StagedBatch]:
+    def _iter_prefetched(self, first: int) -> Iterator[StagedBatch]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
         # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
         with self._turn:
-            plan = self._beside = copy.copy(self.plan)
-        fetching, over = self._make_prefetcher(plan, first), False
+            plan = self._fetch_plan = copy.copy(self.plan)
+        prefetcher, over = self._make_prefetcher(plan, first), False
 
         def begin(step: int) -> PendingItem[StagedBatch] | None:
-            nonlocal plan, fetching
-            if self._beside is not plan:
+            nonlocal plan, prefetcher
+            if self._fetch_plan is not plan:
                 # What was fetched ahead is of the order before an edit.
-                fetching.end()
-                plan = self._beside
-                fetching = self._make_prefetcher(plan, step)
+                prefetcher.end()
+                plan = self._fetch_plan
+                prefetcher = self._make_prefetcher(plan, step)
                 if over:
-                    fetching.end()
-            fetching.reach(step)
-            return self._next(step, (plan, fetching.found(step)))
+                    prefetcher.end()
+            prefetcher.reach(step)
+            return self._next(step, (plan, prefetcher.take_rows(step)))
 
         try:
             # One by one: a cache that holds little is to hold what is needed next.
@@ -347,7 +345,7 @@ class Loader:
         finally:
             # The producer is not waited for, and may begin another thread now.
             over = True
-            fetching.end()
+            prefetcher.end()
 
     def _make_prefetcher(self, plan: Plan, first: int) -> RemotePrefetcher:
         """What has the steps of a plan fetched from one on."""
@@ -361,8 +359,8 @@ class Loader:
         )
 
     def __repr__(self) -> str:
-        place = self.share_at(self.next_step).place
-        return f"Loader({self.origin}: {self.plan!r}, rank {place.rank} of {place.world_size})"
+        placement = self.share_at(self.next_step).placement
+        return f"Loader({self.origin}: {self.plan!r}, rank {placement.rank} of {placement.world_size})"
 
     def __len__(self) -> int:
         if self._stream is None:
@@ -372,13 +370,13 @@ class Loader:
     def __bool__(self) -> bool:
         return True
 
-    def __getitem__(self, asked: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         if self._stream is not None:
-            raise random_access_error(quote_value(asked))
-        step = as_int(asked)
+            raise random_access_error(quote_value(index))
+        step = as_int(index)
         if step is None:
             raise TypeError(
-                f"Steps are taken one by one, by a whole number, not by {quote_value(asked)}: "
+                f"Steps are taken one by one, by a whole number, not by {quote_value(index)}: "
                 "[loader[step] for step in range(2)]"
             )
         if self.plan.spec.steps is None:
@@ -387,8 +385,7 @@ class Loader:
             step += self.plan.steps
         if not 0 <= step < self.plan.steps:
             raise IndexError(
-                f"There is no step {asked}: there are {self.plan.steps:,}, numbered from 0 to "
-                f"{self.plan.steps - 1}."
+                f"There is no step {index}: there are {self.plan.steps:,}, numbered from 0 to {self.plan.steps - 1}."
             )
         if not self.plan.orders.is_counted and step > 0:
             self._wait()
@@ -402,36 +399,36 @@ class Loader:
         """
         if self._stream is not None:
             raise random_access_error(str(step))
-        return self._begun(step).finish().taken()
+        return self._begin_step(step).finish().take_batch()
 
-    def _begun(self, step: int) -> PendingItem[StagedBatch]:
+    def _begin_step(self, step: int) -> PendingItem[StagedBatch]:
         # An edit waits until it is known what the batch holds: that is one plan's, and one store's.
         with self._turn:
             share = self.share_at(step)
-            found = select_rank_rows(self.plan, step, share, self._balance)
+            step_rows = select_rank_rows(self.plan, step, share, self._balance)
             if not self.spec.prefetch and self._is_remote:
-                fetch_rows(self._stores(), get_block_sizes(self.plan), found[0])
-            return self._begin_batch(step, found)
+                fetch_rows(self._stores(), get_block_sizes(self.plan), step_rows[0])
+            return self._begin_batch(step, step_rows)
 
-    def _begin_batch(self, step: int, found: StepRows) -> PendingItem[StagedBatch]:
+    def _begin_batch(self, step: int, step_rows: StepRows) -> PendingItem[StagedBatch]:
         """The batch of rows of a step."""
-        return self._assemble_batch(self.store, self._numbered(found[0]), found[1], step)
+        return self._assemble_batch(self.store, self._number_rows(step_rows[0]), step_rows[1], step)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> PendingItem[StagedBatch]:
         """A batch of rows, of which each has a position in the run; when finished it is on its way to its device."""
-        context = self.share_at(step).place.context_rank
+        context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
-        arrays, cuts = assemble_arrays(reader, rows, spec, self.spec, context, augment)
+        arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
             check_id_range(self.store, arrays["input_ids"], rows)
-        begun = PendingItem(lambda: cuts)
+        pending = PendingItem(lambda: layout)
         if self.media is not None:
             varlen = self.spec.form == "varlen"
-            begun = self.media.begin(arrays, reader, rows, cuts, varlen=varlen)
-        return begun.then(lambda cuts: self._stage(Batch(arrays, step, self.origin, cuts)))
+            pending = self.media.begin(arrays, reader, rows, layout, varlen=varlen)
+        return pending.then(lambda final_layout: self._stage(Batch(arrays, step, self.origin, final_layout)))
 
     def trained_tokens(self, step: int) -> int:
         """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
@@ -445,18 +442,14 @@ class Loader:
             if is_replicated(self.store):
                 share = self.share_at(step)
                 rows, _ = select_rank_rows(self.plan, step, share, self._balance)
-                return share.place.world_size * count_trained_tokens(
-                    self.store, self._numbered(rows)
-                )
+                return share.placement.world_size * count_trained_tokens(self.store, self._number_rows(rows))
             start, stop = self.plan.positions_of(step)
-            rows = self._numbered(self.plan.rows(start, stop))
+            rows = self._number_rows(self.plan.rows(start, stop))
             if self.augmentation and self.augmentation.drops_loss:
                 # Which tokens keep their loss is drawn for each: they are looked at.
                 augment = (self.augmentation, np.arange(start, stop))
-                whole = replace(self.spec, mesh=DATA_PARALLEL)
-                arrays, _ = assemble_arrays(
-                    self.store, rows, self.plan.spec_at(step), whole, 0, augment
-                )
+                unsliced_spec = replace(self.spec, mesh=DATA_PARALLEL)
+                arrays, _ = assemble_arrays(self.store, rows, self.plan.spec_at(step), unsliced_spec, 0, augment)
                 return int((arrays["labels"] != IGNORE_INDEX).sum())
             return count_trained_tokens(self.store, rows)
 
@@ -488,11 +481,9 @@ class Loader:
 
     def _share(self, plan: PlanSpec) -> RankShare:
         """This process's share of the steps of these settings."""
-        return make_rank_share(
-            plan, self.spec, replicated=self._stream is None and is_replicated(self.store)
-        )
+        return make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
 
-    def _numbered(self, rows: Rows) -> Rows:
+    def _number_rows(self, rows: Rows) -> Rows:
         """The rows as the store numbers its documents."""
         return self.store.number_documents(rows) if isinstance(self.store, CombinedStore) else rows
 
@@ -504,9 +495,9 @@ class Loader:
         given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
         ``group_by_length`` the first of a window.
         """
-        made = self._iterations.first_step_not_made(self.spec.prefetch + 1)
+        first_unmade = self._iterations.first_step_not_made(self.spec.prefetch + 1)
         window = max(self.plan.spec.group_by_length, 1)
-        return -(-made // window) * window
+        return -(-first_unmade // window) * window
 
     def edit(self, edit: Edit) -> None:
         """Change the rest of the run from a step on; the journal in the state keeps it.
@@ -524,9 +515,7 @@ class Loader:
     def edited(self, edit: Edit) -> Plan:
         """The plan as ``edit`` would have it; nothing changes. Raises what that does."""
         if self._stream is not None:
-            raise PlanError(
-                "A stream cannot be edited: its order is that of its input. Prepare the data for that."
-            )
+            raise PlanError("A stream cannot be edited: its order is that of its input. Prepare the data for that.")
         with self._turn:
             if edit.step < self.first_editable_step:
                 raise PlanError(
@@ -555,25 +544,25 @@ class Loader:
     def _use(self, plan: Plan) -> None:
         """Go on by another plan of the same stores; the lock is held."""
         # Before anybody else has the plan, so that it stands still.
-        beside = copy.copy(plan) if self._is_remote else plan
+        fetch_plan = copy.copy(plan) if self._is_remote else plan
         self.store = make_plan_store(plan)
         self.plan = plan
-        self._beside = beside
+        self._fetch_plan = fetch_plan
 
     def _next(
-        self, step: int, looked: tuple[Plan, StepRows | None] | None = None
+        self, step: int, prefetched: tuple[Plan, StepRows | None] | None = None
     ) -> PendingItem[StagedBatch] | None:
         """The batch of a step; None behind the last.
 
         Args:
             step: its number.
-            looked: a plan of which its rows were looked up before, and these.
+            prefetched: a plan of which its rows were looked up before, and these.
         """
         with self._turn:
-            found = looked[1] if looked and looked[0] is self._beside else None
-            if found is None and not self.plan.has_step(step):
+            step_rows = prefetched[1] if prefetched and prefetched[0] is self._fetch_plan else None
+            if step_rows is None and not self.plan.has_step(step):
                 return None
-            return self._begun(step) if found is None else self._begin_batch(step, found)
+            return self._begin_step(step) if step_rows is None else self._begin_batch(step, step_rows)
 
     @property
     def next_step(self) -> int:
@@ -633,9 +622,7 @@ class Loader:
                 self._use(plan)
         step, inside = plan.orders.course.step_at(position)
         if inside:
-            raise StateError(
-                f"The state's position {position} lies inside step {step}; the state was changed by hand."
-            )
+            raise StateError(f"The state's position {position} lies inside step {step}; the state was changed by hand.")
         self._iterations.load(step)
 
     def _wait(self) -> None:
@@ -647,8 +634,8 @@ class Loader:
 
         An iteration does so before its first batch; adapters do it for those who take steps by number.
         """
-        told, self._told = self._told, True
-        if told or self.spec.rank or not isinstance(self.plan, Plan):
+        was_announced, self._announced = self._announced, True
+        if was_announced or self.spec.rank or not isinstance(self.plan, Plan):
             return False
         if self._cuts_all:
             announce_split_conversations(self.plan)

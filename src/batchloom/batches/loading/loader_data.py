@@ -42,11 +42,11 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
     Raises:
         InputError: stores that are only lengths, or of preferences.
     """
-    shelf = combine_stores(plan.stores, bans=bool(plan.orders.course.bans))
-    for store in shelf.stores.values():
+    combined_store = combine_stores(plan.stores, bans=bool(plan.orders.course.bans))
+    for store in combined_store.stores.values():
         check_no_preferences(store)
     alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.course.bans
-    return next(iter(shelf.stores.values())) if alone else shelf
+    return next(iter(combined_store.stores.values())) if alone else combined_store
 
 
 def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
@@ -57,13 +57,13 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
         GenerationError: it was compacted away.
     """
     try:
-        theirs = state["identity"]["sources"][name]["store"]
+        saved_fingerprint = state["identity"]["sources"][name]["store"]
     except (KeyError, TypeError):
         return
-    if theirs == store.fingerprint or store.manifest is None or not store.location.on_disk:
+    if saved_fingerprint == store.fingerprint or store.manifest is None or not store.location.on_disk:
         return
     newest = store.reader.files.read_manifest()
-    number = find_generation(newest, store.split, theirs, store.contents.media)
+    number = find_generation(newest, store.split, saved_fingerprint, store.contents.media)
     if number is None:
         return
     # Where it was compacted away, this says so.
@@ -102,11 +102,9 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
         InputError: it is given something else.
     """
     if isinstance(data, Plan | LanePlan | RawStream):
-        given = request.given()
-        if given:
-            raise SettingsError(
-                [f"{name}: belongs to the plan, which is given ready" for name in given]
-            )
+        changed_settings = request.list_changed_settings()
+        if changed_settings:
+            raise SettingsError([f"{name}: belongs to the plan, which is given ready" for name in changed_settings])
         # The others have of a plan what is asked of all: spec, steps and fingerprint.
         return cast("Plan", data)
     if not isinstance(data, (Store, Mixture)):
@@ -121,11 +119,7 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     if order == "pools":
         return Plan(data, spec)
     if order != "lanes" or not isinstance(data, Store):
-        wrong = (
-            f"{order!r} is none of pools, lanes"
-            if order != "lanes"
-            else "lanes repeat a stream over one store"
-        )
+        wrong = f"{order!r} is none of pools, lanes" if order != "lanes" else "lanes repeat a stream over one store"
         raise SettingsError([f"order: {wrong}"])
     media = data.manifest is not None and data.manifest.processor is not None
     spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))
@@ -150,8 +144,5 @@ def _with_default_overlong(mixture: Mixture) -> Mixture:
 
 def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
     """What becomes of long documents of each source of a plan."""
-    said = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
-    return {
-        name: (said[name].overlong if name in said else None) or plan.spec.overlong
-        for name in plan.stores
-    }
+    sources = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
+    return {name: (sources[name].overlong if name in sources else None) or plan.spec.overlong for name in plan.stores}

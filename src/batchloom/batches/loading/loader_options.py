@@ -46,18 +46,14 @@ class PlanArguments:
     steps: int | None
     options: PlanOptions
 
-    def given(self) -> list[str]:
+    def list_changed_settings(self) -> list[str]:
         """Return the names of the settings that differ from their defaults."""
         names = [
             name
             for name in ("packing", "overlong", "seed", "shuffle", "epochs", "steps")
             if getattr(self, name) != getattr(_DEFAULTS, name)
         ]
-        names += [
-            field.name
-            for field in fields(self.options)
-            if getattr(self.options, field.name) != field.default
-        ]
+        names += [field.name for field in fields(self.options) if getattr(self.options, field.name) != field.default]
         sizes = ("seq_len", "global_batch_size")
         return names + [name for name in sizes if getattr(self, name) is not None]
 
@@ -73,11 +69,7 @@ class PlanArguments:
         if self.seq_len is None or self.global_batch_size is None:
             sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
             raise SettingsError(
-                [
-                    f"{name}: missing; a whole number of at least 1"
-                    for name, size in sizes.items()
-                    if size is None
-                ]
+                [f"{name}: missing; a whole number of at least 1" for name, size in sizes.items() if size is None]
             )
         options, grouped = self.options, self.options.group_by_length
         return PlanSpec(
@@ -94,9 +86,7 @@ class PlanArguments:
             block=options.block,
             lanes=options.lanes,
             align=options.align,
-            group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0)
-            if isinstance(grouped, bool)
-            else grouped,
+            group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0) if isinstance(grouped, bool) else grouped,
         )
 
 
@@ -121,12 +111,8 @@ def refuse_other_types(plan: object, batch: object) -> None:
     """
     problems = []
     if not isinstance(plan, PlanOptions):
-        problems.append(
-            f"plan: {quote_value(plan)} is no PlanOptions; give PlanOptions(last='drop')"
-        )
+        problems.append(f"plan: {quote_value(plan)} is no PlanOptions; give PlanOptions(last='drop')")
     # A BatchSpec has all settings of batches, of which only these would count.
     if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
-        problems.append(
-            f"batch: {quote_value(batch)} is no BatchOptions; give BatchOptions(uneven='pad')"
-        )
+        problems.append(f"batch: {quote_value(batch)} is no BatchOptions; give BatchOptions(uneven='pad')")
     raise_problems(problems)

@@ -70,14 +70,10 @@ def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> Ba
     if stream.processor is None:
         return None
     _check_media_settings(spec, augmented=augment is not None)
-    return BatchMedia(
-        _find_reader_media, ProcessorContext(stream.processor, lambda: stream.control), spec.media
-    )
+    return BatchMedia(_find_reader_media, ProcessorContext(stream.processor, lambda: stream.control), spec.media)
 
 
-def make_store_media(
-    stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object
-) -> BatchMedia | None:
+def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object) -> BatchMedia | None:
     """What makes the media of batches of these stores; None where none of them was made with a processor.
 
     Args:
@@ -91,8 +87,7 @@ def make_store_media(
     """
     # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
     if not any(
-        store.manifest is not None and store.manifest.processor and store.contents.media != "none"
-        for store in stores
+        store.manifest is not None and store.manifest.processor and store.contents.media != "none" for store in stores
     ):
         return None
     _check_media_plan(plan, spec, augmented=augment is not None)
@@ -106,20 +101,18 @@ def check_edit_keeps_media(plan: Plan) -> None:
         PlanError: names a document, and the least ``seq_len`` that would do.
     """
     era = len(plan.orders.weighted_sources_by_era) - 1
-    for order in (
-        plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]
-    ):
+    for order in (plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]):
         store = order.store
         if not (isinstance(store, Store) and has_media(store)):
             continue
         media = StoreMedia(store)
-        for rest in (one for one in order.rests if one is not None):
-            whole = store.lengths.take(rest.documents)
-            cut = np.flatnonzero(rest.lengths != whole)
-            held = cut[media.count_tokens(rest.documents[cut]) > 0]
-            if held.size:
-                longest = held[whole[held].argmax()]
-                document, tokens = int(rest.documents[longest]), int(whole[longest])
+        for remainder in (candidate for candidate in order.remainders if candidate is not None):
+            full_lengths = store.lengths.take(remainder.documents)
+            cut_indices = np.flatnonzero(remainder.lengths != full_lengths)
+            media_indices = cut_indices[media.count_tokens(remainder.documents[cut_indices]) > 0]
+            if media_indices.size:
+                longest = media_indices[full_lengths[media_indices].argmax()]
+                document, tokens = int(remainder.documents[longest]), int(full_lengths[longest])
                 raise PlanError(
                     f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.location.name}, "
                     "which holds "
@@ -128,19 +121,20 @@ def check_edit_keeps_media(plan: Plan) -> None:
                 )
 
 
-def check_text_only(loader: LoaderInfo, who: str) -> None:
+def check_text_only(loader: LoaderInfo, consumer: str) -> None:
     """Refuse a loader of stores with media where arrays of tokens alone are handed on.
 
     Args:
         loader: that is to be read.
-        who: hands them on, in words.
+        consumer: hands them on, in words.
 
     Raises:
         InputError: its stores hold images or audio.
     """
     if loader.holds_media:
         raise InputError(
-            f"{loader.origin} holds images or audio, which {who} does not hand on yet: the model would be trained on "
+            f"{loader.origin} holds images or audio, which {consumer} does not hand on yet: the model would be "
+            "trained on "
             "what stands for them alone. Give the model the Loader's batches as they are (docs/media.md)."
         )
 
@@ -156,27 +150,23 @@ def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     for name, store in plan.stores.items():
         if not (isinstance(store, Store) and has_media(store)):
             continue
-        whose = f" of source {name!r}" if mixed else ""
+        source_suffix = f" of source {name!r}" if mixed else ""
         if plan.spec.packing == "wrap":
-            raise _cut_media_error("packing='wrap'", whose, "packing='best_fit'")
+            raise _cut_media_error("packing='wrap'", source_suffix, "packing='best_fit'")
         if rules[name] in ("split", "truncate"):
             remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
-            raise _cut_media_error(f"overlong={rules[name]!r}", whose, f"{remedy}, or 'error'")
+            raise _cut_media_error(f"overlong={rules[name]!r}", source_suffix, f"{remedy}, or 'error'")
     _check_media_settings(spec, augmented=augmented)
 
 
 def _check_media_settings(spec: BatchSpec, *, augmented: bool) -> None:
     if spec.mesh.context > 1:
-        raise PlanError(
-            "Images and audio are not cut for context-parallel ranks: give a mesh without context ranks."
-        )
+        raise PlanError("Images and audio are not cut for context-parallel ranks: give a mesh without context ranks.")
     if augmented:
-        raise PlanError(
-            "Augmentation would change what stands for images and audio: leave augment (--noise-prob) out."
-        )
+        raise PlanError("Augmentation would change what stands for images and audio: leave augment (--noise-prob) out.")
 
 
-def _cut_media_error(what: str, whose: str, remedy: str) -> PlanError:
+def _cut_media_error(setting: str, source_suffix: str, remedy: str) -> PlanError:
     return PlanError(
-        f"{what} cuts documents, and a document with images or audio{whose} is never cut: give {remedy}."
+        f"{setting} cuts documents, and a document with images or audio{source_suffix} is never cut: give {remedy}."
     )

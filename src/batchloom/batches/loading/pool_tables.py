@@ -46,15 +46,11 @@ def table_name(order: SourceOrder) -> str:
 
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "batchloom"
-        / _TABLE_FOLDER
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _TABLE_FOLDER
     if not store.location.on_disk or store.location.is_remote:
         return [cache]
-    beside = store.path if store.path.is_dir() else store.path.parent
-    return [beside / _TABLE_FOLDER, cache]
+    store_folder = store.path if store.path.is_dir() else store.path.parent
+    return [store_folder / _TABLE_FOLDER, cache]
 
 
 def load_tables(plan: Plan) -> None:
@@ -78,18 +74,14 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
             continue  # Not there, or a folder this user may not read: as good as not counted.
         counts = _decode_counts(data)
         if counts is None:
-            make_data_logger(get_open_store(order)).warning(
-                "%s is damaged; it is counted again.", path
-            )
+            make_data_logger(get_open_store(order)).warning("%s is damaged; it is counted again.", path)
             continue
         order.adopt(counts)
         return True
     return False
 
 
-def write_table(
-    order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None
-) -> Path:
+def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None) -> Path:
     """Count all pools and write the table to the first folder that can be written.
 
     Raises:
@@ -107,11 +99,11 @@ def write_table(
             # A name of its own: two nodes may count at once, with one process number.
             with tempfile.NamedTemporaryFile(
                 dir=folder, prefix=f"{path.name}.", suffix=".partial", delete=False
-            ) as aside:
-                aside.write(data)
-                aside.flush()
-                os.fsync(aside.fileno())
-            Path(aside.name).replace(path)
+            ) as partial_file:
+                partial_file.write(data)
+                partial_file.flush()
+                os.fsync(partial_file.fileno())
+            Path(partial_file.name).replace(path)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
             continue
@@ -138,27 +130,27 @@ def wait_for_tables(plan: Plan) -> None:
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
     """Return when a source has its counts: adopted from another process, or counted here."""
-    log, told = make_data_logger(get_open_store(order)), time.monotonic()
+    log, last_report_time = make_data_logger(get_open_store(order)), time.monotonic()
 
-    def tell(done: int, pools: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > _PROGRESS_SECONDS:
-            told = time.monotonic()
+    def report_progress(done: int, pools: int) -> None:
+        nonlocal last_report_time
+        if time.monotonic() - last_report_time > _PROGRESS_SECONDS:
+            last_report_time = time.monotonic()
             log.info(
                 "Counting sequences for the length of the run: %d of %d pools%s.",
                 done,
                 pools,
-                whose,
+                source_suffix,
             )
 
-    whose = "" if order.name == SOURCE else f" of {order.name}"
+    source_suffix = "" if order.name == SOURCE else f" of {order.name}"
     while not order.is_counted and not load_table(order, folders):
-        with lock_table(order, folders) as mine:
-            if mine and not load_table(order, folders):
-                write_table(order, folders, tell)
-            elif not mine:
-                if time.monotonic() - told > _PROGRESS_SECONDS:
-                    told = time.monotonic()
+        with lock_table(order, folders) as has_lock:
+            if has_lock and not load_table(order, folders):
+                write_table(order, folders, report_progress)
+            elif not has_lock:
+                if time.monotonic() - last_report_time > _PROGRESS_SECONDS:
+                    last_report_time = time.monotonic()
                     log.info("Waiting for another process of this node to count sequences.")
                 time.sleep(0.05)
 
@@ -192,9 +184,7 @@ def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # No locks on this file system: counting twice is slow, not wrong.
-            make_data_logger(get_open_store(order)).warning(
-                "No lock beside %s: %s.", folders[0], error.strerror
-            )
+            make_data_logger(get_open_store(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
         # Closing alone would leave the lock to children forked meanwhile.
@@ -216,10 +206,7 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
 def start_counting_once_per_node(plan: Plan) -> None:
     """Start counting the pools of a plan whose run has begun, in one process of the node."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-    large = any(
-        order.pools.count > MAX_INLINE_POOLS and not order.is_counted
-        for order in plan.orders.latest()
-    )
+    large = any(order.pools.count > MAX_INLINE_POOLS and not order.is_counted for order in plan.orders.latest())
     if local == "0" and large:
         start_counting_process(plan)
 
@@ -261,7 +248,7 @@ def _decode_counts(data: bytes) -> NDArray[np.int64] | None:
     if len(data) >= _HEADER.size:
         magic, count, digest = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]
-        same = hashlib.blake2b(body, digest_size=16).digest() == digest
-        if magic == _MAGIC and len(body) == 4 * count and same:
+        digest_matches = hashlib.blake2b(body, digest_size=16).digest() == digest
+        if magic == _MAGIC and len(body) == 4 * count and digest_matches:
             return np.frombuffer(body, "<u4").astype(np.int64)
     return None

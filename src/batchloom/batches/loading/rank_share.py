@@ -43,12 +43,12 @@ class RankShare:
     """What a process is given of every step.
 
     Attributes:
-        place: where it stands.
+        placement: where it stands.
         rows: rows of its batches.
         passes: micro-batches they are cut into, of ``micro_batch_size`` rows; 1 where none is given.
     """
 
-    place: RankPlacement
+    placement: RankPlacement
     rows: int
     passes: int
 
@@ -85,10 +85,10 @@ def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False
     Raises:
         PlanError: says which sizes would fit.
     """
-    place = spec.mesh.place(spec.rank, spec.world_size)
+    placement = spec.mesh.get_placement(spec.rank, spec.world_size)
     size = plan.global_batch_size
-    check_world(size, place.rank, place.world_size, spec.uneven)
-    rows = count_rank_rows(size, place.world_size, spec.micro_batch_size, spec.uneven)
+    check_world(size, placement.rank, placement.world_size, spec.uneven)
+    rows = count_rank_rows(size, placement.world_size, spec.micro_batch_size, spec.uneven)
     if rows * plan.seq_len > _MAX_TOKENS:
         raise PlanError(
             f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
@@ -96,7 +96,7 @@ def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False
         )
     _check_slices(plan, spec)
     passes = rows // (spec.micro_batch_size or rows)
-    return RankShare(replace(place, rank=0) if replicated else place, rows, passes)
+    return RankShare(replace(placement, rank=0) if replicated else placement, rows, passes)
 
 
 def as_step(step: object) -> int:
@@ -107,13 +107,11 @@ def as_step(step: object) -> int:
     """
     number = as_int(step)
     if number is None or not 0 <= number <= _MAX_STEP:
-        lost = (
-            "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
-        )
+        hint = "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
         raise SettingsError(
             [
                 f"step: {quote_value(step)} is no whole number from 0 on that a run has"
-                + (lost if number is not None and number < 0 else "")
+                + (hint if number is not None and number < 0 else "")
             ]
         )
     return number
@@ -126,11 +124,11 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
         PlanError: edits have a later step make more or fewer; says from which on.
     """
     share = loader.share_at(first)
-    for stretch in () if loader.streamed else loader.plan.orders.course.stretches:
-        if stretch.step > first and (later := loader.share_at(stretch.step)).passes != share.passes:
+    for step_range in () if loader.streamed else loader.plan.orders.course.step_ranges:
+        if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
             raise PlanError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
-                f"and by an edit {later.passes} of {later.micro_batch_size} from step {stretch.step} on: here the "
+                f"and by an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on: here the "
                 "optimizer would step elsewhere. Leave global_batch_size out of the edits, or micro_batch_size out of "
                 "the Loader: then each step is one pass."
             )
@@ -143,23 +141,24 @@ def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
     Raises:
         PlanError: says which sizes would fit.
     """
-    for stretch in plan.orders.course.stretches:
-        make_rank_share(plan.spec_at(stretch.step), spec)
+    for step_range in plan.orders.course.step_ranges:
+        make_rank_share(plan.spec_at(step_range.step), spec)
 
 
 def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
-    mesh, cuts = spec.mesh, spec.mesh.cuts
-    what = f"{mesh.slices} slices for {mesh.context} context ranks cut"
-    if spec.form == "varlen" and plan.align % cuts:
+    mesh, part_count = spec.mesh, spec.mesh.chunk_count
+    cause = f"{mesh.slices} slices for {mesh.context} context ranks cut"
+    if spec.form == "varlen" and plan.align % part_count:
         raise PlanError(
-            f"{what} each document into {cuts} in the varlen form, and align is {plan.align}: give align={cuts} "
+            f"{cause} each document into {part_count} in the varlen form, and align is {plan.align}: give "
+            f"align={part_count} "
             "(part of the plan, so of a new run), or form='rows'."
         )
-    if plan.seq_len % cuts:
-        below = plan.seq_len // cuts * cuts
-        fitting = " or ".join(str(n) for n in (below, below + cuts) if n)
+    if plan.seq_len % part_count:
+        below = plan.seq_len // part_count * part_count
+        fitting = " or ".join(str(n) for n in (below, below + part_count) if n)
         raise PlanError(
-            f"{what} a sequence into {cuts}, and seq_len is {plan.seq_len}: {fitting} can be cut so."
+            f"{cause} a sequence into {part_count}, and seq_len is {plan.seq_len}: {fitting} can be cut so."
         )
 
 
@@ -176,21 +175,21 @@ def select_rank_rows(
         share: of the rank.
         balance: what tells the costs that rows are dealt by; None for stretches.
     """
-    place, (start, stop) = share.place, plan.positions_of(step)
+    placement, (start, stop) = share.placement, plan.positions_of(step)
     lanes = plan.spec.lanes
-    if balance is not None and place.world_size > 1:
+    if balance is not None and placement.world_size > 1:
         rows = plan.rows(start, stop)
         costs = balance.of(plan, rows)
-        ranks = deal_balanced(costs, place.world_size)
+        ranks = deal_balanced(costs, placement.world_size)
         # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
         order = sort_by_cost(costs)
-        own = order[ranks[order] == place.rank]
+        own = order[ranks[order] == placement.rank]
         rows, positions = reorder_rows(rows, own), start + own
-    elif lanes > 1 and lanes % place.world_size == 0:
-        part = (place.rank, place.world_size)
+    elif lanes > 1 and lanes % placement.world_size == 0:
+        part = (placement.rank, placement.world_size)
         rows, positions = plan.rows(start, stop, part), plan.run.positions_in(start, stop, part)
     else:
-        first, last = rank_positions(0, stop - start, place.rank, place.world_size)
+        first, last = rank_positions(0, stop - start, placement.rank, placement.world_size)
         rows, positions = (
             plan.rows(start + first, start + last),
             np.arange(start + first, start + last),
@@ -198,9 +197,7 @@ def select_rank_rows(
     return pad_rank_rows(rows, positions, share)
 
 
-def pad_rank_rows(
-    rows: Rows, positions: NDArray[np.int64], share: RankShare
-) -> tuple[Rows, NDArray[np.int64]]:
+def pad_rank_rows(rows: Rows, positions: NDArray[np.int64], share: RankShare) -> tuple[Rows, NDArray[np.int64]]:
     """As many rows as a share has, those without loss last; they have no position (-1)."""
     if len(rows) == share.rows:
         return rows, positions
@@ -208,12 +205,10 @@ def pad_rank_rows(
     return join_rows([rows], share.rows), np.concatenate([positions, none])
 
 
-def measure_imbalance(
-    plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool
-) -> Imbalance:
+def measure_imbalance(plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool) -> Imbalance:
     """How unevenly the cost of a step lies on data-parallel ranks."""
-    found = costs.of(plan, plan.rows(*plan.positions_of(step)))
-    return assign_balanced_ranks(plan, step, found, share.place.world_size, balance=balance)[1]
+    row_costs = costs.of(plan, plan.rows(*plan.positions_of(step)))
+    return assign_balanced_ranks(plan, step, row_costs, share.placement.world_size, balance=balance)[1]
 
 
 def assign_balanced_ranks(
@@ -226,13 +221,11 @@ def assign_balanced_ranks(
     in_order = compute_imbalance(costs, plain, world_size)
     if not balance:
         return plain, Imbalance(in_order, in_order)
-    dealt = assign_row_ranks(plan, step, costs, world_size, balance=True)
-    return dealt, Imbalance(in_order, compute_imbalance(costs, dealt, world_size))
+    balanced_ranks = assign_row_ranks(plan, step, costs, world_size, balance=True)
+    return balanced_ranks, Imbalance(in_order, compute_imbalance(costs, balanced_ranks, world_size))
 
 
-def assign_row_ranks(
-    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
-) -> NDArray[np.int64]:
+def assign_row_ranks(plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool) -> NDArray[np.int64]:
     """The data-parallel rank that holds each row of a step, as :func:`select_rank_rows` deals them, int64 [B].
 
     Args:
@@ -274,15 +267,15 @@ def assemble_arrays(
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
         lengths, names = np.array([plan.seq_len]), list(arrays)
     if augment:
-        made, positions = augment
-        augment_batch(arrays, made, rows, positions, plan, labels=spec.labels)
+        augmentation, positions = augment
+        augment_batch(arrays, augmentation, rows, positions, plan, labels=spec.labels)
     if spec.mesh.context > 1:
         indices = slice_indices(lengths, spec.mesh, context_rank)
         arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
     sliced = spec.mesh.context > 1
     # Copies: a batch that is kept is not to keep the rows of a whole pool.
-    held = (rows.pointers.copy(), rows.lengths.copy(), rows.places.copy())
-    return arrays, BatchLayout(*held, plan.align, spec.labels, sliced)
+    span_arrays = (rows.pointers.copy(), rows.lengths.copy(), rows.row_offsets.copy())
+    return arrays, BatchLayout(*span_arrays, plan.align, spec.labels, sliced)
 
 
 def count_trained_tokens(store: TokenReader, rows: Rows) -> int:

@@ -45,24 +45,24 @@ class StepSizes(NamedTuple):
     each: tuple[int, ...]
     before: tuple[int, ...]
 
-    def of(self, step: int) -> int:
+    def tokens_at(self, step: int) -> int:
         """Tokens of a step."""
         return self.each[bisect_right(self.steps, step) - 1]
 
-    def until(self, step: int) -> int:
+    def tokens_before(self, step: int) -> int:
         """Tokens of all steps before one."""
-        at = bisect_right(self.steps, step) - 1
-        return self.before[at] + (step - self.steps[at]) * self.each[at]
+        range_index = bisect_right(self.steps, step) - 1
+        return self.before[range_index] + (step - self.steps[range_index]) * self.each[range_index]
 
-    def behind(self, tokens: int) -> int:
+    def find_step(self, tokens: int) -> int:
         """The first step before which there are so many tokens, or more."""
-        at = max(bisect_left(self.before, tokens) - 1, 0)
-        return self.steps[at] - (self.before[at] - max(tokens, 0)) // self.each[at]
+        range_index = max(bisect_left(self.before, tokens) - 1, 0)
+        return self.steps[range_index] - (self.before[range_index] - max(tokens, 0)) // self.each[range_index]
 
     def next_range_start(self, step: int) -> int | None:
         """The first step of the next stretch; None where no other follows."""
-        at = bisect_right(self.steps, step)
-        return self.steps[at] if at < len(self.steps) else None
+        range_index = bisect_right(self.steps, step)
+        return self.steps[range_index] if range_index < len(self.steps) else None
 
 
 def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> StepSizes:
@@ -70,11 +70,11 @@ def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> St
     steps: list[int] = []
     each: list[int] = []
     before = [0]
-    for stretch in plan.orders.course.stretches:
+    for step_range in plan.orders.course.step_ranges:
         if steps:
-            before.append(before[-1] + (stretch.step - steps[-1]) * each[-1])
-        steps.append(stretch.step)
-        each.append(share(plan.spec_at(stretch.step)).rows * stretch.seq_len)
+            before.append(before[-1] + (step_range.step - steps[-1]) * each[-1])
+        steps.append(step_range.step)
+        each.append(share(plan.spec_at(step_range.step)).rows * step_range.seq_len)
     return StepSizes(tuple(steps), tuple(each), tuple(before))
 
 
@@ -102,40 +102,36 @@ class RemotePrefetcher:
         sizes: StepSizes,
     ) -> None:
         self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
-        far = [
-            (store.reader, store.dtype.itemsize)
-            for store in stores
-            if isinstance(store.reader, RemoteSubset)
-        ]
-        self._limit = min(one.settings.limit for one, _ in far)
-        self._itemsize = max(one.bytes_a_token for one, _ in far)
+        readers = [(store.reader, store.dtype.itemsize) for store in stores if isinstance(store.reader, RemoteSubset)]
+        self._limit = min(reader.settings.limit for reader, _ in readers)
+        self._itemsize = max(reader.bytes_a_token for reader, _ in readers)
         # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
         self._room = self._limit // self._itemsize
-        share = max(one.bytes_a_token // size for one, size in far)
+        share = max(reader.bytes_a_token // size for reader, size in readers)
         self._ahead = min(_LOOKAHEAD_TOKENS // share, self._room // _CACHE_SHARE)
         self._together = min(_GROUP_TOKENS // share, self._ahead // 2)
         self._at = self._needed = self._waits_for = first
-        self._found: dict[int, StepRows] = {}
+        self._rows_by_step: dict[int, StepRows] = {}
         self._turn = threading.Condition()
-        self._ended = self._told = False
+        self._ended = self._warned = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
         _RUNNING_PREFETCHERS.add(self)
         self._thread.start()
 
     def reach(self, step: int) -> None:
         """Say which step is made now."""
-        if not self._fits(step):
-            _warn_cache_too_small(self._limit, self._sizes.of(step) * self._itemsize)
+        if not self._is_cacheable(step):
+            _warn_cache_too_small(self._limit, self._sizes.tokens_at(step) * self._itemsize)
         with self._turn:
             self._needed = step
             # To wake it with every step costs a consumer that takes all it can much of its time.
             if step >= self._waits_for:
                 self._turn.notify()
 
-    def found(self, step: int) -> StepRows | None:
+    def take_rows(self, step: int) -> StepRows | None:
         """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
         with self._turn:
-            return self._found.pop(step, None)
+            return self._rows_by_step.pop(step, None)
 
     def end(self) -> None:
         """Let the thread end, behind what it is at."""
@@ -155,7 +151,7 @@ class RemotePrefetcher:
                 if not self._fetch(group):
                     return
             except BatchloomError as error:
-                self._tell(error)
+                self._warn_once(error)
                 self._wait_for_next_step(group.start)
                 steps = 1
                 continue
@@ -173,8 +169,8 @@ class RemotePrefetcher:
                 if group is None:
                     return None
                 # What is looked ahead begins behind the step that is made; one that fits may always be the next.
-                far = self._sizes.behind(self._sizes.until(group.stop) - self._ahead) - 1
-                self._waits_for = min(far, group.stop - 2) if len(group) == 1 else far
+                wake_step = self._sizes.find_step(self._sizes.tokens_before(group.stop) - self._ahead) - 1
+                self._waits_for = min(wake_step, group.stop - 2) if len(group) == 1 else wake_step
                 if self._needed >= self._waits_for:
                     self._at = group.stop
                     return group
@@ -185,22 +181,22 @@ class RemotePrefetcher:
         """Steps from one on that are fetched together; None where no step follows that fits."""
         sizes = self._sizes
         at: int | None = start
-        while at is not None and not self._fits(at):
+        while at is not None and not self._is_cacheable(at):
             at = sizes.next_range_start(at)
         if at is None:
             return None
         # The last step before which there are not more tokens than are fetched together.
-        stop = sizes.behind(sizes.until(at) + self._together + 1) - 1
+        stop = sizes.find_step(sizes.tokens_before(at) + self._together + 1) - 1
         return range(at, max(at + 1, min(at + most, stop)))
 
-    def _fits(self, step: int) -> bool:
+    def _is_cacheable(self, step: int) -> bool:
         """Whether the cache holds a step and the one that is made meanwhile."""
-        return self._room >= 2 * self._sizes.of(step)
+        return self._room >= 2 * self._sizes.tokens_at(step)
 
-    def _tell(self, error: BatchloomError) -> None:
+    def _warn_once(self, error: BatchloomError) -> None:
         """Say once that steps are not fetched ahead; they are fetched as they are made."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             FETCH_LOG.warning(
                 "Coming steps could not be fetched ahead: %s Each is fetched as it is made, more slowly, and "
                 "fetching ahead is tried again with every step.",
@@ -219,14 +215,14 @@ class RemotePrefetcher:
         """Have steps fetched; whether there are more behind them."""
         if all(store.reader.is_fully_cached for store in self._stores):
             return True
-        found = [(step, self._rows(step)) for step in group]
-        kept = {step: one for step, one in found if one is not None}
-        if kept:
-            fetch_rows(self._stores, self._blocks, *(rows for rows, _ in kept.values()))
+        group_rows = [(step, self._rows(step)) for step in group]
+        rows_by_step = {step: step_rows for step, step_rows in group_rows if step_rows is not None}
+        if rows_by_step:
+            fetch_rows(self._stores, self._blocks, *(rows for rows, _ in rows_by_step.values()))
         with self._turn:
-            later = {step: one for step, one in self._found.items() if step >= self._needed}
-            self._found = {**later, **kept}
-        return len(kept) == len(found)
+            later = {step: step_rows for step, step_rows in self._rows_by_step.items() if step >= self._needed}
+            self._rows_by_step = {**later, **rows_by_step}
+        return len(rows_by_step) == len(group_rows)
 
 
 @functools.cache
@@ -253,14 +249,14 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
     """
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
         if store.location.is_remote:
-            held = [one.documents[_is_served(one, source)] for one in rows]
-            store.reader.fetch(np.unique(np.concatenate(held)), block)
+            documents = [batch_rows.documents[_is_served(batch_rows, source)] for batch_rows in rows]
+            store.reader.fetch(np.unique(np.concatenate(documents)), block)
 
 
 def _is_served(rows: Rows, source: int) -> NDArray[np.bool_]:
     """Which spans are read of a source: in the place of what is banned stands padding, and what it was may be gone."""
-    ours: NDArray[np.bool_] = rows.sources == source
-    return ours if rows.banned is None else ours & ~rows.banned
+    in_source: NDArray[np.bool_] = rows.sources == source
+    return in_source if rows.banned is None else in_source & ~rows.banned
 
 
 def get_block_sizes(plan: Plan | LanePlan) -> list[int]:
@@ -276,10 +272,10 @@ _RUNNING_PREFETCHERS: "weakref.WeakSet[RemotePrefetcher]" = weakref.WeakSet()
 
 def _stop_all_prefetchers() -> None:
     running = list(_RUNNING_PREFETCHERS)
-    for one in running:
-        one.end()
-    for one in running:
-        one.wait()
+    for prefetcher in running:
+        prefetcher.end()
+    for prefetcher in running:
+        prefetcher.wait()
 
 
 atexit.register(_stop_all_prefetchers)
@@ -290,9 +286,9 @@ def make_step_rows_function(
 ) -> Callable[[int], StepRows | None]:
     """What tells the rows of a rank in each step and their positions, None behind the last."""
 
-    def found(step: int) -> StepRows | None:
+    def select_step_rows(step: int) -> StepRows | None:
         if not plan.has_step(step):
             return None
         return select_rank_rows(plan, step, share(plan.spec_at(step)), balance)
 
-    return found
+    return select_step_rows

@@ -21,7 +21,7 @@ class RowCosts:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Store, StoreMedia]] = {}
+        self._media_by_source: dict[str, tuple[Store, StoreMedia]] = {}
 
     def of(self, plan: Plan, rows: Rows) -> Ids:
         """The costs of rows [R]: int64 [R]; where a store of the plan holds media int64 [2, R], their tokens last.
@@ -32,25 +32,23 @@ class RowCosts:
         """
         squares = compute_row_costs(rows)
         media = [self._media_of(name, store) for name, store in plan.stores.items()]
-        if not any(one is not None for one in media):
+        if not any(store_media is not None for store_media in media):
             return squares
         return np.stack([squares, count_media_tokens(rows, media)])
 
     def media_tokens(self, plan: Plan, rows: Rows) -> Ids:
         """Tokens of each row that stand for media, int64 [R]; raises as :meth:`of`."""
-        return count_media_tokens(
-            rows, [self._media_of(name, store) for name, store in plan.stores.items()]
-        )
+        return count_media_tokens(rows, [self._media_of(name, store) for name, store in plan.stores.items()])
 
     def _media_of(self, name: str, store: object) -> StoreMedia | None:
         """The media of a source's store; None where it holds none, or is only lengths."""
         if not isinstance(store, Store) or store.manifest is None or not store.manifest.processor:
             return None
-        known = self._known.get(name)
+        cached_media = self._media_by_source.get(name)
         # By an edit a source may have another store than it had.
-        if known is None or known[0] is not store:
-            known = self._known[name] = store, StoreMedia(store)
-        return known[1] if known[1].any else None
+        if cached_media is None or cached_media[0] is not store:
+            cached_media = self._media_by_source[name] = store, StoreMedia(store)
+        return cached_media[1] if cached_media[1].any else None
 
 
 def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
@@ -64,12 +62,12 @@ def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
         StoreError: a file of media is missing or damaged.
     """
     tokens = np.zeros(len(rows.documents), np.int64)
-    for number, one in enumerate(media):
-        if one is not None:
+    for number, store_media in enumerate(media):
+        if store_media is not None:
             spans = np.flatnonzero(rows.sources == number)
-            tokens[spans] = one.count_tokens(rows.documents[spans])
+            tokens[spans] = store_media.count_tokens(rows.documents[spans])
     if rows.banned is not None:
         tokens[rows.banned] = 0
-    sums = np.zeros(len(tokens) + 1, np.int64)
-    np.cumsum(tokens, out=sums[1:])
-    return sums[rows.pointers[1:]] - sums[rows.pointers[:-1]]
+    cumulative = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(tokens, out=cumulative[1:])
+    return cumulative[rows.pointers[1:]] - cumulative[rows.pointers[:-1]]

@@ -81,9 +81,7 @@ class RawStream(Protocol):
         """A step and where the lanes of a rank stand, as plain JSON values."""
         ...
 
-    def resume(
-        self, state: Mapping[str, Any], rank: int, world_size: int
-    ) -> tuple[int, Mapping[int, Any]]:
+    def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, Mapping[int, Any]]:
         """The step of a state, and where the lanes of a rank stand."""
         ...
 
@@ -128,24 +126,22 @@ def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
     """
     if spec.balance:
         raise SettingsError(
-            [
-                "balance: the rows of a stream belong to lanes, which each rank reads by itself; leave it out"
-            ]
+            ["balance: the rows of a stream belong to lanes, which each rank reads by itself; leave it out"]
         )
-    place = spec.mesh.place(spec.rank, spec.world_size)
-    return StreamCursor(stream, place.rank, place.world_size)
+    placement = spec.mesh.get_placement(spec.rank, spec.world_size)
+    return StreamCursor(stream, placement.rank, placement.world_size)
 
 
-def release_step(steps: StepFeed, step: int, made: T) -> T:
+def release_step(steps: StepFeed, step: int, item: T) -> T:
     """What was made of a step, which is done with it."""
     steps.done(step)
-    return made
+    return item
 
 
-def random_access_error(asked: str) -> PlanError:
+def random_access_error(step: str) -> PlanError:
     """What is said where a step of a stream is asked for on its own."""
     return PlanError(
-        f"Step {asked} of a stream cannot be asked for on its own: its steps come one after the other, and a state "
+        f"Step {step} of a stream cannot be asked for on its own: its steps come one after the other, and a state "
         "goes on at any of them. Any step of prepared data can be: batchloom prepare, or stream(keep=FOLDER) and a "
         "plan over that store."
     )

@@ -28,27 +28,23 @@ def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:
-        raise SettingsError(
-            [f"rank: {rank!r} and world_size: {world_size!r} go together; give both or neither"]
-        )
+        raise SettingsError([f"rank: {rank!r} and world_size: {world_size!r} go together; give both or neither"])
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     for rank_name, size_name in _RANK_VARIABLES:
-        at, of = os.environ.get(rank_name), os.environ.get(size_name)
-        if at is None and of is None:
+        rank_text, size_text = os.environ.get(rank_name), os.environ.get(size_name)
+        if rank_text is None and size_text is None:
             continue
-        if rank_name != "RANK" and (at is None or of is None):
+        if rank_name != "RANK" and (rank_text is None or size_text is None):
             continue
         if (
-            at is None
-            or of is None
-            or not (_RANK_PATTERN.fullmatch(at) and _RANK_PATTERN.fullmatch(of))
+            rank_text is None
+            or size_text is None
+            or not (_RANK_PATTERN.fullmatch(rank_text) and _RANK_PATTERN.fullmatch(size_text))
         ):
-            said = f"{rank_name}={at!r} and {size_name}={of!r}"
+            variables = f"{rank_name}={rank_text!r} and {size_name}={size_text!r}"
             remedy = "set both to numbers, unset both, or give rank= and world_size="
-            raise SettingsError(
-                [f"rank: the environment says {said}, which is no rank of a world; {remedy}"]
-            )
-        return int(at), int(of)
+            raise SettingsError([f"rank: the environment says {variables}, which is no rank of a world; {remedy}"])
+        return int(rank_text), int(size_text)
     return 0, 1

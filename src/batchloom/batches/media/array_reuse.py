@@ -33,9 +33,9 @@ class ArrayPool:
         if size < _MIN_REUSED_BYTES:
             return np.empty(shape, dtype)
         block = self._block(size)
-        given = np.frombuffer(block.data, dtype, math.prod(shape))
-        weakref.finalize(given, self._free.append, block).atexit = False
-        return given.reshape(shape)
+        array = np.frombuffer(block.data, dtype, math.prod(shape))
+        weakref.finalize(array, self._free.append, block).atexit = False
+        return array.reshape(shape)
 
     def _block(self, size: int) -> NDArray[np.uint8]:
         """The smallest of those that wait that is large enough and not twice as large; else a new one."""
@@ -43,7 +43,7 @@ class ArrayPool:
         with contextlib.suppress(IndexError):  # none is left
             while True:
                 waiting.append(self._free.pop())
-        fit = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]
-        found = min(fit, key=lambda n: len(waiting[n]), default=None)
-        self._free.extend(block for n, block in enumerate(waiting) if n != found)
-        return np.empty(size + size // 8, np.uint8) if found is None else waiting[found]
+        candidates = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]
+        best_index = min(candidates, key=lambda n: len(waiting[n]), default=None)
+        self._free.extend(block for n, block in enumerate(waiting) if n != best_index)
+        return np.empty(size + size // 8, np.uint8) if best_index is None else waiting[best_index]

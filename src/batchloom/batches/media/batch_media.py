@@ -65,7 +65,7 @@ class MediaSource(Protocol):
         """What may be done where a medium cannot be read, in a sentence."""
         ...
 
-    def held(self, medium: StoredMedium) -> bytes:
+    def read_bytes(self, medium: StoredMedium) -> bytes:
         """The bytes of a medium that lie in a file of the source, as far as they are there."""
         ...
 
@@ -73,7 +73,7 @@ class MediaSource(Protocol):
         """Where paths of media begin that a document names; None where nobody knows."""
         ...
 
-    def told(self, document: int) -> str:
+    def describe_document(self, document: int) -> str:
         """What a document is called in a sentence, which begins with it: with its file and line."""
         ...
 
@@ -146,7 +146,7 @@ class BatchMedia:
         arrays: dict[str, Any],
         reader: TokenReader,
         rows: Rows,
-        cuts: BatchLayout,
+        layout: BatchLayout,
         *,
         varlen: bool,
     ) -> PendingItem[BatchLayout]:
@@ -156,7 +156,7 @@ class BatchMedia:
             arrays: of the batch; positions and types of tokens are changed where the model wants others.
             reader: reads the tokens of rows.
             rows: of documents as the reader numbers them.
-            cuts: of the batch.
+            layout: of the batch.
             varlen: whether the batch is one flattened row.
 
         Returns:
@@ -166,79 +166,80 @@ class BatchMedia:
         Raises:
             StoreError: what is stored of media does not fit the rows.
         """
-        found = self.find(reader, rows)
+        batch_media = self.find(reader, rows)
         if self._traits.mrope:
             arrays["position_ids"] = self._positions(
-                arrays["position_ids"], rows, found, cuts.bounds if varlen else None
+                arrays["position_ids"], rows, batch_media, layout.bounds if varlen else None
             )
         if self._traits.token_types:
             arrays["token_type_ids"] = self._make_token_types(arrays["input_ids"])
-        if not found:
-            return PendingItem(lambda: cuts)
-        spans = np.array([one.span for one in found], np.int64)
+        if not batch_media:
+            return PendingItem(lambda: layout)
+        spans = np.array([batch_medium.span for batch_medium in batch_media], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
         if self._traits.by_row:
-            made = self._join_by_row(found, owners, len(rows), varlen=varlen)
+            pending = self._join_by_row(batch_media, owners, len(rows), varlen=varlen)
         else:
-            made = self._join(found, owners, len(rows))
+            pending = self._join(batch_media, owners, len(rows))
 
         def finish() -> BatchLayout:
-            features, media = made.finish()
+            features, media = pending.finish()
             arrays.update(features)
-            return replace(cuts, media=media)
+            return replace(layout, media=media)
 
-        return PendingItem(finish, made.drop)
+        return PendingItem(finish, pending.drop)
 
-    def _join(
-        self, found: Sequence[BatchMedium], owners: Ids, rows: int
-    ) -> PendingItem[_FeaturesAndOffsets]:
+    def _join(self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int) -> PendingItem[_FeaturesAndOffsets]:
         """Put features one behind the other; where those of each row lie."""
-        joining = FeatureJoin(self._shapes, self._memory, [one.medium for one in found])
+        joining = FeatureJoin(self._shapes, self._memory, [batch_medium.medium for batch_medium in batch_media])
 
         def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
             first, some = numbered
-            for number, features in enumerate(self._one(some), first):
+            for number, features in enumerate(self._extract_features(some), first):
                 joining.put(number, features)
 
-        files = self._map_in_threads(make, _number_files(_group_video_frames(found)))
+        files = self._map_in_threads(make, _number_files(_group_video_frames(batch_media)))
 
         def finish() -> _FeaturesAndOffsets:
             files.finish()
-            made, sizes = joining.done()
+            features, sizes = joining.done()
             counts = _row_offsets(owners, [1] * len(owners), rows)
-            return made, {
-                name: MediaOffsets(0, _row_offsets(owners, each, rows), counts)
-                for name, each in sizes.items()
+            return features, {
+                name: MediaOffsets(0, _row_offsets(owners, each, rows), counts) for name, each in sizes.items()
             }
 
         return PendingItem(finish, files.drop)
 
     def _join_by_row(
-        self, found: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
+        self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
     ) -> PendingItem[_FeaturesAndOffsets]:
         """The same where features have an axis of rows."""
-        files = self._map_in_threads(self._one, _group_video_frames(found))
+        files = self._map_in_threads(self._extract_features, _group_video_frames(batch_media))
 
         def finish() -> _FeaturesAndOffsets:
-            features = [one for some in files.finish() for one in some]
-            whole = np.zeros_like(owners) if varlen else owners
-            made = stack_by_row(features, whole, 1 if varlen else rows)
+            features = [arrays for some in files.finish() for arrays in some]
+            row_owners = np.zeros_like(owners) if varlen else owners
+            stacked_features = stack_by_row(features, row_owners, 1 if varlen else rows)
             counts = _row_offsets(owners, [1] * len(owners), rows)
             if not varlen:
-                return made, {name: MediaOffsets(0, np.arange(rows + 1), counts) for name in made}
-            return made, {
+                return stacked_features, {
+                    name: MediaOffsets(0, np.arange(rows + 1), counts) for name in stacked_features
+                }
+            return stacked_features, {
                 name: MediaOffsets(
-                    1, _row_offsets(owners, [one[name].shape[1] for one in features], rows), counts
+                    1,
+                    _row_offsets(owners, [arrays[name].shape[1] for arrays in features], rows),
+                    counts,
                 )
-                for name in made
+                for name in stacked_features
             }
 
         return PendingItem(finish, files.drop)
 
-    def _map_in_threads(self, make: Callable[[T], R], wanted: Iterable[T]) -> PendingItem[list[R]]:
+    def _map_in_threads(self, make: Callable[[T], R], items: Iterable[T]) -> PendingItem[list[R]]:
         """What threads make of each, in order; so do errors come out."""
         pool = self._threads()
-        jobs = [pool.submit(make, one) for one in wanted]
+        jobs = [pool.submit(make, item) for item in items]
 
         def drop() -> None:
             for job in jobs:
@@ -252,42 +253,40 @@ class BatchMedia:
 
         return PendingItem(finish, drop)
 
-    def _positions(
-        self, plain: Ids, rows: Rows, found: Sequence[BatchMedium], bounds: Ids | None
-    ) -> Ids:
+    def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
         """Positions of the text and in time, height and width, int64 [4, rows, tokens].
 
         ``bounds`` says where spans begin in a flattened row, None for rows.
         """
         positions = np.repeat(plain[None], 4, axis=0)
         merge = self._merge
-        at = 0
+        first = 0
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-        while at < len(found):
-            span = found[at].span
-            stop = at
-            while stop < len(found) and found[stop].span == span:
+        while first < len(batch_media):
+            span = batch_media[first].span
+            stop = first
+            while stop < len(batch_media) and batch_media[stop].span == span:
                 stop += 1
             media = [
-                (one.medium.start, one.medium.tokens, one.medium.grid) for one in found[at:stop]
+                (batch_medium.medium.start, batch_medium.medium.tokens, batch_medium.medium.grid)
+                for batch_medium in batch_media[first:stop]
             ]
-            for one in found[at:stop]:
-                self._check_grid_unchanged(one)
+            for batch_medium in batch_media[first:stop]:
+                self._check_grid_unchanged(batch_medium)
             length = int(rows.lengths[span])
             row = int(owners[span]) if bounds is None else 0
-            place = int(rows.places[span] if bounds is None else bounds[span])
-            positions[1:, row, place : place + length] = compute_mrope_positions(
-                length, media, merge
-            )
-            at = stop
+            offset = int(rows.row_offsets[span] if bounds is None else bounds[span])
+            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, merge)
+            first = stop
         return positions
 
-    def _check_grid_unchanged(self, found: BatchMedium) -> None:
-        medium, merge = found.medium, self._merge
+    def _check_grid_unchanged(self, batch_medium: BatchMedium) -> None:
+        medium, merge = batch_medium.medium, self._merge
         time, rows, columns = medium.grid
         if time * (rows // merge) * (columns // merge) != medium.tokens:
             raise StoreError(
-                f"{found.source.told(medium.document)} has {medium.tokens} tokens of a medium whose grid is "
+                f"{batch_medium.source.describe_document(medium.document)} has {medium.tokens} tokens of a medium "
+                "whose grid is "
                 f"{medium.grid}: the store is damaged. Run batchloom check on it."
             )
 
@@ -324,65 +323,68 @@ class BatchMedia:
 
         def fault(some: Sequence[BatchMedium]) -> list[str]:
             try:
-                self._one(some)
+                self._extract_features(some)
             except (MediumError, StoreError) as error:
                 return [str(error).removesuffix(f" {source.remedy}")] * len(some)
             return [""] * len(some)
 
         files = _group_video_frames([BatchMedium(0, source, medium) for medium in media])
-        return [one for some in self._map_in_threads(fault, files).finish() for one in some]
+        return [message for some in self._map_in_threads(fault, files).finish() for message in some]
 
-    def _one(self, found: Sequence[BatchMedium]) -> list[FeatureArrays]:
+    def _extract_features(self, batch_media: Sequence[BatchMedium]) -> list[FeatureArrays]:
         """The features of the media that one file holds: frames of a video, or a single one."""
-        medium = found[0].medium
-        frames = [one.medium.facts for one in found if isinstance(one.medium.facts, FrameFacts)]
-        decoded = sum(_estimate_decoded_bytes(one.medium.facts) for one in found)
+        medium = batch_media[0].medium
+        frames = [
+            batch_medium.medium.facts
+            for batch_medium in batch_media
+            if isinstance(batch_medium.medium.facts, FrameFacts)
+        ]
+        decoded = sum(_estimate_decoded_bytes(batch_medium.medium.facts) for batch_medium in batch_media)
         try:
             room = _estimate_read_bytes(medium) + decoded
-            with self._budget.room(room), self._opened(found[0]) as content:
+            with self._budget.reserve(room), self._open_content(batch_media[0]) as content:
                 if medium.blob is None:
                     content = _load_content(content, medium)  # noqa: PLW2901 - the same, read once
                     _check_unchanged(medium, content)
                 if frames:
-                    made = self._features.extract_frames(content, frames)
+                    feature_arrays = self._features.extract_frames(content, frames)
                 else:
-                    made = [self._features.of(content, medium.facts)]
-            for one, features in zip(found, made, strict=True):
-                _check_grid(one.medium, features)
+                    feature_arrays = [self._features.extract(content, medium.facts)]
+            for batch_medium, features in zip(batch_media, feature_arrays, strict=True):
+                _check_grid(batch_medium.medium, features)
         except UnusableRecordError as error:
-            raise _make_medium_error(found[0], error.reason) from error
-        return made
+            raise _make_medium_error(batch_media[0], error.reason) from error
+        return feature_arrays
 
     @contextmanager
-    def _opened(self, found: BatchMedium) -> Iterator[MediaContent]:
-        source, medium = found.source, found.medium
+    def _open_content(self, batch_medium: BatchMedium) -> Iterator[MediaContent]:
+        source, medium = batch_medium.source, batch_medium.medium
         if medium.blob is not None:
             path, _ = medium.blob
             try:
-                data = source.held(medium)
+                data = source.read_bytes(medium)
             except StoreError as error:
                 raise StoreError(
-                    f"{source.told(medium.document)}: its {medium.kind} cannot be read: {error} {source.remedy}"
+                    f"{source.describe_document(medium.document)}: its {medium.kind} cannot be read: {error} "
+                    f"{source.remedy}"
                 ) from error
-            if (
-                len(data) != medium.size
-                or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest
-            ):
+            if len(data) != medium.size or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest:
                 raise StoreError(
-                    f"{source.told(medium.document)}: {path} does not hold the bytes of its {medium.kind}: it is "
+                    f"{source.describe_document(medium.document)}: {path} does not hold the bytes of its "
+                    f"{medium.kind}: it is "
                     f"damaged. {source.remedy}"
                 )
             yield BytesContent(data)
             return
-        places = MediaResolver(self._folder(found), source.limits)
-        with places.open(Medium(medium.kind, medium.place)) as content:
+        resolver = MediaResolver(self._folder(batch_medium), source.limits)
+        with resolver.open(Medium(medium.kind, medium.location)) as content:
             yield content
 
-    def _folder(self, found: BatchMedium) -> str:
+    def _folder(self, batch_medium: BatchMedium) -> str:
         """Where the paths begin that the source of a document names."""
         if self._spec.folder is not None:
             return self._spec.folder
-        folder = found.source.folder_of(found.medium.document)
+        folder = batch_medium.source.folder_of(batch_medium.medium.document)
         if folder is None:
             raise UnusableRecordError(
                 "is named only, and the store's report does not say where paths begin: give "
@@ -391,11 +393,11 @@ class BatchMedia:
         return folder
 
 
-def _make_medium_error(found: BatchMedium, reason: str) -> MediumError:
-    source, medium = found.source, found.medium
-    place = redact_url(medium.place) if medium.place else f"of {medium.size:,} bytes"
+def _make_medium_error(batch_medium: BatchMedium, reason: str) -> MediumError:
+    source, medium = batch_medium.source, batch_medium.medium
+    location = redact_url(medium.location) if medium.location else f"of {medium.size:,} bytes"
     return MediumError(
-        f"{source.told(medium.document)}: {medium.kind} {place} {reason}. {source.remedy}"
+        f"{source.describe_document(medium.document)}: {medium.kind} {location} {reason}. {source.remedy}"
     )
 
 
@@ -406,31 +408,30 @@ def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
             f"has {content.size:,} bytes, and had {medium.size:,} when its tokens were made; bring that one back"
         )
     if hash_edges(content.size, *read_edges(content)) != medium.digest:
-        raise UnusableRecordError(
-            "is not the file that was there when its tokens were made; bring that one back"
-        )
+        raise UnusableRecordError("is not the file that was there when its tokens were made; bring that one back")
 
 
-def _check_grid(medium: StoredMedium, made: FeatureArrays) -> None:
+def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
     """Raise where features are not of the grid that tokens and positions were made for."""
-    if (grid := made.get("image_grid_thw")) is not None and any(medium.grid):
-        found = tuple(int(side) for side in grid[0])
-        if found != medium.grid:
+    if (grid := features.get("image_grid_thw")) is not None and any(medium.grid):
+        actual_grid = tuple(int(side) for side in grid[0])
+        if actual_grid != medium.grid:
             raise UnusableRecordError(
-                f"becomes a grid of {found} now, and was of {medium.grid} when its tokens were made: the processor, or "
+                f"becomes a grid of {actual_grid} now, and was of {medium.grid} when its tokens were made: the "
+                "processor, or "
                 "what decodes the image, is another; prepare the data again"
             )
 
 
-def _group_video_frames(found: Sequence[BatchMedium]) -> list[list[BatchMedium]]:
+def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMedium]]:
     """Media that follow each other as the frames of one video, which is decoded once; others by themselves."""
     files: list[list[BatchMedium]] = []
-    for one in found:
+    for batch_medium in batch_media:
         last = files[-1][-1] if files else None
-        if last is not None and _is_next_frame(last, one):
-            files[-1].append(one)
+        if last is not None and _is_next_frame(last, batch_medium):
+            files[-1].append(batch_medium)
         else:
-            files.append([one])
+            files.append([batch_medium])
     return files
 
 
@@ -444,33 +445,29 @@ def _number_files(
         first += len(some)
 
 
-def _is_next_frame(last: BatchMedium, one: BatchMedium) -> bool:
+def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
     """Whether a medium is a later frame of the same video of the same document."""
-    before, facts = last.medium.facts, one.medium.facts
+    before, facts = last.medium.facts, batch_medium.medium.facts
     return (
         isinstance(before, FrameFacts)
         and isinstance(facts, FrameFacts)
         and before.time < facts.time
-        and last.span == one.span
-        and last.medium.digest == one.medium.digest
-        and (last.medium.place, last.medium.blob) == (one.medium.place, one.medium.blob)
+        and last.span == batch_medium.span
+        and last.medium.digest == batch_medium.medium.digest
+        and (last.medium.location, last.medium.blob) == (batch_medium.medium.location, batch_medium.medium.blob)
     )
 
 
 def _load_content(content: MediaContent, medium: StoredMedium) -> MediaContent:
     """A file in memory, where all of it is read: of a video only some of it is."""
     seeks = isinstance(medium.facts, FrameFacts) or content.size != medium.size
-    return (
-        content
-        if seeks or isinstance(content, BytesContent)
-        else BytesContent(content.read(0, content.size))
-    )
+    return content if seeks or isinstance(content, BytesContent) else BytesContent(content.read(0, content.size))
 
 
 def _estimate_read_bytes(medium: StoredMedium) -> int:
     """How much of a medium's file is in memory at once; of a video that lies on this machine next to nothing."""
     seeks = isinstance(medium.facts, FrameFacts) and medium.blob is None
-    return 0 if seeks and not is_url(medium.place) else medium.size
+    return 0 if seeks and not is_url(medium.location) else medium.size
 
 
 def _estimate_decoded_bytes(facts: MediumFacts) -> int:
@@ -495,25 +492,23 @@ def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> F
         owners: the row of each.
         rows: how many there are.
     """
-    found: FeatureArrays = {}
+    stacked_features: FeatureArrays = {}
     for name in features[0]:
         flat = [
-            [one[name][0] for one in _features_of_row(features, owners, row)] for row in range(rows)
+            [row_features[name][0] for row_features in _features_of_row(features, owners, row)] for row in range(rows)
         ]
         parts = [np.concatenate(some) if some else None for some in flat]
-        there = [part for part in parts if part is not None]
-        largest = [max(sides) for sides in zip(*(part.shape for part in there), strict=True)]
-        whole = np.zeros((rows, *largest), there[0].dtype)
+        present_parts = [part for part in parts if part is not None]
+        largest = [max(sides) for sides in zip(*(part.shape for part in present_parts), strict=True)]
+        padded = np.zeros((rows, *largest), present_parts[0].dtype)
         for row, part in enumerate(parts):
             if part is not None:
-                whole[row][tuple(slice(0, side) for side in part.shape)] = part
-        found[name] = whole
-    return found
+                padded[row][tuple(slice(0, side) for side in part.shape)] = part
+        stacked_features[name] = padded
+    return stacked_features
 
 
-def _features_of_row(
-    features: Sequence[FeatureArrays], owners: Ids, row: int
-) -> list[FeatureArrays]:
+def _features_of_row(features: Sequence[FeatureArrays], owners: Ids, row: int) -> list[FeatureArrays]:
     return [features[at] for at in np.flatnonzero(owners == row).tolist()]
 
 
@@ -522,18 +517,18 @@ class _MemoryBudget:
     """Bytes that threads take and give back; one that wants more than all of them waits until it is alone."""
 
     def __init__(self, size: int) -> None:
-        self._size = self._left = size
+        self._size = self._available = size
         self._turn = threading.Condition()
 
     @contextmanager
-    def room(self, wanted: int) -> Iterator[None]:
-        wanted = min(wanted, self._size)
+    def reserve(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
         with self._turn:
-            self._turn.wait_for(lambda: self._left >= wanted)
-            self._left -= wanted
+            self._turn.wait_for(lambda: self._available >= size)
+            self._available -= size
         try:
             yield
         finally:
             with self._turn:
-                self._left += wanted
+                self._available += size
                 self._turn.notify_all()

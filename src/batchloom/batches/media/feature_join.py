@@ -25,23 +25,23 @@ class FeatureShapes:
     """What features are like, learned from those that were made before; nothing where these are not alike."""
 
     def __init__(self) -> None:
-        self._known: dict[bool, dict[str, _FeatureShape]] = {}
+        self._known_shapes: dict[bool, dict[str, _FeatureShape]] = {}
         self._varied: set[bool] = set()
 
     def of(self, medium: StoredMedium) -> dict[str, _FeatureShape] | None:
         """The features that a medium will have, by name; None where nobody knows."""
-        return self._known.get(_is_audio(medium))
+        return self._known_shapes.get(_is_audio(medium))
 
-    def learn(self, media: Sequence[StoredMedium], made: Sequence[FeatureArrays]) -> None:
+    def learn(self, media: Sequence[StoredMedium], features: Sequence[FeatureArrays]) -> None:
         """Take note of the features of media that were not known before, or are others than was thought."""
-        for hears in {_is_audio(medium) for medium in media} - self._varied:
-            mine = [n for n, medium in enumerate(media) if _is_audio(medium) == hears]
-            found = _find_common_shapes([media[n] for n in mine], [made[n] for n in mine])
-            if found is None or self._known.get(hears, found) != found:
-                self._varied.add(hears)
-                self._known.pop(hears, None)
+        for is_audio in {_is_audio(medium) for medium in media} - self._varied:
+            indices = [n for n, medium in enumerate(media) if _is_audio(medium) == is_audio]
+            shapes = _find_common_shapes([media[n] for n in indices], [features[n] for n in indices])
+            if shapes is None or self._known_shapes.get(is_audio, shapes) != shapes:
+                self._varied.add(is_audio)
+                self._known_shapes.pop(is_audio, None)
             else:
-                self._known[hears] = found
+                self._known_shapes[is_audio] = shapes
 
 
 @final
@@ -57,61 +57,61 @@ class FeatureJoin:
         media: whose they are.
     """
 
-    def __init__(
-        self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]
-    ) -> None:
+    def __init__(self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]) -> None:
         self._shapes, self._media = shapes, media
-        self._made: dict[int, FeatureArrays] = {}
+        self._unplaced_features: dict[int, FeatureArrays] = {}
         self._placed: list[FeatureArrays] = [{} for _ in media]
-        self._whole: FeatureArrays = {}
+        self._joined_arrays: FeatureArrays = {}
         expected = [shapes.of(medium) for medium in media]
-        if all(one is not None for one in expected):
-            self._allocate_features([one or {} for one in expected], memory)
+        if all(medium_shapes is not None for medium_shapes in expected):
+            self._allocate_features([medium_shapes or {} for medium_shapes in expected], memory)
 
-    def _allocate_features(
-        self, expected: Sequence[dict[str, _FeatureShape]], memory: ArrayPool
-    ) -> None:
-        names = dict.fromkeys(name for one in expected for name in one)
+    def _allocate_features(self, expected: Sequence[dict[str, _FeatureShape]], memory: ArrayPool) -> None:
+        names = dict.fromkeys(name for medium_shapes in expected for name in medium_shapes)
         for name in names:
-            shape = next(one[name] for one in expected if name in one)
+            shape = next(medium_shapes[name] for medium_shapes in expected if name in medium_shapes)
             sizes = [
-                _count_feature_rows(one[name], medium) if name in one else 0
-                for one, medium in zip(expected, self._media, strict=True)
+                _count_feature_rows(medium_shapes[name], medium) if name in medium_shapes else 0
+                for medium_shapes, medium in zip(expected, self._media, strict=True)
             ]
-            whole = self._whole[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
+            joined_array = self._joined_arrays[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
             ends = np.cumsum(sizes).tolist()
-            for placed, one, size, end in zip(self._placed, expected, sizes, ends, strict=True):
-                if name in one:
-                    placed[name] = whole[end - size : end]
+            for placed, medium_shapes, size, end in zip(self._placed, expected, sizes, ends, strict=True):
+                if name in medium_shapes:
+                    placed[name] = joined_array[end - size : end]
 
     def put(self, number: int, features: FeatureArrays) -> None:
         """Take the features of a medium, by its number; threads call it, each for its own."""
         placed = self._placed[number]
         alike = placed.keys() == features.keys() and all(
-            (one.shape, one.dtype) == (placed[name].shape, placed[name].dtype)
-            for name, one in features.items()
+            (feature.shape, feature.dtype) == (placed[name].shape, placed[name].dtype)
+            for name, feature in features.items()
         )
         if not alike:
-            self._made[number] = features
+            self._unplaced_features[number] = features
             return
         for name, array in features.items():
             placed[name][...] = array
 
     def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
         """All of them, and how long those of each medium are, by name."""
-        if not self._made:
-            return self._whole, _collect_feature_sizes(self._placed)
-        made = [self._made.get(number, placed) for number, placed in enumerate(self._placed)]
-        self._shapes.learn(self._media, made)
-        sizes = _collect_feature_sizes(made)
+        if not self._unplaced_features:
+            return self._joined_arrays, _collect_feature_sizes(self._placed)
+        features = [self._unplaced_features.get(number, placed) for number, placed in enumerate(self._placed)]
+        self._shapes.learn(self._media, features)
+        sizes = _collect_feature_sizes(features)
         return {
-            name: stack_padded([one[name] for one in made if name in one]) for name in sizes
+            name: stack_padded([medium_features[name] for medium_features in features if name in medium_features])
+            for name in sizes
         }, sizes
 
 
-def _collect_feature_sizes(made: Sequence[FeatureArrays]) -> dict[str, list[int]]:
-    names = dict.fromkeys(name for one in made for name in one)
-    return {name: [len(one[name]) if name in one else 0 for one in made] for name in names}
+def _collect_feature_sizes(features: Sequence[FeatureArrays]) -> dict[str, list[int]]:
+    names = dict.fromkeys(name for medium_features in features for name in medium_features)
+    return {
+        name: [len(medium_features[name]) if name in medium_features else 0 for medium_features in features]
+        for name in names
+    }
 
 
 def _is_audio(medium: StoredMedium) -> bool:
@@ -123,23 +123,23 @@ def _count_feature_rows(shape: _FeatureShape, medium: StoredMedium) -> int:
 
 
 def _find_common_shapes(
-    media: Sequence[StoredMedium], made: Sequence[FeatureArrays]
+    media: Sequence[StoredMedium], features: Sequence[FeatureArrays]
 ) -> dict[str, _FeatureShape] | None:
     """What the features of all these media are like; None where they are not alike."""
-    found = {}
-    for name, first in made[0].items():
-        if any(name not in one for one in made):
+    shapes = {}
+    for name, first in features[0].items():
+        if any(name not in medium_features for medium_features in features):
             return None
-        arrays = [one[name] for one in made]
-        if any((one.shape[1:], one.dtype) != (first.shape[1:], first.dtype) for one in arrays):
+        arrays = [medium_features[name] for medium_features in features]
+        if any((array.shape[1:], array.dtype) != (first.shape[1:], first.dtype) for array in arrays):
             return None
         patches = [prod(medium.grid) for medium in media]
-        lengths = [len(one) for one in arrays]
+        lengths = [len(array) for array in arrays]
         if lengths == patches and first.ndim > 1:
             rows = 0
         elif len(set(lengths)) == 1:
             rows = lengths[0]
         else:
             return None
-        found[name] = _FeatureShape(rows, first.shape[1:], first.dtype)
-    return found if all(one.keys() == found.keys() for one in made) else None
+        shapes[name] = _FeatureShape(rows, first.shape[1:], first.dtype)
+    return shapes if all(medium_features.keys() == shapes.keys() for medium_features in features) else None

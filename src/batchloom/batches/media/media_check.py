@@ -24,12 +24,12 @@ class MediaCheckBatch(NamedTuple):
     Attributes:
         documents: how many of them hold media.
         media: how many these are.
-        lost: of the documents of which some cannot be read, what is wrong with the first that cannot, by their numbers.
+        faults: the first fault of each document with an unreadable medium, by document number.
     """
 
     documents: int
     media: int
-    lost: dict[int, str]
+    faults: dict[int, str]
 
 
 def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
@@ -47,31 +47,31 @@ def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
     for first in range(0, len(store), _BATCH_DOCUMENTS):
         numbers = np.arange(first, min(first + _BATCH_DOCUMENTS, len(store)))
         numbers = numbers[~mask_removed(store.contents.removed, numbers)]
-        held = [media for media in source.media.of(numbers) if media]
-        if not held:
+        document_media = [media for media in source.media.of(numbers) if media]
+        if not document_media:
             continue
         # What cannot be had is told of the medium that needs it.
         with contextlib.suppress(StoreError):
-            store.reader.fetch(np.array([media[0].document for media in held]))
-        yield _check_documents(reads, source, held)
+            store.reader.fetch(np.array([media[0].document for media in document_media]))
+        yield _check_documents(reads, source, document_media)
 
 
 def _check_documents(
-    reads: BatchMedia, source: StoreSource, held: list[list[StoredMedium]]
+    reads: BatchMedia, source: StoreSource, document_media: list[list[StoredMedium]]
 ) -> MediaCheckBatch:
     kinds: dict[tuple[object, ...], StoredMedium] = {}
-    for medium in chain.from_iterable(held):
+    for medium in chain.from_iterable(document_media):
         kinds.setdefault(_medium_key(medium), medium)
     wrong = dict(zip(kinds, reads.faults(source, list(kinds.values())), strict=True))
-    lost: dict[int, str] = {}
-    for medium in chain.from_iterable(held):
+    faults: dict[int, str] = {}
+    for medium in chain.from_iterable(document_media):
         if fault := wrong[_medium_key(medium)]:
-            of = kinds[_medium_key(medium)].document
-            same = "" if of == medium.document else f"Document {medium.document}, too: "
-            lost.setdefault(medium.document, same + fault)
-    return MediaCheckBatch(len(held), sum(map(len, held)), lost)
+            first_document = kinds[_medium_key(medium)].document
+            prefix = "" if first_document == medium.document else f"Document {medium.document}, too: "
+            faults.setdefault(medium.document, prefix + fault)
+    return MediaCheckBatch(len(document_media), sum(map(len, document_media)), faults)
 
 
 def _medium_key(medium: StoredMedium) -> tuple[object, ...]:
     """What tells a medium from others, and a frame from those of the same video."""
-    return medium.facts, medium.digest, medium.place, medium.blob, medium.grid
+    return medium.facts, medium.digest, medium.location, medium.blob, medium.grid

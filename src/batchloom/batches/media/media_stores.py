@@ -35,15 +35,15 @@ class StoreSource:
         self.store, self.media = store, StoreMedia(store)
         self.limits = _read_limits(store)
 
-    def held(self, medium: StoredMedium) -> bytes:
+    def read_bytes(self, medium: StoredMedium) -> bytes:
         """The bytes of a medium that the store holds; raises as ``StoreMedia.held``."""
-        return self.media.held(medium)
+        return self.media.read_bytes(medium)
 
     def folder_of(self, document: int) -> str | None:
         """Where paths of media begin that a document's source names; None where no report says."""
         return self.media.folder_of(document)
 
-    def told(self, document: int) -> str:
+    def describe_document(self, document: int) -> str:
         """What a document is called in a sentence."""
         origin = self.store.provenance.of(document)
         line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
@@ -60,23 +60,23 @@ class _StoreMediaFinder:
 
     def __call__(self, _reader: TokenReader, rows: Rows) -> list[BatchMedium]:
         numbers = np.searchsorted(self._firsts, rows.documents, side="right") - 1
-        found: list[BatchMedium] = []
+        batch_media: list[BatchMedium] = []
         for number, source in enumerate(self.sources):
             if not source.media.any:
                 continue
             spans = np.flatnonzero(numbers == number)
             documents = rows.documents[spans] - self._firsts[number]
             # What was taken out reads as end tokens, and what stood for media is gone with it.
-            left = ~mask_removed(source.store.contents.removed, documents)
-            spans, documents = spans[left], documents[left]
-            those = source.media.of(documents)
-            _check_documents_whole(source, rows, spans, documents, those)
-            found += [
+            is_present = ~mask_removed(source.store.contents.removed, documents)
+            spans, documents = spans[is_present], documents[is_present]
+            document_media = source.media.of(documents)
+            _check_documents_whole(source, rows, spans, documents, document_media)
+            batch_media += [
                 BatchMedium(span, source, medium)
-                for span, some in zip(spans.tolist(), those, strict=True)
+                for span, some in zip(spans.tolist(), document_media, strict=True)
                 for medium in some
             ]
-        return sorted(found, key=lambda one: (one.span, one.medium.start))
+        return sorted(batch_media, key=lambda batch_medium: (batch_medium.span, batch_medium.medium.start))
 
 
 def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
@@ -91,11 +91,7 @@ def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMe
         InputError: a store elsewhere cannot be reached.
     """
     find = _StoreMediaFinder(stores)
-    prepared = [
-        (source.store, state)
-        for source in find.sources
-        if (state := source.media.processor) is not None
-    ]
+    prepared = [(source.store, state) for source in find.sources if (state := source.media.processor) is not None]
     if len({state["fingerprint"] for _, state in prepared}) > 1:
         raise PlanError(
             "The stores are of several processors, whose features do not go into one model: "
@@ -109,12 +105,12 @@ def _check_documents_whole(
     source: StoreSource, rows: Rows, spans: Ids, documents: Ids, media: Sequence[object]
 ) -> None:
     """Raise where a span is a part of a document with media: its features would be those of the whole."""
-    whole = source.store.lengths.take(documents)
-    cut = (rows.starts[spans] != 0) | (rows.lengths[spans] != whole)
-    for at in np.flatnonzero(cut).tolist():
-        if media[at]:
+    full_lengths = source.store.lengths.take(documents)
+    is_cut = (rows.starts[spans] != 0) | (rows.lengths[spans] != full_lengths)
+    for index in np.flatnonzero(is_cut).tolist():
+        if media[index]:
             raise PlanError(
-                f"Document {int(documents[at])} of {source.store.location.name} holds images or audio and is cut by "
+                f"Document {int(documents[index])} of {source.store.location.name} holds images or audio and is cut by "
                 "the plan: give its source overlong='drop' or 'error', and a packing that cuts nothing (best_fit)."
             )
 
@@ -122,6 +118,6 @@ def _check_documents_whole(
 def _read_limits(store: Store) -> MediaLimits:
     """The limits that a store was prepared with."""
     recipe = store.manifest.recipe if store.manifest else {}
-    said = (recipe.get("reading") or {}).get("media") or {}
-    known = {field.name for field in fields(MediaLimits)}
-    return MediaLimits(**{name: value for name, value in said.items() if name in known})
+    media_settings = (recipe.get("reading") or {}).get("media") or {}
+    limit_names = {field.name for field in fields(MediaLimits)}
+    return MediaLimits(**{name: value for name, value in media_settings.items() if name in limit_names})

@@ -35,8 +35,8 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
             "MediaOptions.replace is of a plan that can be edited, and this is a stream, or the order of one: prepare "
             "the data into a store, and leave order out."
         )
-    gone = find_missing_documents(plan.stores, files)
-    return ban_missing_documents(plan, gone, 0), gone
+    missing_documents = find_missing_documents(plan.stores, files)
+    return ban_missing_documents(plan, missing_documents, 0), missing_documents
 
 
 def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:
@@ -49,29 +49,33 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
     Raises:
         InputError: one cannot be read, or is of another store or generation.
     """
-    found: dict[str, set[int]] = {}
+    documents_by_source: dict[str, set[int]] = {}
     opened = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for file in files:
         listed = read_missing_media(Path(file))
-        known = {one.fingerprint: one.documents for one in listed.subsets.values()}
-        ours = {name: known[s.fingerprint] for name, s in opened.items() if s.fingerprint in known}
-        if not ours:
+        documents_by_fingerprint = {subset.fingerprint: subset.documents for subset in listed.subsets.values()}
+        matches = {
+            name: documents_by_fingerprint[s.fingerprint]
+            for name, s in opened.items()
+            if s.fingerprint in documents_by_fingerprint
+        }
+        if not matches:
             raise InputError(
                 f"{file} names documents of {listed.store}, and of no store or generation that is opened here "
                 f"({', '.join(store.location.name for store in opened.values())}): make the list of that one "
                 "(batchloom check STORE --gone FILE; --generation for an older one)."
             )
-        for name, documents in ours.items():
-            found.setdefault(name, set()).update(documents)
-    return {name: tuple(sorted(some)) for name, some in sorted(found.items()) if some}
+        for name, documents in matches.items():
+            documents_by_source.setdefault(name, set()).update(documents)
+    return {name: tuple(sorted(some)) for name, some in sorted(documents_by_source.items()) if some}
 
 
-def ban_missing_documents(plan: Plan, gone: MissingDocuments, step: int) -> Plan:
+def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step: int) -> Plan:
     """The plan that serves documents as padding from a step on, as far as it does not yet.
 
     Args:
         plan: the order.
-        gone: the documents of its sources.
+        missing_documents: the documents of its sources.
         step: of a window of ``group_by_length`` the whole one: edits do not go through one, and this moves no row.
 
     Raises:
@@ -83,8 +87,8 @@ def ban_missing_documents(plan: Plan, gone: MissingDocuments, step: int) -> Plan
         for name, numbers in edit.ban.items():
             banned.setdefault(name, set()).update(numbers)
     new = {
-        name: [one for one in numbers if one not in banned.get(name, ())]
-        for name, numbers in gone.items()
+        name: [document for document in numbers if document not in banned.get(name, ())]
+        for name, numbers in missing_documents.items()
     }
     if not any(new.values()):
         return plan
@@ -93,27 +97,25 @@ def ban_missing_documents(plan: Plan, gone: MissingDocuments, step: int) -> Plan
     return plan.edited(Edit(step=step, ban=ban, note=_EDIT_NOTE))
 
 
-def resume_with_missing(
-    plan: Plan, gone: MissingDocuments, state: dict[str, Any]
-) -> tuple[Plan, int]:
+def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: dict[str, Any]) -> tuple[Plan, int]:
     """The plan that goes on from a state, and its position there.
 
     What the state's journal does not ban yet is banned from there on: what was served before stays as it was.
 
     Args:
         plan: of the loader.
-        gone: the documents that it serves as padding.
+        missing_documents: the documents that it serves as padding.
         state: of a plan, whose journal a plan takes that nobody edited.
 
     Raises:
         StateError: it is of another plan.
         PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
-    if gone:
+    if missing_documents:
         bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
-        plan = bare if plan.edits == ban_missing_documents(bare, gone, 0).edits else plan
+        plan = bare if plan.edits == ban_missing_documents(bare, missing_documents, 0).edits else plan
     plan = with_journal(plan, state)
     position = plan.resume(state)
-    if not gone:
+    if not missing_documents:
         return plan, position
-    return ban_missing_documents(plan, gone, plan.orders.course.step_at(position)[0]), position
+    return ban_missing_documents(plan, missing_documents, plan.orders.course.step_at(position)[0]), position

@@ -44,19 +44,19 @@ def parse_mapping(text: str) -> dict[str, str]:
 
 def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """The mapping with columns by their very names, where these have white space at their ends."""
-    known = dict.fromkeys(names)
-    bare = {name.strip(): name for name in reversed(known) if isinstance(name, str)}
-    return {role: _match_column(column, known, bare) for role, column in mapping.items()}
+    column_names = dict.fromkeys(names)
+    name_by_stripped = {name.strip(): name for name in reversed(column_names) if isinstance(name, str)}
+    return {role: _match_column(column, column_names, name_by_stripped) for role, column in mapping.items()}
 
 
-def _match_column(column: str, known: Container[str], bare: Mapping[str, str]) -> str:
-    if column in known or column in bare:
-        return column if column in known else bare[column]
+def _match_column(column: str, column_names: Container[str], name_by_stripped: Mapping[str, str]) -> str:
+    if column in column_names or column in name_by_stripped:
+        return column if column in column_names else name_by_stripped[column]
     # Of a path such as answers.text[0] the first step is a column.
     head = _FIRST_PATH_STEP.match(column)
-    if head is None or head[0] in known:
+    if head is None or head[0] in column_names:
         return column
-    return bare.get(head[0], head[0]) + column[head.end() :]
+    return name_by_stripped.get(head[0], head[0]) + column[head.end() :]
 
 
 def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
@@ -71,25 +71,25 @@ def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
         for role, column in mapping.items()
         if not isinstance(column, str)
     ]
-    named = {role for role, column in mapping.items() if column}
-    if not problems and not any(named <= rule.roles for rule in (*FORM_RULES, INTERLEAVED_RULE)):
+    mapped_roles = {role for role, column in mapping.items() if column}
+    if not problems and not any(mapped_roles <= rule.roles for rule in (*FORM_RULES, INTERLEAVED_RULE)):
         problems.append(
-            f"map: no record has {', '.join(sorted(named))} together; "
-            f"what goes together is {'; or '.join(_find_role_conflicts(named))}"
+            f"map: no record has {', '.join(sorted(mapped_roles))} together; "
+            f"what goes together is {'; or '.join(_find_role_conflicts(mapped_roles))}"
         )
     return problems
 
 
 def _suggest_role(role: str) -> str:
     hint = suggest(role, [*COLUMN_ROLES, *_ROLE_BY_COLUMN])
-    for name, known in _ROLE_BY_COLUMN.items():
-        hint = hint.replace(f"{name!r}", f"{known!r}")
+    for name, column_role in _ROLE_BY_COLUMN.items():
+        hint = hint.replace(f"{name!r}", f"{column_role!r}")
     return hint
 
 
-def _find_role_conflicts(named: set[str]) -> list[str]:
+def _find_role_conflicts(mapped_roles: set[str]) -> list[str]:
     return [
         " + ".join((*rule.required, *(f"[{role}]" for role in rule.optional)))
         for rule in FORM_RULES
-        if named & rule.roles
+        if mapped_roles & rule.roles
     ]

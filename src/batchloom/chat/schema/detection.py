@@ -75,19 +75,17 @@ def detect_schema(
         if mapping.get(role) == ""
         for name in names
     )
-    schema = replace(
-        _find_best_schema(records, mapping, media=media), ignored=ignored, left_out=left_out
-    )
+    schema = replace(_find_best_schema(records, mapping, media=media), ignored=ignored, left_out=left_out)
     check_first_records(records, schema)
     return schema
 
 
 def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
     """Return the first schema that fits at least half of the records, else the one that fits most."""
-    named = {role for role, column in mapping.items() if column}
+    mapped_roles = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
     for rule in (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1]) if media else FORM_RULES:
-        if not named <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
+        if not mapped_roles <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
             continue
         fitting, schema = _fit_form(rule, records, mapping)
         if schema is not None and rule is INTERLEAVED_RULE and not _has_any_media(schema, records):
@@ -108,10 +106,10 @@ def compute_record_shape(records: Sequence[Row]) -> RecordShape | None:
     """
     shape: RecordShape | None = None
     for row in records:
-        found = tuple((name, _get_value_trait(value)) for name, value in row.items())
-        if (shape or found) != found or any(trait is None for _, trait in found):
+        row_shape = tuple((name, _get_value_trait(value)) for name, value in row.items())
+        if (shape or row_shape) != row_shape or any(trait is None for _, trait in row_shape):
             return None
-        shape = found
+        shape = row_shape
     return shape
 
 
@@ -135,9 +133,7 @@ def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) ->
     columns = dict.fromkeys(name for row in records for name in row)
     for role, column in mapping.items():
         if column and all(get_column_value(row, column) is None for row in records):
-            problems.append(
-                f"--map {role}={column}: no column {column!r}{suggest(column, columns)}"
-            )
+            problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns)}")
     if problems:
         sentence = (
             f"{'; '.join(problems)}; the records have {format_columns(columns)}: name columns that every input "
@@ -147,9 +143,7 @@ def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) ->
         raise SchemaError(sentence, list(columns))
 
 
-def _fit_form(
-    rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
-) -> tuple[int, Schema | None]:
+def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]) -> tuple[int, Schema | None]:
     """How many records have what the form needs, and the schema; None where none has."""
     columns: RoleColumns = {}
     for role, names in rule.required.items():
@@ -158,33 +152,30 @@ def _fit_form(
             return 0, None
         columns[role] = (column,)
     fitting = sum(
-        all(_holds_role(rule.form, role, row, columns[role][0], mapping) for role in rule.required)
-        for row in records
+        all(_holds_role(rule.form, role, row, columns[role][0], mapping) for role in rule.required) for row in records
     )
     single = _has_single_answers(records, columns) if rule.form == "pair" else False
     used = {names[0] for names in columns.values()}
     for role, names in rule.optional.items():
-        known = (*PROMPT_COLUMNS, *TURN_COLUMNS) if role == "prompt" and single else names
-        if found := _choose_optional_columns(rule.form, role, known, records, mapping, used):
-            columns[role] = found
+        candidate_names = (*PROMPT_COLUMNS, *TURN_COLUMNS) if role == "prompt" and single else names
+        if optional_columns := _choose_optional_columns(rule.form, role, candidate_names, records, mapping, used):
+            columns[role] = optional_columns
     if not fitting:
         return 0, None
     late = _find_late_columns(rule, columns, records, mapping)
     mapped = any(mapping.get(role) for role in rule.required)
-    return fitting, Schema(
-        rule.form, columns, _describe_schema(rule, columns, records), late, mapped
-    )
+    return fitting, Schema(rule.form, columns, _describe_schema(rule, columns, records), late, mapped)
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
     """Whether any record names a medium beside its text, or in it."""
-    beside = [name for kind in MEDIUM_KINDS for name in schema.columns.get(f"{kind}s", ())]
+    media_columns = [name for kind in MEDIUM_KINDS for name in schema.columns.get(f"{kind}s", ())]
     column = schema.columns["text"][0]
     for row in records:
         value = get_column_value(row, column)
         if isinstance(value, list) and any(map(is_medium_part, value)):
             return True
-        if any(is_non_empty(get_column_value(row, name)) for name in beside):
+        if any(is_non_empty(get_column_value(row, name)) for name in media_columns):
             return True
     return False
 
@@ -199,14 +190,12 @@ def _choose_column(
     """The column of a role: the first name at least half of the records have, else the commonest."""
     if role in mapping:
         return mapping[role] or None
-    counts = {
-        name: sum(_holds_role(form, role, row, name, mapping) for row in records) for name in names
-    }
+    counts = {name: sum(_holds_role(form, role, row, name, mapping) for row in records) for name in names}
     for name, count in counts.items():
         if 2 * count >= len(records):
             return name
-    most = max(counts, key=lambda name: counts[name], default=None)
-    return most if most is not None and counts[most] else None
+    most_common = max(counts, key=lambda name: counts[name], default=None)
+    return most_common if most_common is not None and counts[most_common] else None
 
 
 def _choose_optional_columns(
@@ -246,8 +235,7 @@ def _find_late_columns(
         role: tuple(
             name
             for name in rule.optional[role]
-            if name not in used
-            and not any(is_non_empty(get_column_value(row, name)) for row in records)
+            if name not in used and not any(is_non_empty(get_column_value(row, name)) for row in records)
         )
         for role in _ALL_OR_NONE_ROLES
         if role in rule.optional and role not in columns and role not in mapping
@@ -285,25 +273,16 @@ def _is_text_or_parts(value: Any) -> bool:
     return isinstance(value, str) or (
         isinstance(value, list)
         and bool(value)
-        and all(
-            one is None or isinstance(one, str) or (isinstance(one, dict) and "type" in one)
-            for one in value
-        )
+        and all(item is None or isinstance(item, str) or (isinstance(item, dict) and "type" in item) for item in value)
     )
 
 
-def _holds_role(
-    form: SchemaForm, role: str, row: Row, column: str, mapping: Mapping[str, str]
-) -> bool:
+def _holds_role(form: SchemaForm, role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
     """Whether the column holds something of this role; one a person named is taken at their word."""
     value = get_column_value(row, column)
     if value is None or role in mapping:
         return value is not None
-    if (
-        role == "messages"
-        and _is_single_message(row.get("chosen"))
-        and _is_single_message(row.get("rejected"))
-    ):
+    if role == "messages" and _is_single_message(row.get("chosen")) and _is_single_message(row.get("rejected")):
         # LLaMA-Factory's ranking sets: the turns are the prompt, the answers stand beside them.
         return False
     if form == "interleaved":
@@ -318,13 +297,13 @@ def _is_single_message(value: Any) -> bool:
 
 
 def _has_single_answers(records: Sequence[Row], columns: RoleColumns) -> bool:
-    chosen = columns["chosen"][0]
-    return any(_is_single_message(get_column_value(row, chosen)) for row in records)
+    chosen_column = columns["chosen"][0]
+    return any(_is_single_message(get_column_value(row, chosen_column)) for row in records)
 
 
 def _describe_schema(rule: FormRule, columns: RoleColumns, records: Sequence[Row]) -> str:
     roles = [role for role in ("prompt", *rule.required) if role in columns]
-    read = "/".join(columns[role][0] for role in dict.fromkeys(roles))
+    column_label = "/".join(columns[role][0] for role in dict.fromkeys(roles))
     extra = [
         name
         for role in rule.optional
@@ -332,7 +311,7 @@ def _describe_schema(rule: FormRule, columns: RoleColumns, records: Sequence[Row
         for name in columns[role]
         if any(is_non_empty(get_column_value(row, name)) for row in records)
     ]
-    return f"{read} -> {_describe_result(rule, columns, records)}" + (
+    return f"{column_label} -> {_describe_result(rule, columns, records)}" + (
         f", with {' and '.join(extra)}" if extra else ""
     )
 
@@ -347,10 +326,8 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
     if rule.form == "pair":
         return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
     first = "messages" if rule.form == "messages" else "prompt"
-    shown = next(
-        (v for row in records if (v := get_column_value(row, columns[first][0])) is not None), None
-    )
-    turns = "2 turns" if first == "prompt" and isinstance(shown, str) else "all turns"
-    if isinstance(shown, list) and shown and isinstance(shown[0], dict) and "from" in shown[0]:
+    first_value = next((v for row in records if (v := get_column_value(row, columns[first][0])) is not None), None)
+    turns = "2 turns" if first == "prompt" and isinstance(first_value, str) else "all turns"
+    if isinstance(first_value, list) and first_value and isinstance(first_value[0], dict) and "from" in first_value[0]:
         turns += " (from/value)"
     return f"{turns} and a preference label" if "label" in columns else turns

@@ -34,28 +34,28 @@ def make_interleaved_reader(schema: Schema) -> Callable[[Row], InterleavedText]:
     The function raises UnusableRecordError for a placeholder without its medium, a medium without its placeholder or
     without any text, and a medium that is none, with the place in the record.
     """
-    column = RoleColumn.of(schema, "text")
+    column = RoleColumn.from_schema(schema, "text")
     name = column.names[0]
 
     def read(row: Row) -> InterleavedText:
         value = column.get(row)
-        if isinstance(value, list) and not any(isinstance(one, Mapping) for one in value):
+        if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
             return _merge_parallel_lists(schema, row, value, name)
-        taker = MediaExtractor(schema, row)
+        extractor = MediaExtractor(schema, row)
         if isinstance(value, str) and not has_placeholder(value):
-            parts: list[Any] = [*taker.leading(), {"type": "text", "text": value}]
+            parts: list[Any] = [*extractor.extract_leading(), {"type": "text", "text": value}]
         elif isinstance(value, str | list):
-            parts = taker.content(value, name)
-        elif value is None and (found := len(taker.leading())):
+            parts = extractor.extract_content(value, name)
+        elif value is None and (media_count := len(extractor.extract_leading())):
             raise UnusableRecordError(
-                f"holds {_format_media_count(found)} and no text in column {name!r}; write what is said of it "
+                f"holds {_format_media_count(media_count)} and no text in column {name!r}; write what is said of it "
                 f"there, or leave "
                 "the record out"
             )
         else:
             raise not_text_error(row, column, value)
-        taker.check_all_used()
-        return _merge_parts(parts, taker.media, name)
+        extractor.check_all_used()
+        return _merge_parts(parts, extractor.media, name)
 
     return read
 
@@ -76,65 +76,63 @@ def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> Interl
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
             texts[-1] += part["text"]
         else:
-            found = (
-                f"a part of type {part.get('type')!r:.40}"
-                if isinstance(part, dict)
-                else describe_json_type(part)
+            description = (
+                f"a part of type {part.get('type')!r:.40}" if isinstance(part, dict) else describe_json_type(part)
             )
             raise UnusableRecordError(
-                f"column {name!r} holds {found}, which is no text and no medium; leave it out"
+                f"column {name!r} holds {description}, which is no text and no medium; leave it out"
             )
     return InterleavedText(texts, ordered)
 
 
-def _merge_parallel_lists(
-    schema: Schema, row: Row, texts: Sequence[Any], name: str
-) -> InterleavedText:
+def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: str) -> InterleavedText:
     """Lists of texts and of media, of which at each place one holds something and the others null."""
-    beside = _read_media_lists(schema, row, name, len(texts))
-    found = InterleavedText([""])
-    follows = False
-    for at, text in enumerate(texts):
-        here = [one for one in beside if is_non_empty(one[2][at])]
-        if len(here) + is_non_empty(text) > 1:
-            names = [*([name] if is_non_empty(text) else []), *(column for _, column, _ in here)]
+    media_lists = _read_media_lists(schema, row, name, len(texts))
+    merged_text = InterleavedText([""])
+    follows_text = False
+    for index, text in enumerate(texts):
+        filled_lists = [media_list for media_list in media_lists if is_non_empty(media_list[2][index])]
+        if len(filled_lists) + is_non_empty(text) > 1:
+            names = [
+                *([name] if is_non_empty(text) else []),
+                *(column for _, column, _ in filled_lists),
+            ]
             raise UnusableRecordError(
-                f"place {at} holds something in each of {' and '.join(names)}: write null where another list holds "
+                f"place {index} holds something in each of {' and '.join(names)}: write null where another list holds "
                 "what comes next"
             )
-        if here:
-            kind, column, values = here[0]
-            found.media.append(parse_medium(kind, values[at], f"{column}[{at}]"))
-            found.texts.append("")
+        if filled_lists:
+            kind, column, values = filled_lists[0]
+            merged_text.media.append(parse_medium(kind, values[index], f"{column}[{index}]"))
+            merged_text.texts.append("")
         elif is_non_empty(text):
             if not isinstance(text, str):
-                raise UnusableRecordError(
-                    f"{name}[{at}] holds {describe_json_type(text)}, not text"
-                )
-            found.texts[-1] += _PARAGRAPH_SEPARATOR + text if follows else text
-        follows = not here and (follows or is_non_empty(text))
-    return found
+                raise UnusableRecordError(f"{name}[{index}] holds {describe_json_type(text)}, not text")
+            merged_text.texts[-1] += _PARAGRAPH_SEPARATOR + text if follows_text else text
+        follows_text = not filled_lists and (follows_text or is_non_empty(text))
+    return merged_text
 
 
 def _read_media_lists(
-    schema: Schema, row: Row, name: str, places: int
+    schema: Schema, row: Row, name: str, text_count: int
 ) -> list[tuple[MediumKind, str, Sequence[Any]]]:
     """The lists of media beside a list of texts, which are as long."""
-    found: list[tuple[MediumKind, str, Sequence[Any]]] = []
+    media_lists: list[tuple[MediumKind, str, Sequence[Any]]] = []
     for kind in MEDIUM_KINDS:
         for column in schema.columns.get(f"{kind}s", ()):
             value = row.get(column)
             if not is_non_empty(value):
                 continue
-            if not isinstance(value, list | tuple) or len(value) != places:
-                shown = (
+            if not isinstance(value, list | tuple) or len(value) != text_count:
+                description = (
                     f"{format_count(len(value), 'place')}"
                     if isinstance(value, list | tuple)
                     else describe_json_type(value)
                 )
                 raise UnusableRecordError(
-                    f"column {name!r} has {format_count(places, 'place')} and column {column!r} {shown}: of lists that "
+                    f"column {name!r} has {format_count(text_count, 'place')} and column {column!r} {description}: "
+                    "of lists that "
                     "stand side by side each holds null where another one holds something"
                 )
-            found.append((kind, column, value))
-    return found
+            media_lists.append((kind, column, value))
+    return media_lists

@@ -27,44 +27,48 @@ def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
     nothing says where the prompt ends in them. Answers are a text, a message, a list of messages,
     or the whole conversation that begins with the prompt.
     """
-    chosen, rejected = RoleColumn.of(schema, "chosen"), RoleColumn.of(schema, "rejected")
-    asked = make_prompt_reader(schema) if "prompt" in schema.columns else None
-    frame = ConversationContext.of(schema)
-    sides = chosen.names[0], rejected.names[0]
+    chosen_column, rejected_column = (
+        RoleColumn.from_schema(schema, "chosen"),
+        RoleColumn.from_schema(schema, "rejected"),
+    )
+    read_prompt = make_prompt_reader(schema) if "prompt" in schema.columns else None
+    context = ConversationContext.from_schema(schema)
+    sides = chosen_column.names[0], rejected_column.names[0]
     prompt_name = next(iter(schema.columns.get("prompt", ())), "")
     # The turns may be JSON text where the other side is plain text.
-    turns_only = chosen.names[0] in TURN_COLUMNS
+    turns_only = chosen_column.names[0] in TURN_COLUMNS
 
     def read(row: Row) -> PreferencePair:
         row = parse_json_messages(row, sides, prompt_name)
-        good, bad = chosen.get(row), rejected.get(row)
+        good, bad = chosen_column.get(row), rejected_column.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(
-                f"columns {chosen.names[0]!r} and {rejected.names[0]!r} hold the same: there is no preference"
+                f"columns {chosen_column.names[0]!r} and {rejected_column.names[0]!r} hold the same: there is no "
+                "preference"
             )
         texts = isinstance(good, str) and isinstance(bad, str) and not turns_only
-        if asked is None and texts:
-            pair = require_text(row, chosen, good), require_text(row, rejected, bad)
+        if read_prompt is None and texts:
+            pair = require_text(row, chosen_column, good), require_text(row, rejected_column, bad)
             if good.lstrip()[0] != bad.lstrip()[0]:
-                raise _missing_prompt_error(chosen.names[0], rejected.names[0])
+                raise _missing_prompt_error(chosen_column.names[0], rejected_column.names[0])
             return PreferencePair(*pair)
-        prompt = asked(row) if asked is not None else None
+        prompt = read_prompt(row) if read_prompt is not None else None
         if turns_only and good is not None:
-            best = read_turns(good, chosen.names[0])
+            best = read_turns(good, chosen_column.names[0])
         else:
-            best = make_turns(row, chosen, good, "assistant")
-        turns = best, make_turns(row, rejected, bad, "assistant")
+            best = make_turns(row, chosen_column, good, "assistant")
+        turns = best, make_turns(row, rejected_column, bad, "assistant")
         if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
             # As in ms-swift, a rejected text replaces the last turn of the conversation.
             prompt, answer = _split_last_turn(best)
             turns = answer, turns[1]
         if prompt is None:
-            prompt, turns = _split_common_prompt(turns, chosen.names[0], rejected.names[0])
+            prompt, turns = _split_common_prompt(turns, chosen_column.names[0], rejected_column.names[0])
         ends = [
             _split_answer(prompt, end, column.names[0])
-            for end, column in zip(turns, (chosen, rejected), strict=True)
+            for end, column in zip(turns, (chosen_column, rejected_column), strict=True)
         ]
-        return PreferencePair(*(frame.conversation(row, *end, completion=True) for end in ends))
+        return PreferencePair(*(context.conversation(row, *end, completion=True) for end in ends))
 
     return read
 
@@ -76,24 +80,27 @@ def _split_last_turn(turns: Turns) -> tuple[Turns, Turns]:
 
 
 def _split_common_prompt(
-    turns: tuple[Turns, Turns], chosen: str, rejected: str
+    turns: tuple[Turns, Turns], chosen_name: str, rejected_name: str
 ) -> tuple[Turns, tuple[Turns, Turns]]:
     """The turns two conversations begin with, and how each goes on."""
     (good, good_flags), (bad, bad_flags) = turns
-    same = 0
-    while same < min(len(good), len(bad)) and good[same] == bad[same]:
-        same += 1
-    if not any(message["role"] == "user" for message in good[:same]):
-        raise _missing_prompt_error(chosen, rejected)
+    common_length = 0
+    while common_length < min(len(good), len(bad)) and good[common_length] == bad[common_length]:
+        common_length += 1
+    if not any(message["role"] == "user" for message in good[:common_length]):
+        raise _missing_prompt_error(chosen_name, rejected_name)
     return (
-        (good[:same], good_flags[:same]),
-        ((good[same:], good_flags[same:]), (bad[same:], bad_flags[same:])),
+        (good[:common_length], good_flags[:common_length]),
+        (
+            (good[common_length:], good_flags[common_length:]),
+            (bad[common_length:], bad_flags[common_length:]),
+        ),
     )
 
 
-def _missing_prompt_error(chosen: str, rejected: str) -> UnusableRecordError:
+def _missing_prompt_error(chosen_name: str, rejected_name: str) -> UnusableRecordError:
     return UnusableRecordError(
-        f"columns {chosen!r} and {rejected!r} do not begin with the same prompt; "
+        f"columns {chosen_name!r} and {rejected_name!r} do not begin with the same prompt; "
         "name the column that holds it with --map prompt=..."
     )
 
@@ -101,13 +108,13 @@ def _missing_prompt_error(chosen: str, rejected: str) -> UnusableRecordError:
 def _split_answer(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
     """Prompt and answer, where the answer may be the whole conversation with the prompt in it."""
     require_answer(end, name)
-    (asked, _), (messages, flags) = prompt, end
+    (prompt_messages, _), (messages, flags) = prompt, end
     first = messages[0]["role"]
     # A whole conversation may begin with a system turn the prompt does not show.
-    for stop in (len(asked), len(asked) + 1 if first in _LEADING_ROLES else 0):
-        if 0 < stop < len(messages) and messages[stop - len(asked) : stop] == asked:
+    for stop in (len(prompt_messages), len(prompt_messages) + 1 if first in _LEADING_ROLES else 0):
+        if 0 < stop < len(messages) and messages[stop - len(prompt_messages) : stop] == prompt_messages:
             return (messages[:stop], flags[:stop]), (messages[stop:], flags[stop:])
-    if first in (*_LEADING_ROLES, "user") and any(message["role"] == "user" for message in asked):
+    if first in (*_LEADING_ROLES, "user") and any(message["role"] == "user" for message in prompt_messages):
         raise UnusableRecordError(
             f"column {name!r} begins with a {first} turn and not with the prompt; "
             "where it holds whole conversations leave the prompt out with --map prompt="

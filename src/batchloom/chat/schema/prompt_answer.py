@@ -36,7 +36,7 @@ class RoleColumn:
     get: ColumnLookup
 
     @classmethod
-    def of(cls, schema: Schema, role: str) -> "RoleColumn":
+    def from_schema(cls, schema: Schema, role: str) -> "RoleColumn":
         """The columns a schema has for this role."""
         names = schema.columns.get(role, ())
         return cls(role, names, make_column_lookup(names))
@@ -48,31 +48,34 @@ class RoleColumn:
 
 def make_prompt_reader(schema: Schema) -> Callable[[Row], Turns]:
     """A function to the turns before the answer: history, and the prompt joined with its context."""
-    prompt, context = RoleColumn.of(schema, "prompt"), RoleColumn.of(schema, "context")
-    history = RoleColumn.of(schema, "history")
-    ask, more, before = prompt.get, context.get, history.get
-    around = top_level_columns((*context.names, *history.names))
+    prompt, context = (
+        RoleColumn.from_schema(schema, "prompt"),
+        RoleColumn.from_schema(schema, "context"),
+    )
+    history = RoleColumn.from_schema(schema, "history")
+    get_prompt, get_context, get_history = prompt.get, context.get, history.get
+    extra_columns = top_level_columns((*context.names, *history.names))
 
     def asked(row: Row) -> Turns:
-        value = ask(row)
+        value = get_prompt(row)
         turns = make_turns(row, prompt, value, "user")
-        if around.isdisjoint(row):
+        if extra_columns.isdisjoint(row):
             return turns
-        extra = more(row)
-        if is_non_empty(extra):
-            if not isinstance(extra, str):
-                raise not_text_error(row, context, extra)
+        context_value = get_context(row)
+        if is_non_empty(context_value):
+            if not isinstance(context_value, str):
+                raise not_text_error(row, context, context_value)
             if not isinstance(value, str):
                 raise UnusableRecordError(
-                    f"column {context.name(row, extra)!r} cannot join a prompt that is a list of messages; "
+                    f"column {context.name(row, context_value)!r} cannot join a prompt that is a list of messages; "
                     "leave it out with --map context="
                 )
-            if not is_empty_text(extra):
-                turns = [{"role": "user", "content": f"{value}\n{extra}"}], []
-        past = before(row)
-        if not is_non_empty(past):
+            if not is_empty_text(context_value):
+                turns = [{"role": "user", "content": f"{value}\n{context_value}"}], []
+        history_value = get_history(row)
+        if not is_non_empty(history_value):
             return turns
-        return concat_turns((_parse_history(past, history.name(row, past)), []), turns)
+        return concat_turns((_parse_history(history_value, history.name(row, history_value)), []), turns)
 
     return asked
 
@@ -102,29 +105,29 @@ def parse_messages(value: Any) -> Any:
     if not isinstance(value, str) or not _MESSAGES_PATTERN.match(value):
         return value
     messages = list_messages(value)
-    whole = messages and all(
-        isinstance(one.get("role", one.get("from")), str) and {"content", "value"} & one.keys()
-        for one in messages
+    well_formed = messages and all(
+        isinstance(message.get("role", message.get("from")), str) and {"content", "value"} & message.keys()
+        for message in messages
     )
-    return messages if whole else value
+    return messages if well_formed else value
 
 
-def parse_json_messages(row: Row, needed: tuple[str, ...], other: str = "") -> Row:
+def parse_json_messages(row: Row, required_columns: tuple[str, ...], optional_column: str = "") -> Row:
     """Return a record with JSON text of messages parsed, where all needed columns hold such.
 
     One column alone may be a text that happens to be JSON.
 
     Args:
         row: the record.
-        needed: columns that must all hold messages.
-        other: a column that is parsed with them if it holds some, too.
+        required_columns: columns that must all hold messages.
+        optional_column: a column that is parsed with them if it holds some, too.
     """
-    values = {name: get_column_value(row, name) for name in needed}
+    values = {name: get_column_value(row, name) for name in required_columns}
     parsed = {name: parse_messages(value) for name, value in values.items()}
-    if any(not isinstance(parsed[name], list) for name in needed) or parsed == values:
+    if any(not isinstance(parsed[name], list) for name in required_columns) or parsed == values:
         return row
-    if other:
-        parsed[other] = parse_messages(get_column_value(row, other))
+    if optional_column:
+        parsed[optional_column] = parse_messages(get_column_value(row, optional_column))
     return {**row, **parsed}
 
 
@@ -144,13 +147,9 @@ def make_turns(row: Row, column: RoleColumn, value: Any, role: str) -> Turns:
 def require_text(row: Row, column: RoleColumn, value: str) -> str:
     """The text itself; a fault where there is nothing in it."""
     if is_empty_text(value):
-        what = (
-            "the prompt would be empty"
-            if column.role == "prompt"
-            else "there would be nothing to train"
-        )
+        consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
         raise UnusableRecordError(
-            f"column {column.name(row, value)!r} is empty: {what}; fill it in or remove the record"
+            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record"
         )
     return value
 
@@ -171,9 +170,7 @@ def require_answer(turns: Turns, name: str) -> None:
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
             return
-    raise UnusableRecordError(
-        f"column {name!r} has no assistant turn: there would be nothing to train"
-    )
+    raise UnusableRecordError(f"column {name!r} has no assistant turn: there would be nothing to train")
 
 
 @final
@@ -186,9 +183,12 @@ class ConversationContext:
     heads: frozenset[str]
 
     @classmethod
-    def of(cls, schema: Schema) -> "ConversationContext":
+    def from_schema(cls, schema: Schema) -> "ConversationContext":
         """What a schema has around its turns."""
-        system, tools = RoleColumn.of(schema, "system"), RoleColumn.of(schema, "tools")
+        system, tools = (
+            RoleColumn.from_schema(schema, "system"),
+            RoleColumn.from_schema(schema, "tools"),
+        )
         return cls(system, tools, _MEDIA_ROLES | top_level_columns((*system.names, *tools.names)))
 
     def conversation(
@@ -200,9 +200,9 @@ class ConversationContext:
         tools = None
         if not self.heads.isdisjoint(row):
             _check_no_media(row)
-            led = self._prepend_system(row, messages)
-            if led is not messages:
-                messages, start = led, start + 1
+            extended_messages = self._prepend_system(row, messages)
+            if extended_messages is not messages:
+                messages, start = extended_messages, start + 1
                 trained = [None, *trained] if trained else trained
             if (value := self.tools.get(row)) is not None:
                 tools = read_tools(value, self.tools.name(row, value))
@@ -228,12 +228,12 @@ class ConversationContext:
 
 def concat_turns(before: Turns, after: Turns) -> Turns:
     """Turns after turns, with their flags where either has some."""
-    (first, said_first), (second, said_second) = before, after
-    if not (said_first or said_second):
+    (first, first_flags), (second, second_flags) = before, after
+    if not (first_flags or second_flags):
         return first + second, []
     return first + second, [
-        *(said_first or [None] * len(first)),
-        *(said_second or [None] * len(second)),
+        *(first_flags or [None] * len(first)),
+        *(second_flags or [None] * len(second)),
     ]
 
 

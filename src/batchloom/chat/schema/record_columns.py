@@ -78,26 +78,20 @@ def parse_label(value: Any) -> bool | None:
 
 def top_level_columns(columns: Iterable[str]) -> frozenset[str]:
     """What a row has at its top where one of these columns is there; disjoint from it, none is."""
-    return frozenset(
-        name for column in columns for name in (column, *map(str, _parse_path(column)[:1]))
-    )
+    return frozenset(name for column in columns for name in (column, *map(str, _parse_path(column)[:1])))
 
 
 def format_columns(columns: Iterable[str]) -> str:
     """``'a', 'b' and 3 more`` for the names of columns."""
     names = [repr(name) for name in columns]
-    more = (
-        f" and {len(names) - _MAX_LISTED_COLUMNS} more" if len(names) > _MAX_LISTED_COLUMNS else ""
-    )
+    more = f" and {len(names) - _MAX_LISTED_COLUMNS} more" if len(names) > _MAX_LISTED_COLUMNS else ""
     return ", ".join(names[:_MAX_LISTED_COLUMNS]) + more
 
 
 def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordError:
     """The fault of a record whose column is missing, or null."""
     if column in row:
-        return UnusableRecordError(
-            f"column {column!r} holds null, not the {role}; fill it in or remove the record"
-        )
+        return UnusableRecordError(f"column {column!r} holds null, not the {role}; fill it in or remove the record")
     if not row:
         return UnusableRecordError(f"no column {column!r}: the record is empty")
     if (head := (_parse_path(column) or (column,))[0]) in row:

@@ -125,23 +125,17 @@ _PAIR_KEY = UnsupportedKey(
     of_form=True,
 )
 _SWIFT_PAIR_KEY = _PAIR_KEY._replace(library="ms-swift")
-_KTO_TAG = UnsupportedKey(
-    "LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag"
-)
+_KTO_TAG = UnsupportedKey("LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag")
 _GROUNDING = UnsupportedKey(
     "ms-swift",
     "replaces <ref-object> and <bbox> in the contents",
     "write the values into the contents",
 )
-_REJECTED_IMAGES = UnsupportedKey(
-    "ms-swift", "holds the images of the rejected answer", "write pairs of text"
-)
+_REJECTED_IMAGES = UnsupportedKey("ms-swift", "holds the images of the rejected answer", "write pairs of text")
 _CONTRAST = UnsupportedKey(
     "ms-swift", "makes the record one for embedding models or rerankers", "train it with ms-swift"
 )
-_MARGIN = UnsupportedKey(
-    "TRL", "sets the margin of the pair in reward models", "train the reward model with TRL"
-)
+_MARGIN = UnsupportedKey("TRL", "sets the margin of the pair in reward models", "train the reward model with TRL")
 _MASK = UnsupportedKey(
     "NeMo",
     "names the speaker whose turns are not trained",
@@ -156,9 +150,7 @@ _SEGMENTS = UnsupportedKey(
 _FUNCTIONS = UnsupportedKey(
     "OpenAI (before tools)", "lists the functions a model may call", "write tools and tool_calls"
 )
-_TOOLS = UnsupportedKey(
-    "transformers and TRL", "lists the tools a model may call", "name it with --map tools=tools"
-)
+_TOOLS = UnsupportedKey("transformers and TRL", "lists the tools a model may call", "name it with --map tools=tools")
 _HISTORY = UnsupportedKey(
     "LLaMA-Factory and ms-swift",
     "holds earlier turns",
@@ -186,9 +178,7 @@ _ANY_CONVERSATION = {
     "positive_messages": _CONTRAST,
     "negative_messages": _CONTRAST,
 }
-_ROW_OF_SEVERAL = UnsupportedKey(
-    "TRL", "marks a row that holds several documents", "write one document a row"
-)
+_ROW_OF_SEVERAL = UnsupportedKey("TRL", "marks a row that holds several documents", "write one document a row")
 _TOKENS_TRAINED = "says which tokens are trained"
 
 
@@ -263,8 +253,7 @@ MESSAGE_KEYS = KeyTable(
             *("reasoning_content", "thinking", "reasoning", *TRAIN_FLAGS),
         )
     ),
-    _METADATA
-    | {"model", "author", "parent_id", "message_id", "turn", "turn_id", "refusal", "cache_control"},
+    _METADATA | {"model", "author", "parent_id", "message_id", "turn", "turn_id", "refusal", "cache_control"},
     {
         "loss_scale": _LOSS_SCALE,
         "train_detail": UnsupportedKey(
@@ -278,30 +267,22 @@ MESSAGE_KEYS = KeyTable(
             'write "train": false for "masked": true',
             is_neutral=_is_false,
         ),
-        "function_call": UnsupportedKey(
-            "OpenAI (before tools)", "calls a function", "write tool_calls"
-        ),
+        "function_call": UnsupportedKey("OpenAI (before tools)", "calls a function", "write tool_calls"),
     },
 )
-_PART_FLAG = UnsupportedKey(
-    "axolotl", "says whether a part of a message is trained", "mark whole turns"
-)
+_PART_FLAG = UnsupportedKey("axolotl", "says whether a part of a message is trained", "mark whole turns")
 PART_KEYS: dict[str, UnsupportedKey] = {
     **dict.fromkeys(("train", "training", "weight"), _PART_FLAG),
     **dict.fromkeys(("loss", "loss_scale"), _PART_FLAG._replace(library="ms-swift")),
     "loss_weight": _PART_FLAG._replace(library="LLaMA-Factory"),
     **dict.fromkeys(
         ("min_pixels", "max_pixels", "resized_height", "resized_width"),
-        UnsupportedKey(
-            "qwen-vl-utils", "sets the size of one image", "set it for all in the processor"
-        ),
+        UnsupportedKey("qwen-vl-utils", "sets the size of one image", "set it for all in the processor"),
     ),
 }
 
 
-def check_keys(
-    keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], place: str
-) -> None:
+def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str) -> None:
     """Refuse a message or a part that holds an unsupported key.
 
     Raises:
@@ -312,21 +293,21 @@ def check_keys(
     # In the order of the table: the reason of a record is the same in every process.
     for name, entry in unsupported.items():
         if name in keys and has_effect(keys[name], entry):
-            raise UnusableRecordError(describe_unsupported(f"{place}.{name} is", entry, [name]))
+            raise UnusableRecordError(describe_unsupported(f"{field_path}.{name} is", entry, [name]))
 
 
 def has_effect(value: object, entry: UnsupportedKey) -> bool:
     """Return whether a value of an unsupported key would change training."""
     if isinstance(value, dict):
         # Tables give every record all fields of an object, null where the record has none.
-        value = {key: one for key, one in value.items() if one is not None}
+        value = {key: item for key, item in value.items() if item is not None}
     return is_non_empty(value) and value != {} and not entry.is_neutral(value)
 
 
-def describe_unsupported(place: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
+def describe_unsupported(subject: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
     """Describe unsupported keys: their place, library and effect, and the remedy."""
     return (
-        f"{place} not supported ({entry.library}: {entry.effect}): {entry.remedy}, or train without it with "
+        f"{subject} not supported ({entry.library}: {entry.effect}): {entry.remedy}, or train without it with "
         f"--ignore {','.join(names)}"
     )
 
@@ -337,10 +318,7 @@ def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
     A mapping that names the form of the records has decided about columns that would make another form, and one that
     leaves out a role about its columns.
     """
-    used = (
-        top_level_columns(name for names in schema.columns.values() for name in names)
-        | schema.left_out
-    )
+    used = top_level_columns(name for names in schema.columns.values() for name in names) | schema.left_out
     return {
         name: entry
         for name, entry in COLUMN_TABLES[schema.kind].unsupported.items()
@@ -380,8 +358,7 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         for entry, names in names_of.items()
     ]
     sides = _PAIR_KEY in names_of and any(
-        all(has_effect(row.get(name), _PAIR_KEY) for name in ("chosen", "rejected"))
-        for row in records
+        all(has_effect(row.get(name), _PAIR_KEY) for name in ("chosen", "rejected")) for row in records
     )
     raise SchemaError(
         "; ".join(problems),
@@ -393,21 +370,14 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
 def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
     """Return the columns that hold something and are neither read nor known as metadata."""
     table = COLUMN_TABLES[schema.kind]
-    known = (
-        top_level_columns(name for names in schema.columns.values() for name in names)
-        | table.metadata
-    )
+    recognized_columns = top_level_columns(name for names in schema.columns.values() for name in names) | table.metadata
     unused = dict.fromkeys(
         name
         for row in records
         for name, value in row.items()
-        if name not in known
+        if name not in recognized_columns
         and name not in schema.ignored
-        and (
-            has_effect(value, table.unsupported[name])
-            if name in table.unsupported
-            else is_non_empty(value)
-        )
+        and (has_effect(value, table.unsupported[name]) if name in table.unsupported else is_non_empty(value))
     )
     return tuple(unused)
 
@@ -417,7 +387,7 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
 
     Chat templates are given them all: who knows the template leaves out those that it reads.
     """
-    known = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
+    recognized_keys = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
     ignored = _message_keys(schema.ignored)
     columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
     unused = dict.fromkeys(
@@ -426,7 +396,7 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
         for column in columns
         for message in list_messages(get_column_value(row, column))
         for key, value in message.items()
-        if key not in known and key not in ignored and is_non_empty(value)
+        if key not in recognized_keys and key not in ignored and is_non_empty(value)
     )
     return tuple(unused)
 
@@ -448,7 +418,7 @@ def list_messages(value: object) -> list[dict[str, Any]]:
             return []
     if isinstance(value, dict):
         return [value]
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [message for message in value if isinstance(message, dict)] if isinstance(value, list) else []
 
 
 def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) -> dict[str, Any]:
@@ -459,24 +429,20 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
         ignored: names of columns and of keys of messages and their parts; ``messages[].key`` is of messages alone.
         columns: the columns that may hold messages.
     """
-    kept = {name: value for name, value in row.items() if name not in ignored}
+    filtered_row = {name: value for name, value in row.items() if name not in ignored}
     ignored = _message_keys(ignored)
     for column in columns:
-        value = get_column_value(kept, column)
+        value = get_column_value(filtered_row, column)
         messages = list_messages(value)
-        if not any(
-            ignored & keys.keys() for message in messages for keys in _list_key_levels(message)
-        ):
+        if not any(ignored & keys.keys() for message in messages for keys in _list_key_levels(message)):
             continue
         if isinstance(value, dict):
-            kept[column] = _remove_keys(value, ignored)
+            filtered_row[column] = _remove_keys(value, ignored)
         else:
             # What is no message stays: the reader of the record refuses it.
             turns = orjson.loads(value) if isinstance(value, str) else value
-            kept[column] = [
-                _remove_keys(one, ignored) if isinstance(one, dict) else one for one in turns
-            ]
-    return kept
+            filtered_row[column] = [_remove_keys(turn, ignored) if isinstance(turn, dict) else turn for turn in turns]
+    return filtered_row
 
 
 def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
@@ -492,25 +458,21 @@ def _list_key_levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
-    kept = {key: value for key, value in message.items() if key not in ignored}
-    if isinstance(kept.get("content"), list):
-        kept["content"] = [
-            {key: value for key, value in part.items() if key not in ignored}
-            if isinstance(part, dict)
-            else part
-            for part in kept["content"]
+    filtered_message = {key: value for key, value in message.items() if key not in ignored}
+    if isinstance(filtered_message.get("content"), list):
+        filtered_message["content"] = [
+            {key: value for key, value in part.items() if key not in ignored} if isinstance(part, dict) else part
+            for part in filtered_message["content"]
         ]
-    return kept
+    return filtered_message
 
 
 def describe_unreadable(records: Sequence[Row]) -> str:
     """Describe known columns of other libraries in records that fit no form; empty where there are none."""
-    unsupported = {
-        name: entry for table in COLUMN_TABLES.values() for name, entry in table.unsupported.items()
-    }
-    found = [
+    unsupported = {name: entry for table in COLUMN_TABLES.values() for name, entry in table.unsupported.items()}
+    sentences = [
         f"column {name!r} is not supported ({entry.library}: {entry.effect}): {entry.remedy}"
         for name, entry in unsupported.items()
         if not entry.of_form and any(has_effect(row.get(name), entry) for row in records)
     ]
-    return "; ".join(found)
+    return "; ".join(sentences)

@@ -66,7 +66,7 @@ def is_extracted_medium(part: object) -> bool:
 
 
 def make_media_reader(
-    schema: Schema, read: Callable[[Row], Conversation]
+    schema: Schema, read_conversation: Callable[[Row], Conversation]
 ) -> Callable[[Row], Conversation]:
     """A reader of conversations with media: each stands in a content where its placeholder or its part was.
 
@@ -74,73 +74,69 @@ def make_media_reader(
 
     Args:
         schema: of the records.
-        read: reads the conversation of a record.
+        read_conversation: reads the conversation of a record.
 
     The function raises UnusableRecordError for a placeholder without its medium, a medium without its
     placeholder, and a medium that is none, with the place in the record.
     """
 
     def media_read(row: Row) -> Conversation:
-        taker = MediaExtractor(schema, row)
-        conversation = read(taker.row())
-        taker.check_all_used()
-        return _reorder_media(conversation, taker.media)
+        extractor = MediaExtractor(schema, row)
+        conversation = read_conversation(extractor.extract_row())
+        extractor.check_all_used()
+        return _reorder_media(conversation, extractor.media)
 
     return media_read
 
 
-def parse_medium(kind: MediumKind, value: object, where: str) -> Medium:
+def parse_medium(kind: MediumKind, value: object, field_path: str) -> Medium:
     """The medium that a value of a record is: a path, a URL, bytes, base64, or an object that holds one of these.
 
     Raises:
         UnusableRecordError: it is none.
     """
     if isinstance(value, Mapping):
-        return _parse_medium_object(kind, value, where)
+        return _parse_medium_object(kind, value, field_path)
     if isinstance(value, bytes | bytearray):
         if not value:
-            raise UnusableRecordError(f"{where} is empty: the {kind} has no bytes")
+            raise UnusableRecordError(f"{field_path} is empty: the {kind} has no bytes")
         return Medium(kind, "", bytes(value))
     if not isinstance(value, str) or not value.strip():
-        found = "is empty" if value == "" else f"holds {describe_json_type(value)}"
-        raise UnusableRecordError(
-            f"{where} {found}, not the path, URL, bytes or base64 of the {kind}"
-        )
+        problem = "is empty" if value == "" else f"holds {describe_json_type(value)}"
+        raise UnusableRecordError(f"{field_path} {problem}, not the path, URL, bytes or base64 of the {kind}")
     if uri := _DATA_URI.match(value):
-        return Medium(kind, "", _decode_base64(value[uri.end() :], where))
+        return Medium(kind, "", _decode_base64(value[uri.end() :], field_path))
     if value.startswith(_BASE64_SIGNATURES) and _BASE64.fullmatch(value):
-        return Medium(kind, "", _decode_base64(value, where))
+        return Medium(kind, "", _decode_base64(value, field_path))
     if value[:5].lower() == "data:":
-        raise UnusableRecordError(f"{where} is a data: URI that is not base64; write it as base64")
+        raise UnusableRecordError(f"{field_path} is a data: URI that is not base64; write it as base64")
     return Medium(kind, value)
 
 
-def _parse_medium_object(kind: MediumKind, value: Mapping[str, Any], where: str) -> Medium:
+def _parse_medium_object(kind: MediumKind, value: Mapping[str, Any], field_path: str) -> Medium:
     """What an object holds: ``{"url": ...}``, ``{"bytes": ..., "path": ...}`` of Hugging Face, ``{"data": ...}``."""
     if is_non_empty(value.get("bytes")):
-        return parse_medium(kind, value["bytes"], f"{where}.bytes")
+        return parse_medium(kind, value["bytes"], f"{field_path}.bytes")
     for name in ("base64", "data"):
         if is_non_empty(value.get(name)):
             if not isinstance(value[name], str):
-                return parse_medium(kind, value[name], f"{where}.{name}")
-            return Medium(kind, "", _decode_base64(value[name], f"{where}.{name}"))
+                return parse_medium(kind, value[name], f"{field_path}.{name}")
+            return Medium(kind, "", _decode_base64(value[name], f"{field_path}.{name}"))
     for name in ("url", "path", kind, f"{kind}_url"):
         if is_non_empty(value.get(name)):
-            return parse_medium(kind, value[name], f"{where}.{name}")
+            return parse_medium(kind, value[name], f"{field_path}.{name}")
     keys = ", ".join(repr(str(key)) for key in value) or "nothing"
-    raise UnusableRecordError(
-        f"{where} has {keys}, and no url, path, bytes or base64 of the {kind}"
-    )
+    raise UnusableRecordError(f"{field_path} has {keys}, and no url, path, bytes or base64 of the {kind}")
 
 
-def _decode_base64(text: str, where: str) -> bytes:
+def _decode_base64(text: str, field_path: str) -> bytes:
     text = _DATA_URI.sub("", text, count=1)
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
     except binascii.Error as error:
-        raise UnusableRecordError(f"{where} is no base64: {error}") from None
+        raise UnusableRecordError(f"{field_path} is no base64: {error}") from None
     if not data:
-        raise UnusableRecordError(f"{where} is base64 of nothing")
+        raise UnusableRecordError(f"{field_path} is base64 of nothing")
     return data
 
 
@@ -160,10 +156,10 @@ class MediaExtractor:
     def __init__(self, schema: Schema, row: Row) -> None:
         self._schema, self._row = schema, row
         self.media: list[Medium] = []
-        self._beside = {kind: _list_column_media(schema, row, kind) for kind in MEDIUM_KINDS}
-        self._taken: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
+        self._column_media = {kind: _list_column_media(schema, row, kind) for kind in MEDIUM_KINDS}
+        self._used_indices: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
 
-    def row(self) -> dict[str, Any]:
+    def extract_row(self) -> dict[str, Any]:
         """The record with parts for its media, and without the columns of lists."""
         columns = self._schema.columns
         left_out = {name for kind in MEDIUM_KINDS for name in columns.get(f"{kind}s", ())}
@@ -174,139 +170,132 @@ class MediaExtractor:
         for role, speaker in _COLUMN_ROLES.items():
             for name in columns.get(role, ()):
                 if is_non_empty(row.get(name)):
-                    row[name] = self._column(row[name], name, speaker)
+                    row[name] = self._extract_column(row[name], name, speaker)
         return row
 
     def check_all_used(self) -> None:
         """Raise where media stand beside the text that no placeholder asked for."""
-        for kind, found in self._beside.items():
-            used = self._taken[kind]
-            left = next((at for at in range(len(found)) if at not in used), None)
-            if left is not None:
-                where, _ = found[left]
+        for kind, column_media in self._column_media.items():
+            used = self._used_indices[kind]
+            unused_index = next((index for index in range(len(column_media)) if index not in used), None)
+            if unused_index is not None:
+                field_path, _ = column_media[unused_index]
                 raise UnusableRecordError(
-                    f"holds {format_count(len(found), kind)} and {format_count(len(used), 'placeholder')} for "
-                    f"them: {where} "
+                    f"holds {format_count(len(column_media), kind)} and {format_count(len(used), 'placeholder')} for "
+                    f"them: {field_path} "
                     f"stands nowhere; write <{kind}> where it belongs, or leave it out"
                 )
 
-    def leading(self) -> list[dict[str, Any]]:
+    def extract_leading(self) -> list[dict[str, Any]]:
         """Parts for all media that stand beside the text, in front of which they are put."""
         return [
-            self._next(kind, "the text")
-            for kind in MEDIUM_KINDS
-            for _ in range(len(self._beside[kind]))
+            self._extract_next(kind, "the text") for kind in MEDIUM_KINDS for _ in range(len(self._column_media[kind]))
         ]
 
     def _join_context(self, row: dict[str, Any]) -> None:
         """Put the context behind the prompt, as it is without media: parts cannot be joined any more."""
         columns = self._schema.columns
         prompts = [name for name in columns.get("prompt", ()) if isinstance(row.get(name), str)]
-        more = [name for name in columns.get("context", ()) if isinstance(row.get(name), str)]
-        prompts, more = ([name for name in some if row[name].strip()] for some in (prompts, more))
-        if prompts and more and _PLACEHOLDER.search(row[prompts[0]] + row[more[0]]):
-            row[prompts[0]] = f"{row[prompts[0]]}\n{row.pop(more[0])}"
+        contexts = [name for name in columns.get("context", ()) if isinstance(row.get(name), str)]
+        prompts, contexts = ([name for name in some if row[name].strip()] for some in (prompts, contexts))
+        if prompts and contexts and _PLACEHOLDER.search(row[prompts[0]] + row[contexts[0]]):
+            row[prompts[0]] = f"{row[prompts[0]]}\n{row.pop(contexts[0])}"
 
-    def _column(self, value: Any, name: str, speaker: str) -> Any:
+    def _extract_column(self, value: Any, name: str, speaker: str) -> Any:
         if speaker == "":
             if isinstance(value, str) and value.lstrip().startswith("["):
                 value = _parse_turns(value)
             if not isinstance(value, list):
                 return value
-            return [self._message(one, f"{name}[{at}]") for at, one in enumerate(value)]
+            return [self._extract_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
         if isinstance(value, str):
-            parts = self.content(value, name)
+            parts = self.extract_content(value, name)
             return value if parts is value else {"role": speaker, "content": parts}
         if isinstance(value, list):
-            return [self._message(one, f"{name}[{at}]") for at, one in enumerate(value)]
-        return self._message(value, name)
+            return [self._extract_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+        return self._extract_message(value, name)
 
-    def _message(self, message: Any, where: str) -> Any:
+    def _extract_message(self, message: Any, field_path: str) -> Any:
         if not isinstance(message, dict):
             return message
-        changed = message
+        new_message = message
         for key in ("content", "value"):
             content = message.get(key)
             if isinstance(content, str | list):
-                made = self.content(content, f"{where}.{key}")
-                if made is not content:
-                    changed = {**changed, key: made}
-        return changed
+                new_content = self.extract_content(content, f"{field_path}.{key}")
+                if new_content is not content:
+                    new_message = {**new_message, key: new_content}
+        return new_message
 
-    def content(self, content: str | list[Any], where: str) -> Any:
+    def extract_content(self, content: str | list[Any], field_path: str) -> Any:
         """A content with parts for its media; the same object where it has none."""
         if isinstance(content, str):
-            return self._split(content, where) if _PLACEHOLDER.search(content) else content
+            return self._split(content, field_path) if _PLACEHOLDER.search(content) else content
         parts: list[Any] = []
-        for at, part in enumerate(content):
-            parts += self._part(part, f"{where}[{at}]")
+        for index, part in enumerate(content):
+            parts += self._extract_part(part, f"{field_path}[{index}]")
         return parts
 
-    def _part(self, part: Any, where: str) -> Iterator[Any]:
+    def _extract_part(self, part: Any, field_path: str) -> Iterator[Any]:
         kind = _get_part_kind(part)
         if kind is not None:
-            check_keys(part, PART_KEYS, where)
-            yield self._extract_typed_part(part, kind, where)
-        elif (
-            isinstance(part, dict)
-            and isinstance(part.get("text"), str)
-            and part.get("type") == "text"
-        ):
+            check_keys(part, PART_KEYS, field_path)
+            yield self._extract_typed_part(part, kind, field_path)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") == "text":
             if _PLACEHOLDER.search(part["text"]):
-                yield from self._split(part["text"], f"{where}.text")
+                yield from self._split(part["text"], f"{field_path}.text")
             else:
                 yield part
         else:
             yield part
 
-    def _extract_typed_part(
-        self, part: dict[str, Any], kind: MediumKind, where: str
-    ) -> dict[str, Any]:
-        own = part.get(part["type"], part.get(kind))
-        if is_non_empty(own):
-            return self._take(parse_medium(kind, own, f"{where}.{part['type']}"))
+    def _extract_typed_part(self, part: dict[str, Any], kind: MediumKind, field_path: str) -> dict[str, Any]:
+        typed_value = part.get(part["type"], part.get(kind))
+        if is_non_empty(typed_value):
+            return self._add_medium(parse_medium(kind, typed_value, f"{field_path}.{part['type']}"))
         if any(is_non_empty(part.get(name)) for name in _CONTENT_KEYS):
-            return self._take(_parse_medium_object(kind, part, where))
+            return self._add_medium(_parse_medium_object(kind, part, field_path))
         number = part.get("index")
         if number is not None:
-            return self._numbered(kind, number, where)
-        return self._next(kind, where)
+            return self._extract_indexed(kind, number, field_path)
+        return self._extract_next(kind, field_path)
 
-    def _split(self, text: str, where: str) -> list[dict[str, Any]]:
+    def _split(self, text: str, field_path: str) -> list[dict[str, Any]]:
         """A text cut at its placeholders."""
         parts: list[dict[str, Any]] = []
-        for at, piece in enumerate(_PLACEHOLDER.split(text)):
-            if at % 2:
-                parts.append(self._next(cast("MediumKind", piece), where))
-            elif piece:
-                parts.append({"type": "text", "text": piece})
+        for index, segment in enumerate(_PLACEHOLDER.split(text)):
+            if index % 2:
+                parts.append(self._extract_next(cast("MediumKind", segment), field_path))
+            elif segment:
+                parts.append({"type": "text", "text": segment})
         return parts
 
-    def _next(self, kind: MediumKind, where: str) -> dict[str, Any]:
-        used, found = self._taken[kind], self._beside[kind]
-        number = next((at for at in range(len(found)) if at not in used), None)
+    def _extract_next(self, kind: MediumKind, field_path: str) -> dict[str, Any]:
+        used, column_media = self._used_indices[kind], self._column_media[kind]
+        number = next((index for index in range(len(column_media)) if index not in used), None)
         if number is None:
             raise UnusableRecordError(
-                f"{where} has a placeholder <{kind}> without its {kind}: the record holds "
-                f"{format_count(len(found), kind)} "
+                f"{field_path} has a placeholder <{kind}> without its {kind}: the record holds "
+                f"{format_count(len(column_media), kind)} "
                 "beside the text; add it, or take the placeholder out"
             )
         used.add(number)
-        return self._take(found[number][1])
+        return self._add_medium(column_media[number][1])
 
-    def _numbered(self, kind: MediumKind, number: object, where: str) -> dict[str, Any]:
+    def _extract_indexed(self, kind: MediumKind, number: object, field_path: str) -> dict[str, Any]:
         """The medium of a part that says which of the list it is (``index``, as TRL's data sets have it)."""
-        found = self._beside[kind]
-        if type(number) is not int or not 0 <= number < len(found):
+        column_media = self._column_media[kind]
+        if type(number) is not int or not 0 <= number < len(column_media):
             raise UnusableRecordError(
-                f"{where} has index {number!r:.40}, and the record holds {format_count(len(found), kind)} beside "
+                f"{field_path} has index {number!r:.40}, and the record holds "
+                f"{format_count(len(column_media), kind)} beside "
                 f"the text: "
-                f"it can be 0 to {len(found) - 1}"
+                f"it can be 0 to {len(column_media) - 1}"
             )
-        self._taken[kind].add(number)
-        return self._take(found[number][1])
+        self._used_indices[kind].add(number)
+        return self._add_medium(column_media[number][1])
 
-    def _take(self, medium: Medium) -> dict[str, Any]:
+    def _add_medium(self, medium: Medium) -> dict[str, Any]:
         self.media.append(medium)
         return {"type": medium.kind, "medium": MediumIndex(len(self.media) - 1)}
 
@@ -314,19 +303,19 @@ class MediaExtractor:
 def _check_no_placeholders(value: object, name: str) -> None:
     """Raise where a column that holds no media asks for one."""
     if isinstance(value, list | tuple):
-        for one in value:
-            _check_no_placeholders(one, name)
-    elif isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+        for item in value:
+            _check_no_placeholders(item, name)
+    elif isinstance(value, str) and (match := _PLACEHOLDER.search(value)):
         raise UnusableRecordError(
-            f"column {name!r} has a placeholder {found.group()}, and media are read in the turns, the prompt and the "
+            f"column {name!r} has a placeholder {match.group()}, and media are read in the turns, the prompt and the "
             "response alone; write the record as messages"
         )
 
 
 def _get_part_kind(part: object) -> MediumKind | None:
     """The kind of a typed part; None where it is none of a medium."""
-    named = part.get("type") if isinstance(part, dict) else None
-    return _MEDIUM_TYPES.get(named) if isinstance(named, str) else None
+    part_type = part.get("type") if isinstance(part, dict) else None
+    return _MEDIUM_TYPES.get(part_type) if isinstance(part_type, str) else None
 
 
 # Columns that hold what is said, and whose turn a text in them is; of messages each says it itself.
@@ -340,17 +329,17 @@ _COLUMN_ROLES = {
 
 def _list_column_media(schema: Schema, row: Row, kind: MediumKind) -> list[tuple[str, Medium]]:
     """The media of a kind that stand beside the text, each with its place in the record."""
-    found: list[tuple[str, Medium]] = []
+    column_media: list[tuple[str, Medium]] = []
     for name in schema.columns.get(f"{kind}s", ()):
         value = row.get(name)
         if not is_non_empty(value):
             continue
         if not isinstance(value, list | tuple):
-            found.append((f"column {name!r}", parse_medium(kind, value, f"column {name!r}")))
+            column_media.append((f"column {name!r}", parse_medium(kind, value, f"column {name!r}")))
             continue
-        for at, one in enumerate(value):
-            found.append((f"{name}[{at}]", parse_medium(kind, one, f"{name}[{at}]")))
-    return found
+        for index, item in enumerate(value):
+            column_media.append((f"{name}[{index}]", parse_medium(kind, item, f"{name}[{index}]")))
+    return column_media
 
 
 def _parse_turns(text: str) -> Any:

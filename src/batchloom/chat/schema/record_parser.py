@@ -40,9 +40,7 @@ from batchloom.core.conversation import (
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.wording import describe_json_type
 
-ParsedRecord = (
-    str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow
-)
+ParsedRecord = str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow
 RecordReader = Callable[[Row], ParsedRecord]
 
 
@@ -58,17 +56,17 @@ def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
     prompt or answer, with values of other types than text, with roles nobody knows, or with
     media that are not asked for, do not stand where they belong or are none.
     """
-    read = _make_reader(schema, media=media)
+    read_record = _make_reader(schema, media=media)
     if schema.late:
-        read = _wrap_refuse_late(read, schema.late)
+        read_record = _wrap_refuse_late(read_record, schema.late)
     if unsupported := unsupported_columns(schema):
-        read = _wrap_refuse_unsupported(read, unsupported)
-    return _wrap_drop_ignored(read, schema) if schema.ignored else read
+        read_record = _wrap_refuse_unsupported(read_record, unsupported)
+    return _wrap_drop_ignored(read_record, schema) if schema.ignored else read_record
 
 
 def _make_reader(schema: Schema, *, media: bool) -> RecordReader:
     if schema.form == "text":
-        return _make_text_reader(RoleColumn.of(schema, "text"))
+        return _make_text_reader(RoleColumn.from_schema(schema, "text"))
     if schema.form == "interleaved":
         return make_interleaved_reader(schema)
     if schema.form == "tokens":
@@ -76,17 +74,17 @@ def _make_reader(schema: Schema, *, media: bool) -> RecordReader:
     if schema.form == "pair":
         return make_pair_reader(schema)
     if schema.form == "messages":
-        read = _make_messages_reader(schema)
+        read_conversation = _make_messages_reader(schema)
     elif schema.form == "prompt-completion":
-        read = _make_completion_reader(schema)
+        read_conversation = _make_completion_reader(schema)
     else:
-        read = _make_instruction_reader(schema)
+        read_conversation = _make_instruction_reader(schema)
     if media:
-        read = make_media_reader(schema, read)
-    return _make_labelled_reader(schema, read) if "label" in schema.columns else read
+        read_conversation = make_media_reader(schema, read_conversation)
+    return _make_labelled_reader(schema, read_conversation) if "label" in schema.columns else read_conversation
 
 
-def _wrap_refuse_late(read: RecordReader, late: Mapping[str, tuple[str, ...]]) -> RecordReader:
+def _wrap_refuse_late(read_record: RecordReader, late: Mapping[str, tuple[str, ...]]) -> RecordReader:
     roles = {name: role for role, names in late.items() for name in names}
     names = frozenset(roles)
 
@@ -99,27 +97,25 @@ def _wrap_refuse_late(read: RecordReader, late: Mapping[str, tuple[str, ...]]) -
                         f"nothing: keep such "
                         f"records in a file of their own, or leave the column out with --map {roles[name]}="
                     )
-        return read(row)
+        return read_record(row)
 
     return unless_late
 
 
-def _wrap_refuse_unsupported(
-    read: RecordReader, unsupported: Mapping[str, UnsupportedKey]
-) -> RecordReader:
+def _wrap_refuse_unsupported(read_record: RecordReader, unsupported: Mapping[str, UnsupportedKey]) -> RecordReader:
     names = frozenset(unsupported)
 
     def unless_unsupported(row: Row) -> ParsedRecord:
         if not names.isdisjoint(row):
             check_columns(row, unsupported)
-        return read(row)
+        return read_record(row)
 
     return unless_unsupported
 
 
-def _wrap_drop_ignored(read: RecordReader, schema: Schema) -> RecordReader:
+def _wrap_drop_ignored(read_record: RecordReader, schema: Schema) -> RecordReader:
     columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
-    return lambda row: read(drop_keys(row, schema.ignored, columns))
+    return lambda row: read_record(drop_keys(row, schema.ignored, columns))
 
 
 def _make_text_reader(column: RoleColumn) -> RecordReader:
@@ -135,8 +131,8 @@ def _make_text_reader(column: RoleColumn) -> RecordReader:
 
 
 def _make_messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    column = RoleColumn.of(schema, "messages")
-    get, name, frame = column.get, column.names[0], ConversationContext.of(schema)
+    column = RoleColumn.from_schema(schema, "messages")
+    get, name, context = column.get, column.names[0], ConversationContext.from_schema(schema)
 
     def read(row: Row) -> Conversation:
         value = get(row)
@@ -144,40 +140,47 @@ def _make_messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
             raise missing_column_error(row, column.role, name)
         turns = read_turns(value, name)
         require_answer(turns, name)
-        return frame.conversation(row, turns)
+        return context.conversation(row, turns)
 
     return read
 
 
 def _make_instruction_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    asked, response = make_prompt_reader(schema), RoleColumn.of(schema, "response")
-    answer, name, frame = response.get, response.names[0], ConversationContext.of(schema)
+    read_prompt, response = make_prompt_reader(schema), RoleColumn.from_schema(schema, "response")
+    get_answer, name, context = (
+        response.get,
+        response.names[0],
+        ConversationContext.from_schema(schema),
+    )
 
     def read(row: Row) -> Conversation:
-        prompt = asked(row)
-        answered = make_turns(row, response, answer(row), "assistant")
-        require_answer(answered, name)
-        return frame.conversation(row, prompt, answered)
+        prompt = read_prompt(row)
+        answer_turns = make_turns(row, response, get_answer(row), "assistant")
+        require_answer(answer_turns, name)
+        return context.conversation(row, prompt, answer_turns)
 
     return read
 
 
 def _make_completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    prompt, completion = RoleColumn.of(schema, "prompt"), RoleColumn.of(schema, "completion")
-    name, frame = completion.names[0], ConversationContext.of(schema)
+    prompt, completion = (
+        RoleColumn.from_schema(schema, "prompt"),
+        RoleColumn.from_schema(schema, "completion"),
+    )
+    name, context = completion.names[0], ConversationContext.from_schema(schema)
 
     def read(row: Row) -> Conversation:
         row = parse_json_messages(row, (prompt.names[0], name))
-        asked = make_turns(row, prompt, prompt.get(row), "user")
-        answered = make_turns(row, completion, completion.get(row), "assistant")
-        require_answer(answered, name)
-        return frame.conversation(row, asked, answered, completion=True)
+        prompt_turns = make_turns(row, prompt, prompt.get(row), "user")
+        answer_turns = make_turns(row, completion, completion.get(row), "assistant")
+        require_answer(answer_turns, name)
+        return context.conversation(row, prompt_turns, answer_turns, completion=True)
 
     return read
 
 
-def _make_labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -> RecordReader:
-    column = RoleColumn.of(schema, "label")
+def _make_labelled_reader(schema: Schema, read_conversation: Callable[[Row], Conversation]) -> RecordReader:
+    column = RoleColumn.from_schema(schema, "label")
 
     def labelled(row: Row) -> LabelledConversation:
         label = column.get(row)
@@ -185,14 +188,13 @@ def _make_labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -
             raise missing_column_error(row, "label", column.names[0])
         good = parse_label(label)
         if good is None:
-            shown = (
-                repr(label) if isinstance(label, int | float | str) else describe_json_type(label)
-            )
+            label_text = repr(label) if isinstance(label, int | float | str) else describe_json_type(label)
             raise UnusableRecordError(
-                f"column {column.names[0]!r} holds {shown:.40}, not true (good) or false (bad); where it is something "
+                f"column {column.names[0]!r} holds {label_text:.40}, not true (good) or false (bad); where it is "
+                "something "
                 "else than a preference leave it out with --map label="
             )
-        return LabelledConversation(_mark_labelled_answer(read(row)), good)
+        return LabelledConversation(_mark_labelled_answer(read_conversation(row)), good)
 
     return labelled
 

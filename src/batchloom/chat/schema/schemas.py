@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SchemaKind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
-SchemaForm = Literal[
-    "messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"
-]
+SchemaForm = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"]
 
 PROMPT_COLUMNS = ("instruction", "prompt", "question")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
@@ -130,9 +128,7 @@ INTERLEAVED_RULE = FormRule(
     {"text": ("text", "content", "caption", "transcription", "texts")},
     _MEDIA_COLUMNS,
 )
-COLUMN_ROLES = tuple(
-    dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional))
-)
+COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ from batchloom.chat.schema.turns import is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type
 
-_KNOWN_COLUMNS = tuple(
-    dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names)
-)
+_KNOWN_COLUMNS = tuple(dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names))
 # Words in the name of a column that tell its role, where the name itself is not known.
 _ROLE_WORDS = {
     "prompt": {
@@ -72,17 +70,17 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     columns = _collect_columns(rows)
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
-    shown = (
+    column_list = (
         format_columns(columns)
         if all(isinstance(v, str) for v in columns.values())
         else _describe_column_types(columns)
     )
-    parts = [f"no schema fits: the records have {shown}"]
+    parts = [f"no schema fits: the records have {column_list}"]
     if unsupported := describe_unreadable(rows):
         parts.append(unsupported)
-    raw = [name for name, value in columns.items() if isinstance(value, bytes)]
-    if any(name in _KNOWN_COLUMNS for name in raw):
-        parts.append(f"if {format_columns(raw)} is text, {BYTES_REMEDY}")
+    byte_columns = [name for name, value in columns.items() if isinstance(value, bytes)]
+    if any(name in _KNOWN_COLUMNS for name in byte_columns):
+        parts.append(f"if {format_columns(byte_columns)} is text, {BYTES_REMEDY}")
         return SchemaError("; ".join(parts), list(columns))
     prompt, response = (
         _find_known_column(columns, PROMPT_COLUMNS),
@@ -96,8 +94,10 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         parts.append(
             f"{response!r} is known as a response, but there is no {_format_alternatives(PROMPT_COLUMNS)} before it"
         )
-    elif near := _rank_near_forms(columns):
-        parts.append("nearest known: " + ", ".join(f"{n!r} is near {known!r}" for n, known in near))
+    elif near_columns := _rank_near_forms(columns):
+        parts.append(
+            "nearest known: " + ", ".join(f"{n!r} is near {known_column!r}" for n, known_column in near_columns)
+        )
     else:
         parts.append(f"known are {', '.join(_KNOWN_COLUMNS)}")
     # A person who has chosen already is not overruled.
@@ -107,17 +107,15 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         guess = {}
         parts.append(f"no --map is proposed, for it would leave out {format_columns(left_out)}")
     # As --map takes them: without the white space at the ends of names.
-    typed = match_mapping_columns({role: name.strip() for role, name in guess.items()}, columns)
-    together = any(
-        all(get_column_value(row, name) is not None for name in typed.values()) for row in rows
+    resolved_mapping = match_mapping_columns({role: name.strip() for role, name in guess.items()}, columns)
+    has_all_columns = any(
+        all(get_column_value(row, name) is not None for name in resolved_mapping.values()) for row in rows
     )
-    if guess and together and not any("," in column for column in guess.values()):
+    if guess and has_all_columns and not any("," in column for column in guess.values()):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is what they are, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join(parts), list(columns), suggestion)
-    parts.append(
-        "name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=..."
-    )
+    parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join(parts), list(columns))
 
 
@@ -133,12 +131,12 @@ def _collect_columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _describe_column_types(columns: Mapping[str, Any]) -> str:
     names = list(columns.items())
-    shown = [
+    descriptions = [
         repr(name) if isinstance(value, str) else f"{name!r} ({describe_json_type(value)})"
         for name, value in names[:12]
     ]
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(shown) + more
+    suffix = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(descriptions) + suffix
 
 
 def _find_known_column(columns: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -165,13 +163,9 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
             return pair
     for rejected in ("rejected_response", "rejected_messages"):
         if rejected in columns:
-            speech = [
-                name for name, value in columns.items() if name != rejected and _is_speech(value)
-            ]
+            speech = [name for name, value in columns.items() if name != rejected and _is_speech(value)]
             answer = _find_closest_column("response", RESPONSE_COLUMNS, speech)
-            prompt = _find_closest_column(
-                "prompt", PROMPT_COLUMNS, [name for name in speech if name != answer]
-            )
+            prompt = _find_closest_column("prompt", PROMPT_COLUMNS, [name for name in speech if name != answer])
             if answer and prompt:
                 pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
                 return {**pair, **_find_optional_roles("pair", columns, set(pair.values()))}
@@ -185,9 +179,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         for name, value in columns.items()
         if isinstance(value, list) and value and isinstance(value[0], str)
     }
-    texts = {
-        name: path for name, path in texts.items() if not _split_column_name(name) & _METADATA_WORDS
-    }
+    texts = {name: path for name, path in texts.items() if not _split_column_name(name) & _METADATA_WORDS}
     if not texts:
         # Records that are wrapped in an object.
         texts = {
@@ -200,17 +192,15 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
             and get_column_value(columns, path := f"{name}.{key}") is inner
         }
     prompt = _find_closest_column("prompt", PROMPT_COLUMNS, list(texts))
-    response = _find_closest_column(
-        "response", RESPONSE_COLUMNS, [name for name in texts if name != prompt]
-    )
-    rest = [name for name in texts if name not in (prompt, response)]
-    if response and not prompt and len(rest) == 1:
-        prompt = rest[0]
-    if prompt and not response and len(rest) == 1:
-        response = rest[0]
+    response = _find_closest_column("response", RESPONSE_COLUMNS, [name for name in texts if name != prompt])
+    remaining_columns = [name for name in texts if name not in (prompt, response)]
+    if response and not prompt and len(remaining_columns) == 1:
+        prompt = remaining_columns[0]
+    if prompt and not response and len(remaining_columns) == 1:
+        response = remaining_columns[0]
     if prompt and response:
-        others = _find_optional_roles("instruction", columns, {prompt, response})
-        return {"prompt": texts[prompt], "response": texts[response], **others}
+        optional_roles = _find_optional_roles("instruction", columns, {prompt, response})
+        return {"prompt": texts[prompt], "response": texts[response], **optional_roles}
     text = _find_closest_column("text", ("text", "content"), list(texts)) or (
         next(iter(texts)) if len(texts) == 1 and prompt is None and response is None else None
     )
@@ -223,25 +213,27 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
     for name in columns:
         if good not in _split_column_name(name):
             continue
-        other = names.get(re.sub(rf"(?<![a-z]){good}|{good}(?![a-z])", bad, name.lower()))
-        if other is None or other == name or not _is_speech(columns[name], columns[other]):
+        rejected_column = names.get(re.sub(rf"(?<![a-z]){good}|{good}(?![a-z])", bad, name.lower()))
+        if (
+            rejected_column is None
+            or rejected_column == name
+            or not _is_speech(columns[name], columns[rejected_column])
+        ):
             continue
-        pair, used = {"chosen": name, "rejected": other}, {name, other}
+        pair, used = {"chosen": name, "rejected": rejected_column}, {name, rejected_column}
         answer = columns[name]
         turns = [answer] if isinstance(answer, dict) else answer
-        whole = isinstance(turns, list) and any(
-            _get_turn_role(turn) in ("user", "human") for turn in turns
-        )
+        is_conversation = isinstance(turns, list) and any(_get_turn_role(turn) in ("user", "human") for turn in turns)
         speech = [
-            one
-            for one, value in columns.items()
-            if one not in used
+            column
+            for column, value in columns.items()
+            if column not in used
             and _is_speech(value)
-            and not _split_column_name(one) & (_METADATA_WORDS | {good, bad, "system", "tool"})
+            and not _split_column_name(column) & (_METADATA_WORDS | {good, bad, "system", "tool"})
         ]
         # Whole conversations hold the prompt.
-        prompt = None if whole else _find_closest_column("prompt", PROMPT_COLUMNS, speech)
-        if not whole and prompt is None and len(speech) == 1:
+        prompt = None if is_conversation else _find_closest_column("prompt", PROMPT_COLUMNS, speech)
+        if not is_conversation and prompt is None and len(speech) == 1:
             (prompt,) = speech
         if prompt is not None:
             pair["prompt"] = prompt
@@ -252,26 +244,22 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
     return {}
 
 
-def _find_optional_roles(
-    form: SchemaForm, columns: Mapping[str, Any], used: AbstractSet[str]
-) -> dict[str, str]:
+def _find_optional_roles(form: SchemaForm, columns: Mapping[str, Any], used: AbstractSet[str]) -> dict[str, str]:
     """Return optional roles whose columns have a known name in other capitals."""
-    found = {}
+    optional_roles = {}
     for role, names in _RULES_BY_FORM[form].optional.items():
-        named = [name for name in columns if name not in used and name.lower() in names]
-        if role != "prompt" and named and not set(named) & set(names):
-            found[role] = named[0]
-    return found
+        matches = [name for name in columns if name not in used and name.lower() in names]
+        if role != "prompt" and matches and not set(matches) & set(names):
+            optional_roles[role] = matches[0]
+    return optional_roles
 
 
-def _find_unused_columns(
-    guess: Mapping[str, str], columns: Mapping[str, Any], rows: Sequence[Row]
-) -> list[str]:
+def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     """Return the columns that matter for training and that a guess would not use."""
     if not guess:
         return []
     rule = next(rule for rule in FORM_RULES if guess.keys() <= rule.roles)
-    known = {
+    optional_columns = {
         name
         for role, names in rule.optional.items()
         for name in names
@@ -279,14 +267,14 @@ def _find_unused_columns(
     }
     left_out = []
     for name, value in columns.items():
-        inner = {f"{name}.{key}": one for key, one in value.items()} if _is_plain(value) else {}
-        for path, one in (inner or {name: value}).items():
-            if path in guess.values() or path in known or not is_non_empty(one):
+        inner = {f"{name}.{key}": item for key, item in value.items()} if _is_plain(value) else {}
+        for path, item in (inner or {name: value}).items():
+            if path in guess.values() or path in optional_columns or not is_non_empty(item):
                 continue
             if f"{path}[0]" in guess.values():
                 if any(len(get_column_value(row, path) or ()) > 1 for row in rows):
                     left_out.append(f"{path}[1]")
-            elif _is_meaningful(path, one):
+            elif _is_meaningful(path, item):
                 left_out.append(path)
     return left_out
 
@@ -313,20 +301,15 @@ def _is_messages(value: Any) -> bool:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             return False
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and is_turns(value)
-        and bool(_get_turn_role(value[0]))
-    )
+    return isinstance(value, list) and bool(value) and is_turns(value) and bool(_get_turn_role(value[0]))
 
 
 def _is_speech(*values: Any) -> bool:
     """Return whether all values are texts, messages or lists of messages."""
     # Only a column of messages may hold them as JSON text.
     return all(
-        not _is_messages(one) if isinstance(one, str) else _get_turn_role(one) or _is_messages(one)
-        for one in values
+        not _is_messages(value) if isinstance(value, str) else _get_turn_role(value) or _is_messages(value)
+        for value in values
     )
 
 

@@ -44,9 +44,7 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
         raise UnusableRecordError(f"{name}[{worst}] is {ids[worst]}: a token id is 0 or more")
     keep = slice(None)
     if "attention_mask" in columns:
-        keep = _find_unpadded_range(
-            _read_mask(row, "attention_mask", columns, ids), columns["attention_mask"][0]
-        )
+        keep = _find_unpadded_range(_read_mask(row, "attention_mask", columns, ids), columns["attention_mask"][0])
     trained: NDArray[np.bool_] | None = None
     if "labels" in columns:
         trained = _read_label_mask(row, columns, ids, keep)
@@ -64,17 +62,15 @@ def _read_label_mask(
     trained: NDArray[np.bool_] = labels != _IGNORED_LABEL
     wrong = np.flatnonzero((trained & (labels != ids))[keep])
     if len(wrong):
-        at = int(wrong[0]) + (keep.start or 0)
+        index = int(wrong[0]) + (keep.start or 0)
         raise UnusableRecordError(
-            f"{name}[{at}] is {labels[at]} where {columns['input_ids'][0]}[{at}] is {ids[at]}; a label is "
+            f"{name}[{index}] is {labels[index]} where {columns['input_ids'][0]}[{index}] is {ids[index]}; a label is "
             "-100 or the id at its own place (models shift labels themselves)"
         )
     return trained
 
 
-def _read_mask(
-    row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _read_mask(row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     name = columns[role][0]
     values = _check_same_length(_read_integers(row, role, name), name, ids, columns)
     wrong = np.flatnonzero((values != 0) & (values != 1))
@@ -90,9 +86,9 @@ def _check_same_length(
     columns: dict[str, tuple[str, ...]],
 ) -> NDArray[np.int64]:
     if len(values) != len(ids):
-        ours = columns["input_ids"][0]
+        ids_column = columns["input_ids"][0]
         raise UnusableRecordError(
-            f"column {name!r} holds {len(values)} numbers and {ours!r} {len(ids)}; they go together one by one"
+            f"column {name!r} holds {len(values)} numbers and {ids_column!r} {len(ids)}; they go together one by one"
         )
     return values
 
@@ -104,9 +100,7 @@ def _find_unpadded_range(mask: NDArray[np.bool_], name: str) -> slice:
     start, stop = int(present[0]), int(present[-1]) + 1
     if stop - start != len(present):
         hole = start + int(np.flatnonzero(~mask[start:stop])[0])
-        raise UnusableRecordError(
-            f"{name}[{hole}] is 0 between tokens; padding may only lie around them"
-        )
+        raise UnusableRecordError(f"{name}[{hole}] is 0 between tokens; padding may only lie around them")
     return slice(start, stop)
 
 
@@ -115,23 +109,21 @@ def _read_integers(row: Row, role: str, name: str) -> NDArray[np.int64]:
     if value is None:
         raise missing_column_error(row, role, name)
     if not isinstance(value, list | tuple | np.ndarray):
-        raise UnusableRecordError(
-            f"column {name!r} holds {describe_json_type(value)}, not a list of numbers"
-        )
+        raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of numbers")
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:  # rows of different lengths
-        found = np.zeros((0, 0))
-    if found.size == 0 and found.ndim == 1:
+        array = np.zeros((0, 0))
+    if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in ("iub" if role.endswith("mask") else "iu"):
+    if array.ndim != 1 or array.dtype.kind not in ("iub" if role.endswith("mask") else "iu"):
         raise UnusableRecordError(_describe_not_integers(value, name))
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _describe_not_integers(value: Any, name: str) -> str:
     for number, item in enumerate(value):
         if not isinstance(item, int | np.integer) or isinstance(item, bool):
-            shown = repr(item) if isinstance(item, float | str) else describe_json_type(item)
-            return f"{name}[{number}] is {shown}, not a whole number"
+            description = repr(item) if isinstance(item, float | str) else describe_json_type(item)
+            return f"{name}[{number}] is {description}, not a whole number"
     return f"column {name!r} holds numbers beyond 64 bits"

@@ -63,39 +63,37 @@ def is_turns(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
-def read_turns(value: object, where: str) -> Turns:
+def read_turns(value: object, column: str) -> Turns:
     """The turns of a list of messages, which may be JSON text as CSV and Parquet have it.
 
     The list and its dicts are handed on as they are where no key needs another name.
 
     Args:
         value: what the column holds.
-        where: the name of the column, for faults.
+        column: the name of the column, for faults.
 
     Raises:
         UnusableRecordError: not messages, no messages, an unknown role, a content that is missing or
             no text, a flag that says nothing; with the number of the message.
     """
     if isinstance(value, str):
-        value = _parse_json(value, where, "messages")
+        value = _parse_json(value, column, "messages")
     if not isinstance(value, list):
-        raise UnusableRecordError(
-            f"column {where!r} holds {describe_json_type(value)}, not a list of messages"
-        )
+        raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of messages")
     if not value:
-        raise UnusableRecordError(f"column {where!r} is empty: a conversation without turns")
+        raise UnusableRecordError(f"column {column!r} is empty: a conversation without turns")
     turns = value
     flags: list[bool | None] = []
     for number, message in enumerate(value):
         if _is_plain_message(message):
             continue
-        place = f"{where}[{number}]"
-        checked = _normalize_message(message, place)
-        if checked is not message:
+        message_path = f"{column}[{number}]"
+        normalized_message = _normalize_message(message, message_path)
+        if normalized_message is not message:
             # The record's own list stays as it was.
             turns = list(value) if turns is value else turns
-            turns[number] = checked
-        flag = _read_train_flag(checked, place)
+            turns[number] = normalized_message
+        flag = _read_train_flag(normalized_message, message_path)
         if flag is not None:
             flags += [None] * (number - len(flags))
             flags.append(flag)
@@ -109,91 +107,81 @@ def _is_plain_message(message: object) -> bool:
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
-    return (
-        type(role) is str and role in ROLES and type(content) is str and not is_empty_text(content)
-    )
+    return type(role) is str and role in ROLES and type(content) is str and not is_empty_text(content)
 
 
-def read_tools(value: object, where: str) -> list[Any] | None:
+def read_tools(value: object, column: str) -> list[Any] | None:
     """The tools of a record: a list of objects or JSON text of one; None where there are none."""
     if isinstance(value, str) and value.strip():
-        value = _parse_json(value, where, "tools")
+        value = _parse_json(value, column, "tools")
     if value is None or value in ("", []) or (isinstance(value, str) and value.isspace()):
         return None
     if not isinstance(value, list):
-        raise UnusableRecordError(
-            f"column {where!r} holds {describe_json_type(value)}, not a list of tools"
-        )
+        raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of tools")
     for number, tool in enumerate(value):
         if not isinstance(tool, dict):
             raise UnusableRecordError(
-                f"{where}[{number}] holds {describe_json_type(tool)}, not the object that describes a tool"
+                f"{column}[{number}] holds {describe_json_type(tool)}, not the object that describes a tool"
             )
-        _check_depth(tool, f"{where}[{number}]")
+        _check_depth(tool, f"{column}[{number}]")
     return value
 
 
 def is_empty_text(text: str) -> bool:
     """Whether a text holds nothing a model could read: no character, white space, or what cannot be seen."""
-    return (
-        not text or text.isspace() or (not text.isascii() and not text.strip(_INVISIBLE_CHARACTERS))
-    )
+    return not text or text.isspace() or (not text.isascii() and not text.strip(_INVISIBLE_CHARACTERS))
 
 
-def _parse_json(text: str, where: str, what: str) -> Any:
+def _parse_json(text: str, column: str, expected_items: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UnusableRecordError(
-            f"column {where!r} holds text that is no JSON list of {what}: {error.msg} at character {error.pos + 1}"
+            f"column {column!r} holds text that is no JSON list of {expected_items}: {error.msg} at character "
+            f"{error.pos + 1}"
         ) from None
 
 
-def _normalize_message(message: object, place: str) -> Message:
+def _normalize_message(message: object, field_path: str) -> Message:
     """The message with the keys templates read; the same object where it has them already."""
     if not isinstance(message, dict):
         raise UnusableRecordError(
-            f"{place} holds {describe_json_type(message)}, not a message with role and content"
+            f"{field_path} holds {describe_json_type(message)}, not a message with role and content"
         )
-    _check_depth(message, place)
-    check_keys(message, MESSAGE_KEYS.unsupported, place)
+    _check_depth(message, field_path)
+    check_keys(message, MESSAGE_KEYS.unsupported, field_path)
     if message.get("role") is None and message.get("from") is not None:
-        message = _convert_sharegpt(message, place)
+        message = _convert_sharegpt(message, field_path)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise UnusableRecordError(_describe_unknown_role(message, role, f"{place}.role", ROLES))
+        raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.role", ROLES))
     if isinstance(message.get("content"), list):
         message = _normalize_text_parts(message)
     calls = message.get("tool_calls")
-    _check_calls(calls, place)
+    _check_calls(calls, field_path)
     for key in ("name", "reasoning_content"):
         if not isinstance(message.get(key), str | None):
-            raise UnusableRecordError(
-                f"{place}.{key} holds {describe_json_type(message[key])}, not text"
-            )
-    _check_content(message, role, place)
+            raise UnusableRecordError(f"{field_path}.{key} holds {describe_json_type(message[key])}, not text")
+    _check_content(message, role, field_path)
     return message
 
 
 def _normalize_text_parts(message: Message) -> Message:
     """Return the message with LLaMA-Factory's parts (``value``) as templates read them (``text``)."""
     content = [
-        {**{key: one for key, one in part.items() if key != "value"}, "text": part["value"]}
-        if isinstance(part, dict)
-        and part.get("type") == "text"
-        and "value" in part
-        and "text" not in part
+        {**{key: value for key, value in part.items() if key != "value"}, "text": part["value"]}
+        if isinstance(part, dict) and part.get("type") == "text" and "value" in part and "text" not in part
         else part
         for part in message["content"]
     ]
     return message if content == message["content"] else {**message, "content": content}
 
 
-def _check_depth(value: object, place: str) -> None:
+def _check_depth(value: object, field_path: str) -> None:
     """Refuse what would exhaust the stack of whoever walks it, templates above all."""
     if _is_deeper(value, _MAX_DEPTH):
         raise UnusableRecordError(
-            f"{place} is nested deeper than {_MAX_DEPTH} levels; make it flatter, or JSON text"
+            f"{field_path} is nested deeper than {_MAX_DEPTH} levels; make it flatter, or JSON text"
         )
 
 
@@ -205,36 +193,26 @@ def _is_deeper(value: object, levels: int) -> bool:
     return not levels or any(_is_deeper(item, levels - 1) for item in value)
 
 
-def _check_content(message: Message, role: str, place: str) -> None:
+def _check_content(message: Message, role: str, field_path: str) -> None:
     content = message.get("content")
     if isinstance(content, list):
-        nothing = _check_parts(content, f"{place}.content")
+        is_empty = _check_parts(content, f"{field_path}.content")
     elif isinstance(content, str):
-        nothing = is_empty_text(content)
+        is_empty = is_empty_text(content)
     elif content is None and role == "assistant" and message.get("tool_calls"):
         return
     elif "content" not in message:
         keys = ", ".join(repr(str(key)) for key in message)
-        raise UnusableRecordError(f"{place} has no content: the message has {keys}")
+        raise UnusableRecordError(f"{field_path} has no content: the message has {keys}")
     else:
-        old = (
-            "; function_call is the old form, write tool_calls"
-            if message.get("function_call")
-            else ""
-        )
-        raise UnusableRecordError(
-            f"{place}.content holds {describe_json_type(content)}, not text{old}"
-        )
+        remedy = "; function_call is the old form, write tool_calls" if message.get("function_call") else ""
+        raise UnusableRecordError(f"{field_path}.content holds {describe_json_type(content)}, not text{remedy}")
     # A tool may answer nothing, and an empty system turn is a way to say that there is none.
-    if nothing and (
-        role == "user"
-        or (
-            role == "assistant"
-            and not (message.get("tool_calls") or message.get("reasoning_content"))
-        )
+    if is_empty and (
+        role == "user" or (role == "assistant" and not (message.get("tool_calls") or message.get("reasoning_content")))
     ):
         raise UnusableRecordError(
-            f"{place}.content is empty: {_describe_emptiness(role)}; fill it in or remove the turn"
+            f"{field_path}.content is empty: {_describe_emptiness(role)}; fill it in or remove the turn"
         )
 
 
@@ -242,53 +220,47 @@ def _describe_emptiness(role: str) -> str:
     return "there would be nothing to train" if role == "assistant" else "the prompt would be empty"
 
 
-def _check_parts(parts: list[Any], place: str) -> bool:
+def _check_parts(parts: list[Any], field_path: str) -> bool:
     """Check typed parts; True where they hold no text and no medium at all."""
     for number, part in enumerate(parts):
         if is_extracted_medium(part):
             continue
         kind = part.get("type") if isinstance(part, dict) else None
-        where = f"{place}[{number}]"
+        part_path = f"{field_path}[{number}]"
         if kind == "text" and isinstance(part.get("text"), str):
-            check_keys(part, PART_KEYS, where)
+            check_keys(part, PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
             raise UnusableRecordError(
-                f"{where} is of type {kind!r}: images and audio are read with --processor alone"
+                f"{part_path} is of type {kind!r}: images and audio are read with --processor alone"
             )
-        found = (
-            f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
-        )
+        problem = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
         if kind == "text":
-            found = f"has {', '.join(map(repr, part))}"
-        raise UnusableRecordError(f'{where} {found}, not {{"type": "text", "text": "..."}}')
+            problem = f"has {', '.join(map(repr, part))}"
+        raise UnusableRecordError(f'{part_path} {problem}, not {{"type": "text", "text": "..."}}')
     return all("text" in part and is_empty_text(part["text"]) for part in parts)
 
 
-def _check_calls(calls: object, place: str) -> None:
+def _check_calls(calls: object, field_path: str) -> None:
     if calls is None:
         return
     if not isinstance(calls, list):
-        raise UnusableRecordError(
-            f"{place}.tool_calls holds {describe_json_type(calls)}, not a list of calls"
-        )
+        raise UnusableRecordError(f"{field_path}.tool_calls holds {describe_json_type(calls)}, not a list of calls")
     for number, call in enumerate(calls):
-        where = f"{place}.tool_calls[{number}]"
+        call_path = f"{field_path}.tool_calls[{number}]"
         function = call.get("function") or call if isinstance(call, dict) else call
         if not isinstance(function, dict):
             raise UnusableRecordError(
-                f"{where} holds {describe_json_type(function)}, not an object with name and arguments"
+                f"{call_path} holds {describe_json_type(function)}, not an object with name and arguments"
             )
         if not isinstance(function.get("name"), str):
-            raise UnusableRecordError(f"{where} has no name: it must say which function is called")
+            raise UnusableRecordError(f"{call_path} has no name: it must say which function is called")
         if not isinstance(function.get("arguments"), str | dict | None):
-            found = describe_json_type(function["arguments"])
-            raise UnusableRecordError(
-                f"{where}.arguments holds {found}, not an object or its JSON text"
-            )
+            arguments_type = describe_json_type(function["arguments"])
+            raise UnusableRecordError(f"{call_path}.arguments holds {arguments_type}, not an object or its JSON text")
 
 
-def _read_train_flag(message: Message, place: str) -> bool | None:
+def _read_train_flag(message: Message, field_path: str) -> bool | None:
     """Return what the flags of a message say of its training; None where it has none."""
     flags: dict[str, bool] = {}
     for name in TRAIN_FLAGS:
@@ -296,68 +268,70 @@ def _read_train_flag(message: Message, place: str) -> bool | None:
         if value is None:
             continue
         if name in _BOOLEAN_FLAGS and not isinstance(value, bool):
-            raise UnusableRecordError(f"{place}.{name} is {value!r}; it can be true or false")
+            raise UnusableRecordError(f"{field_path}.{name} is {value!r}; it can be true or false")
         if not isinstance(value, int | float) or value not in (0, 1):
             raise UnusableRecordError(
-                f"{place}.{name} is {value!r}; it can be 0 (not trained) or 1, there are no shares of a turn"
+                f"{field_path}.{name} is {value!r}; it can be 0 (not trained) or 1, there are no shares of a turn"
             )
         flags[name] = bool(value)
     if len(set(flags.values())) > 1:
-        stated = " and ".join(f"{name} {message[name]}" for name in flags)
-        raise UnusableRecordError(f"{place} says {stated}; leave one out")
+        flag_list = " and ".join(f"{name} {message[name]}" for name in flags)
+        raise UnusableRecordError(f"{field_path} says {flag_list}; leave one out")
     if message["role"] != "assistant":
         # OpenAI and ms-swift have these for assistant turns alone; LLaMA-Factory weights any message.
-        flags = {
-            name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS
-        }
+        flags = {name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS}
     return next(iter(flags.values()), None)
 
 
-def _convert_sharegpt(message: Message, place: str) -> Message:
+def _convert_sharegpt(message: Message, field_path: str) -> Message:
     sender = message["from"]
     if not isinstance(sender, str) or sender not in _ROLE_BY_SENDER:
-        raise UnusableRecordError(
-            _describe_unknown_role(message, sender, f"{place}.from", _ROLE_BY_SENDER)
-        )
-    kept = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
+        raise UnusableRecordError(_describe_unknown_role(message, sender, f"{field_path}.from", _ROLE_BY_SENDER))
+    other_fields = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
     value = message.get("value", message.get("content"))
     if sender == "function_call":
         return {
             "role": "assistant",
             "content": "",
-            **kept,
-            "tool_calls": _parse_function_calls(value, f"{place}.value"),
+            **other_fields,
+            "tool_calls": _parse_function_calls(value, f"{field_path}.value"),
         }
-    return {"role": _ROLE_BY_SENDER[sender], **kept, "content": value}
+    return {"role": _ROLE_BY_SENDER[sender], **other_fields, "content": value}
 
 
-def _parse_function_calls(value: object, where: str) -> list[dict[str, Any]]:
+def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]]:
     """The calls of a ``function_call`` turn: one ``{"name": ..., "arguments": ...}`` or a list of them."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise UnusableRecordError(
-                f"{where} is no JSON of a function call: {error.msg} at character {error.pos + 1}"
+                f"{field_path} is no JSON of a function call: {error.msg} at character {error.pos + 1}"
             ) from None
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) for call in calls):
         raise UnusableRecordError(
-            f"{where} holds {describe_json_type(value)}, not an object with name and arguments"
+            f"{field_path} holds {describe_json_type(value)}, not an object with name and arguments"
         )
     return [{"type": "function", "function": call} for call in calls]
 
 
 def _describe_unknown_role(
-    message: Message, found: object, place: str, known: dict[str, str] | frozenset[str]
+    message: Message, role: object, field_path: str, known_roles: dict[str, str] | frozenset[str]
 ) -> str:
-    if found is None:
+    if role is None:
         keys = ", ".join(repr(str(key)) for key in message) or "nothing"
-        return f"{place} is missing: the message has {keys}; a message has role and content (or from and value)"
-    if not isinstance(found, str):
-        return f"{place} holds {describe_json_type(found)}, not one of {_ROLE_LIST}"
-    if found.lower() in _CALL_ROLES:
-        return f"{place} is {found!r}, not one of {_ROLE_LIST}; write the call as tool_calls of an assistant message"
-    meant = _ROLE_SUGGESTIONS.get(found.lower(), found.lower())
-    hint = f"; did you mean {meant!r}?" if meant in known else suggest(meant, sorted(known))
-    return f"{place} is {found!r}, not one of {_ROLE_LIST}{hint}"
+        return f"{field_path} is missing: the message has {keys}; a message has role and content (or from and value)"
+    if not isinstance(role, str):
+        return f"{field_path} holds {describe_json_type(role)}, not one of {_ROLE_LIST}"
+    if role.lower() in _CALL_ROLES:
+        return (
+            f"{field_path} is {role!r}, not one of {_ROLE_LIST}; write the call as tool_calls of an assistant message"
+        )
+    suggested_role = _ROLE_SUGGESTIONS.get(role.lower(), role.lower())
+    hint = (
+        f"; did you mean {suggested_role!r}?"
+        if suggested_role in known_roles
+        else suggest(suggested_role, sorted(known_roles))
+    )
+    return f"{field_path} is {role!r}, not one of {_ROLE_LIST}{hint}"

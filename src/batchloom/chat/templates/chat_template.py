@@ -56,9 +56,7 @@ class ChatTemplate:
         marks_generation: whether it has ``{% generation %}`` blocks.
     """
 
-    def __init__(
-        self, name: str, text: str, tokens: Mapping[str, str], date: dt.date = DEFAULT_DATE
-    ) -> None:
+    def __init__(self, name: str, text: str, tokens: Mapping[str, str], date: dt.date = DEFAULT_DATE) -> None:
         """Compile a template.
 
         Args:
@@ -89,9 +87,7 @@ class ChatTemplate:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
         # Names as one plain dict: jinja2's own chain of them costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
-        self.marks_generation = any(
-            call.name == "_marked" for call in tree.find_all(jinja2.nodes.ExtensionAttribute)
-        )
+        self.marks_generation = any(call.name == "_marked" for call in tree.find_all(jinja2.nodes.ExtensionAttribute))
 
     @property
     def asked_for_date(self) -> bool:
@@ -118,9 +114,9 @@ class ChatTemplate:
         """
         sandbox = self._sandbox
         sandbox.bounds.open(messages, tools)
-        sandbox.pieces = pieces = []
+        sandbox.chunks = chunks = []
         sandbox.marks = []
-        given = {
+        variables = {
             **self._names,
             "messages": messages,
             "tools": tools,
@@ -128,12 +124,12 @@ class ChatTemplate:
         }
         length = 0
         try:
-            context = self._template.new_context(given, shared=True)
-            for piece in self._template.root_render_func(context):
-                length += len(piece)
+            context = self._template.new_context(variables, shared=True)
+            for chunk in self._template.root_render_func(context):
+                length += len(chunk)
                 if length > _BASE_OUTPUT_SIZE:
-                    sandbox.bounds.fits(length)
-                pieces.append(piece)
+                    sandbox.bounds.check_size(length)
+                chunks.append(chunk)
         except (BoundsError, SecurityError, MemoryError, RecursionError) as error:
             self._refuse(error)
         except _RENDER_ERRORS as error:
@@ -141,10 +137,8 @@ class ChatTemplate:
                 f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
                 "or choose another --template"
             ) from error
-        text = "".join(pieces)
-        return (
-            TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
-        )
+        text = "".join(chunks)
+        return TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
 
     def _refuse(self, error: Exception) -> NoReturn:
         why = str(error) or type(error).__name__
@@ -154,13 +148,13 @@ class ChatTemplate:
 
     def _generation(self, text: str) -> tuple[tuple[int, int], ...]:
         marks = []
-        for start, written in self._sandbox.marks:
-            if not text.startswith(written, start):
+        for start, block_text in self._sandbox.marks:
+            if not text.startswith(block_text, start):
                 raise TemplateError(
                     f"template {self.name} has {{% generation %}} inside a macro or a set block, "
                     "where its place in the text cannot be told: move it out"
                 )
-            marks.append((start, start + len(written)))
+            marks.append((start, start + len(block_text)))
         return tuple(marks)
 
 
@@ -170,16 +164,14 @@ def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     transformers 5 does the same.
     """
     return [
-        message
-        if len(message) == 2 and None not in message.values()
-        else _normalize_message(message)
+        message if len(message) == 2 and None not in message.values() else _normalize_message(message)
         for message in messages
     ]
 
 
 def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
-    shown = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((shown[key] for key in _REASONING_KEYS if key in shown), None)
+    fields = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((fields[key] for key in _REASONING_KEYS if key in fields), None)
     if reasoning is None:
-        return shown
-    return {"thinking": reasoning, **shown, "reasoning_content": reasoning}
+        return fields
+    return {"thinking": reasoning, **fields, "reasoning_content": reasoning}

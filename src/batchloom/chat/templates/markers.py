@@ -14,9 +14,7 @@ from typing import Any
 # Marks of string k: an even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
 MAX_MARKED_STRINGS = 0x7FFE
-_PLANE_PATTERNS = tuple(
-    re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS
-)
+_PLANE_PATTERNS = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS)
 
 TOOLS_OWNER = -1
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -50,23 +48,23 @@ class Marker:
         if len(self.owners) >= MAX_MARKED_STRINGS:
             self.full = True
             return text
-        at, first = text.index(core), _PLANE_STARTS[self.plane] + 2 * len(self.owners)
+        offset, first = text.index(core), _PLANE_STARTS[self.plane] + 2 * len(self.owners)
         self.owners.append(owner)
         self.keys.append(key)
         self.strings.append(core)
-        return f"{text[:at]}{chr(first)}{core}{chr(first + 1)}{text[at + len(core) :]}"
+        return f"{text[:offset]}{chr(first)}{core}{chr(first + 1)}{text[offset + len(core) :]}"
 
-    def mark_all(self, value: Any, owner: int, under: str) -> Any:
+    def mark_all(self, value: Any, owner: int, parent_key: str) -> Any:
         """A value with all strings in it marked, but keys and what templates decide by."""
         if isinstance(value, str):
-            return self.mark(value, owner, under)
+            return self.mark(value, owner, parent_key)
         if isinstance(value, dict):
             return {
-                key: item if key in STRUCTURAL_KEYS else self.mark_all(item, owner, under)
+                key: item if key in STRUCTURAL_KEYS else self.mark_all(item, owner, parent_key)
                 for key, item in value.items()
             }
         if isinstance(value, list):
-            return [self.mark_all(item, owner, under) for item in value]
+            return [self.mark_all(item, owner, parent_key) for item in value]
         return value
 
 
@@ -99,28 +97,26 @@ MARKING_SCOPES = (
 )
 
 
-def mark_messages(
-    messages: list[dict[str, Any]], marker: Marker, way: MarkingScope
-) -> list[dict[str, Any]]:
-    """The messages with the strings of ``way`` marked."""
-    marked = []
+def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: MarkingScope) -> list[dict[str, Any]]:
+    """The messages with the strings of ``scope`` marked."""
+    marked_messages = []
     for number, message in enumerate(messages):
-        if way.roles is None or message.get("role") in way.roles:
-            shown = dict(message)
+        if scope.roles is None or message.get("role") in scope.roles:
+            marked_message = dict(message)
             alias: dict[str, Any] = {}
-            for key in way.keys:
-                if key in REASONING_KEYS and key in shown:
+            for key in scope.keys:
+                if key in REASONING_KEYS and key in marked_message:
                     # One reasoning under several names is one string.
-                    said = str(shown[key])
-                    if said not in alias:
-                        alias[said] = marker.mark_all(shown[key], number, key)
-                    shown[key] = alias[said]
-                elif key in shown:
-                    shown[key] = marker.mark_all(shown[key], number, key)
-            marked.append(shown)
+                    reasoning = str(marked_message[key])
+                    if reasoning not in alias:
+                        alias[reasoning] = marker.mark_all(marked_message[key], number, key)
+                    marked_message[key] = alias[reasoning]
+                elif key in marked_message:
+                    marked_message[key] = marker.mark_all(marked_message[key], number, key)
+            marked_messages.append(marked_message)
         else:
-            marked.append(message)
-    return marked
+            marked_messages.append(message)
+    return marked_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,63 +145,63 @@ class MarkedText:
     Attributes:
         text: the text.
         blocks: where owners stand, in order of the text.
-        given: (start, stop) of every whole string, in order.
-        whole: whether every mark that came out has its other half and holds its string, as it is or as
+        string_spans: (start, stop) of every whole string, in order.
+        intact: whether every mark that came out has its other half and holds its string, as it is or as
             JSON.
-        lost: (owner, key) of strings of which no mark came out.
+        missing_strings: (owner, key) of strings of which no mark came out.
     """
 
     text: str
     blocks: list[MarkedBlock]
-    given: list[tuple[int, int]]
-    whole: bool
-    lost: set[tuple[int, str]]
+    string_spans: list[tuple[int, int]]
+    intact: bool
+    missing_strings: set[tuple[int, str]]
 
 
 def extract_marks(text: str, marker: Marker) -> MarkedText:
     """Where the marks of ``marker`` stand in ``text``."""
-    pieces: list[str] = []
-    places: list[tuple[int, int]] = []
+    chunks: list[str] = []
+    mark_positions: list[tuple[int, int]] = []
     length = last = 0
     for match in _PLANE_PATTERNS[marker.plane].finditer(text):
-        pieces.append(text[last : match.start()])
+        chunks.append(text[last : match.start()])
         length += match.start() - last
-        places.append((ord(match.group()) - _PLANE_STARTS[marker.plane], length))
+        mark_positions.append((ord(match.group()) - _PLANE_STARTS[marker.plane], length))
         last = match.end()
-    pieces.append(text[last:])
-    plain = "".join(pieces)
-    known = [(mark, place) for mark, place in places if mark >> 1 < len(marker.owners)]
-    came = {mark >> 1 for mark, _ in known}
-    lost = {(owner, marker.keys[k]) for k, owner in enumerate(marker.owners) if k not in came}
-    given, whole = [], len(known) == len(places)
-    at = 0
-    while at < len(known):
-        mark, start = known[at]
-        after = known[at + 1] if at + 1 < len(known) else (-1, 0)
-        if mark % 2 == 0 and after[0] == mark + 1:
-            given.append((start, after[1]))
-            whole &= _contains_string(plain[start : after[1]], marker.strings[mark >> 1])
-            at += 2
+    chunks.append(text[last:])
+    plain = "".join(chunks)
+    issued_marks = [(mark, position) for mark, position in mark_positions if mark >> 1 < len(marker.owners)]
+    present_strings = {mark >> 1 for mark, _ in issued_marks}
+    missing_strings = {(owner, marker.keys[k]) for k, owner in enumerate(marker.owners) if k not in present_strings}
+    string_spans, intact = [], len(issued_marks) == len(mark_positions)
+    index = 0
+    while index < len(issued_marks):
+        mark, start = issued_marks[index]
+        next_mark = issued_marks[index + 1] if index + 1 < len(issued_marks) else (-1, 0)
+        if mark % 2 == 0 and next_mark[0] == mark + 1:
+            string_spans.append((start, next_mark[1]))
+            intact &= _contains_string(plain[start : next_mark[1]], marker.strings[mark >> 1])
+            index += 2
         else:
-            whole = False
-            at += 1
-    return MarkedText(plain, _group_marks(known, marker.owners), given, whole, lost)
+            intact = False
+            index += 1
+    return MarkedText(plain, _group_marks(issued_marks, marker.owners), string_spans, intact, missing_strings)
 
 
-def _contains_string(written: str, string: str) -> bool:
+def _contains_string(text: str, string: str) -> bool:
     """Whether a template wrote a string as it is, or as ``tojson`` writes it between the quotes."""
-    return written == string or written == json.dumps(string, ensure_ascii=False)[1:-1]
+    return text == string or text == json.dumps(string, ensure_ascii=False)[1:-1]
 
 
-def _group_marks(known: list[tuple[int, int]], owners: list[int]) -> list[MarkedBlock]:
+def _group_marks(issued_marks: list[tuple[int, int]], owners: list[int]) -> list[MarkedBlock]:
     blocks: list[MarkedBlock] = []
-    for mark, place in known:
+    for mark, position in issued_marks:
         owner, opens = owners[mark >> 1], mark % 2 == 0
         if blocks and blocks[-1].owner == owner:
-            before = blocks[-1]
-            blocks[-1] = MarkedBlock(owner, before.start, place, before.opened, not opens)
+            previous = blocks[-1]
+            blocks[-1] = MarkedBlock(owner, previous.start, position, previous.opened, not opens)
         else:
-            blocks.append(MarkedBlock(owner, place, place, opens, not opens))
+            blocks.append(MarkedBlock(owner, position, position, opens, not opens))
     return blocks
 
 
@@ -214,8 +210,5 @@ def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:
     if isinstance(value, str):
         return pattern.search(value) is not None
     if isinstance(value, Mapping):
-        return any(
-            contains_match(key, pattern) or contains_match(item, pattern)
-            for key, item in value.items()
-        )
+        return any(contains_match(key, pattern) or contains_match(item, pattern) for key, item in value.items())
     return isinstance(value, (list, tuple)) and any(contains_match(item, pattern) for item in value)

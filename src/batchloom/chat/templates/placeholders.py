@@ -21,11 +21,11 @@ class PlaceholderFormat(NamedTuple):
 
     Attributes:
         placeholder: the control token that templates write for one.
-        alone: what is written for one where the template knows no media, with the placeholder in it.
+        fallback_text: what is written for one where the template knows no media, with the placeholder in it.
     """
 
     placeholder: str
-    alone: str
+    fallback_text: str
 
 
 PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
@@ -60,68 +60,63 @@ class PlaceholderSpan(NamedTuple):
     typed: bool
 
 
-def detect_media_style(template: ChatTemplate, stands: PlaceholderFormats) -> MediaStyle:
+def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> MediaStyle:
     """How a template takes media, from what it writes of a probe."""
-    listed = _render_answer(template, "y") != _render_answer(
-        template, [{"type": "text", "text": "y"}]
-    )
+    listed = _render_answer(template, "y") != _render_answer(template, [{"type": "text", "text": "y"}])
     listed = listed and "y" not in _render_answer(template, "y")
     answer: Any = [{"type": "text", "text": "y"}] if listed else "y"
     typed = set()
-    for kind, stand in stands.items():
-        asked = [{"type": kind}, {"type": "text", "text": "x"}]
-        written = _try_render(template, asked, answer)
-        if written.count(stand.placeholder) == 1 and "x" in written and "y" in written:
+    for kind, placeholder_format in placeholder_formats.items():
+        user_content = [{"type": kind}, {"type": "text", "text": "x"}]
+        output = _try_render(template, user_content, answer)
+        if output.count(placeholder_format.placeholder) == 1 and "x" in output and "y" in output:
             typed.add(kind)
     return MediaStyle(frozenset(typed), listed)
 
 
 def _render_answer(template: ChatTemplate, answer: Any) -> str:
     """What a template writes of an answer beside an empty one."""
-    asked: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
-    whole, empty = _try_render(template, asked, answer), _try_render(template, asked, "")
-    return whole if whole != empty else ""
+    user_content: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
+    answer_output, empty_output = (
+        _try_render(template, user_content, answer),
+        _try_render(template, user_content, ""),
+    )
+    return answer_output if answer_output != empty_output else ""
 
 
-def _try_render(template: ChatTemplate, asked: Any, answer: Any) -> str:
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+def _try_render(template: ChatTemplate, user_content: Any, answer: Any) -> str:
+    messages = [{"role": "user", "content": user_content}, {"role": "assistant", "content": answer}]
     try:
         return template.render(messages).text
     except RenderError:
         return ""
 
 
-def convert_media_messages(
-    messages: list[dict[str, Any]], manner: MediaStyle
-) -> tuple[list[dict[str, Any]], str]:
+def convert_media_messages(messages: list[dict[str, Any]], media_style: MediaStyle) -> tuple[list[dict[str, Any]], str]:
     """Messages as a template of this manner takes them, and what stands in strings for a medium.
 
     Raises:
         RenderError: they use every character that could stand for one.
     """
     mark = _choose_unused_mark(messages)
-    return [_convert_media_message(message, manner, mark) for message in messages], mark
+    return [_convert_media_message(message, media_style, mark) for message in messages], mark
 
 
-def _convert_media_message(
-    message: dict[str, Any], manner: MediaStyle, mark: str
-) -> dict[str, Any]:
+def _convert_media_message(message: dict[str, Any], media_style: MediaStyle, mark: str) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
-        if manner.listed:
+        if media_style.listed:
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
     if not isinstance(content, list) or all(
-        part.get("type") == "text" or part.get("type") in manner.typed for part in content
+        part.get("type") == "text" or part.get("type") in media_style.typed for part in content
     ):
         return message
     texts = [
-        part
-        if part.get("type") in manner.typed
-        else {"type": "text", "text": part.get("text", mark)}
+        part if part.get("type") in media_style.typed else {"type": "text", "text": part.get("text", mark)}
         for part in content
     ]
-    if all(part["type"] == "text" for part in texts) and not manner.listed:
+    if all(part["type"] == "text" for part in texts) and not media_style.listed:
         return {**message, "content": "".join(part["text"] for part in texts)}
     return {**message, "content": texts}
 
@@ -151,8 +146,8 @@ def find_placeholder_spans(
     control: Sequence[int],
     kinds: Sequence[MediumKind],
     mark: str,
-    stands: PlaceholderFormats,
-    manner: MediaStyle,
+    placeholder_formats: PlaceholderFormats,
+    media_style: MediaStyle,
 ) -> list[PlaceholderSpan]:
     """Where a template wrote something for each medium.
 
@@ -161,66 +156,70 @@ def find_placeholder_spans(
         control: where it wrote control tokens.
         kinds: of the media, in their order.
         mark: what stands in strings for one.
-        stands: how media stand in a text.
-        manner: how the template takes them.
+        placeholder_formats: how media stand in a text.
+        media_style: how the template takes them.
 
     Raises:
         RenderError: it left media out, wrote some twice, or in another order.
     """
-    found = [
-        PlaceholderSpan(place, place + len(stands[kind].placeholder), kind, typed=True)
-        for place in control
-        for kind in manner.typed
-        if text.startswith(stands[kind].placeholder, place)
+    spans = [
+        PlaceholderSpan(position, position + len(placeholder_formats[kind].placeholder), kind, typed=True)
+        for position in control
+        for kind in media_style.typed
+        if text.startswith(placeholder_formats[kind].placeholder, position)
     ]
-    strings = [kind for kind in kinds if kind not in manner.typed]
+    strings = [kind for kind in kinds if kind not in media_style.typed]
     marks = [match.start() for match in re.finditer(re.escape(mark), text)] if strings else []
     if len(marks) != len(strings):
         raise RenderError(_describe_wrong_count(strings, len(marks)))
-    found += [
-        PlaceholderSpan(place, place + len(mark), kind, typed=False)
-        for place, kind in zip(marks, strings, strict=True)
+    spans += [
+        PlaceholderSpan(position, position + len(mark), kind, typed=False)
+        for position, kind in zip(marks, strings, strict=True)
     ]
-    found.sort()
-    if [place.kind for place in found] != list(kinds):
-        raise RenderError(_describe_wrong_count(kinds, len(found)))
-    return found
+    spans.sort()
+    if [span.kind for span in spans] != list(kinds):
+        raise RenderError(_describe_wrong_count(kinds, len(spans)))
+    return spans
 
 
-def _describe_wrong_count(kinds: Sequence[MediumKind], found: int) -> str:
+def _describe_wrong_count(kinds: Sequence[MediumKind], count: int) -> str:
     media = format_count(len(kinds), "medium").replace("mediums", "media")
-    if found == len(kinds):
+    if count == len(kinds):
         return "the template writes its media in another order"
-    return f"the template writes {format_count(found, 'placeholder')} for its {media}"
+    return f"the template writes {format_count(count, 'placeholder')} for its {media}"
 
 
-def add_media_blocks(
-    found: MarkedText, places: Sequence[PlaceholderSpan], owners: Sequence[int]
-) -> MarkedText:
+def add_media_blocks(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], owners: Sequence[int]) -> MarkedText:
     """A marked text whose media are blocks of their messages, too: a turn may hold nothing else."""
     media = [
-        MarkedBlock(owner, place.start, place.stop, opened=True, closed=True)
-        for owner, place in zip(owners, places, strict=True)
+        MarkedBlock(owner, span.start, span.stop, opened=True, closed=True)
+        for owner, span in zip(owners, spans, strict=True)
     ]
     blocks: list[MarkedBlock] = []
-    for block in sorted([*found.blocks, *media], key=lambda one: (one.start, one.stop)):
-        before = blocks[-1] if blocks else None
-        if before is not None and before.owner == block.owner:
-            stop = max(before.stop, block.stop)
-            blocks[-1] = MarkedBlock(block.owner, before.start, stop, before.opened, block.closed)
+    for block in sorted([*marked_text.blocks, *media], key=lambda one: (one.start, one.stop)):
+        previous = blocks[-1] if blocks else None
+        if previous is not None and previous.owner == block.owner:
+            stop = max(previous.stop, block.stop)
+            blocks[-1] = MarkedBlock(block.owner, previous.start, stop, previous.opened, block.closed)
         else:
             blocks.append(block)
-    return MarkedText(found.text, blocks, found.given, found.whole, found.lost)
+    return MarkedText(
+        marked_text.text,
+        blocks,
+        marked_text.string_spans,
+        marked_text.intact,
+        marked_text.missing_strings,
+    )
 
 
-def list_media_owners(messages: Sequence[dict[str, Any]], stands: PlaceholderFormats) -> list[int]:
+def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:
     """The message of each medium."""
     return [
         number
         for number, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for part in message["content"]
-        if part.get("type") in stands
+        if part.get("type") in placeholder_formats
     ]
 
 
@@ -247,8 +246,8 @@ def expand_placeholders(
     turns: Sequence[TurnPosition | None],
     control: Sequence[int],
     generation: tuple[tuple[int, int], ...] | None,
-    places: Sequence[PlaceholderSpan],
-    written: Sequence[str],
+    spans: Sequence[PlaceholderSpan],
+    expansions: Sequence[str],
     pattern: re.Pattern[str],
 ) -> ExpandedText:
     """Put what a processor writes for each medium where the template wrote something for it.
@@ -258,37 +257,41 @@ def expand_placeholders(
         turns: where its messages stand.
         control: where it has control tokens.
         generation: its generation marks.
-        places: of its media.
-        written: for each of them.
+        spans: of its media.
+        expansions: for each of them.
         pattern: matches control tokens.
     """
-    stops = [place.stop for place in places]
-    grown = [0]
-    for place, new in zip(places, written, strict=True):
-        grown.append(grown[-1] + len(new) - (place.stop - place.start))
+    stops = [span.stop for span in spans]
+    shifts = [0]
+    for span, expansion in zip(spans, expansions, strict=True):
+        shifts.append(shifts[-1] + len(expansion) - (span.stop - span.start))
 
     def moved(at: int) -> int:
         # A place inside what is replaced is its beginning.
         passed = bisect_right(stops, at)
-        if passed < len(places) and places[passed].start < at:
-            at = places[passed].start
-        return at + grown[passed]
+        if passed < len(spans) and spans[passed].start < at:
+            at = spans[passed].start
+        return at + shifts[passed]
 
-    pieces: list[str] = []
-    media, at = [], 0
-    kept = [place for place in control if not any(one.start <= place < one.stop for one in places)]
-    fresh = []
-    for place, new in zip(places, written, strict=True):
-        pieces += (text[at : place.start], new)
-        start = moved(place.start)
-        media.append((start, start + len(new)))
-        fresh += [start + match.start() for match in pattern.finditer(new)]
-        at = place.stop
-    pieces.append(text[at:])
+    parts: list[str] = []
+    media, cursor = [], 0
+    remaining_control = [
+        position
+        for position in control
+        if not any(media_span.start <= position < media_span.stop for media_span in spans)
+    ]
+    new_control = []
+    for span, expansion in zip(spans, expansions, strict=True):
+        parts += (text[cursor : span.start], expansion)
+        start = moved(span.start)
+        media.append((start, start + len(expansion)))
+        new_control += [start + match.start() for match in pattern.finditer(expansion)]
+        cursor = span.stop
+    parts.append(text[cursor:])
     return ExpandedText(
-        "".join(pieces),
+        "".join(parts),
         [None if turn is None else TurnPosition(*map(moved, turn)) for turn in turns],
-        sorted([*map(moved, kept), *fresh]),
+        sorted([*map(moved, remaining_control), *new_control]),
         None if generation is None else tuple((moved(a), moved(b)) for a, b in generation),
         media,
     )

@@ -88,7 +88,7 @@ class ConversationText(NamedTuple):
             a content.
         generation: (start, stop) of the template's generation marks; None where it has none.
         altered: what the template did to contents, in words, else empty.
-        places: what stands for each medium, in order.
+        media_spans: what stands for each medium, in order.
     """
 
     text: str
@@ -97,7 +97,7 @@ class ConversationText(NamedTuple):
     control: list[int]
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
-    places: tuple[PlaceholderSpan, ...] = ()
+    media_spans: tuple[PlaceholderSpan, ...] = ()
 
 
 class _ConversationMedia(NamedTuple):
@@ -119,7 +119,7 @@ class ConversationRenderer:
 
     def __init__(
         self,
-        chosen: ChosenTemplate,
+        choice: ChosenTemplate,
         tokens: Mapping[str, str],
         control: Mapping[str, int],
         *,
@@ -130,7 +130,7 @@ class ConversationRenderer:
         """Compile and probe a template.
 
         Args:
-            chosen: the template.
+            choice: the template.
             tokens: named special tokens that it may write, such as ``bos_token``.
             control: the tokenizer's control tokens and their ids.
             added: its other added tokens, which templates write around turns, too.
@@ -140,25 +140,25 @@ class ConversationRenderer:
         Raises:
             TemplateError: not a template, or one that cannot be trusted to end.
         """
-        self.name = chosen.name
+        self.name = choice.name
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens: those say nothing.
-        around = make_control_pattern([*control, *filter(str.strip, added)])
-        plain = ChatTemplate(chosen.name, chosen.text, tokens, date)
+        added_pattern = make_control_pattern([*control, *filter(str.strip, added)])
+        plain = ChatTemplate(choice.name, choice.text, tokens, date)
         remedy = _choose_built_in(control)
-        self._plain = _TemplateRenderer(plain, pattern, around, media, remedy)
+        self._plain = _TemplateRenderer(plain, pattern, added_pattern, media, remedy)
         self._tools = self._plain
-        if chosen.tools_text is not None:
-            template = ChatTemplate(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
-            self._tools = _TemplateRenderer(template, pattern, around, media, remedy)
-        self._note, self._date = chosen.note, date
-        self._source = f"{chosen.text}\n{chosen.tools_text or ''}"
+        if choice.tools_text is not None:
+            template = ChatTemplate(f"{choice.name} (tool_use)", choice.tools_text, tokens, date)
+            self._tools = _TemplateRenderer(template, pattern, added_pattern, media, remedy)
+        self._note, self._date = choice.note, date
+        self._source = f"{choice.text}\n{choice.tools_text or ''}"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know; more may come while conversations are rendered."""
         notes = [self._note] if self._note else []
-        if any(learned.template.asked_for_date for learned in (self._plain, self._tools)):
+        if any(renderer.template.asked_for_date for renderer in (self._plain, self._tools)):
             notes.append(
                 f"template {self.name} writes the date: {self._date.isoformat()} is used always, "
                 "so that the store does not depend on the day it is made"
@@ -168,12 +168,10 @@ class ConversationRenderer:
                 f"template {self.name} writes no control token behind an assistant's turn: a model "
                 "will not learn to stop"
             )
-        for kind in self._plain.stands:
-            if kind not in self._plain.manner.typed:
-                alone = self._plain.stands[kind].alone
-                notes.append(
-                    f"template {self.name} knows no {kind}: {alone!r} stands in the text for one"
-                )
+        for kind in self._plain.placeholder_formats:
+            if kind not in self._plain.media_style.typed:
+                alone = self._plain.placeholder_formats[kind].fallback_text
+                notes.append(f"template {self.name} knows no {kind}: {alone!r} stands in the text for one")
         return tuple(notes)
 
     def may_read_key(self, key: str) -> bool:
@@ -190,8 +188,8 @@ class ConversationRenderer:
         """
         if not conversation.messages:
             raise RenderError("the conversation has no messages")
-        learned = self._tools if conversation.tools else self._plain
-        return learned.render(conversation)
+        renderer = self._tools if conversation.tools else self._plain
+        return renderer.render(conversation)
 
 
 @dataclass(slots=True)
@@ -200,19 +198,19 @@ class _TemplateRenderer:
 
     template: ChatTemplate
     pattern: re.Pattern[str]
-    around: re.Pattern[str]
-    stands: PlaceholderFormats
+    added_pattern: re.Pattern[str]
+    placeholder_formats: PlaceholderFormats
     # A built-in template to name where this one leaves out tool calls.
     built_in: str
-    manner: MediaStyle = field(init=False)
+    media_style: MediaStyle = field(init=False)
     grammar: TurnGrammar = field(init=False)
     skeletons: dict[ConversationShape, TurnSkeleton | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.grammar = make_unknown_grammar(self.pattern, self.around)
+        self.grammar = make_unknown_grammar(self.pattern, self.added_pattern)
         self.grammar = self._detect_grammar()
-        self.manner = (
-            detect_media_style(self.template, self.stands) if self.stands else MediaStyle()
+        self.media_style = (
+            detect_media_style(self.template, self.placeholder_formats) if self.placeholder_formats else MediaStyle()
         )
 
     def _detect_grammar(self) -> TurnGrammar:
@@ -221,21 +219,21 @@ class _TemplateRenderer:
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             try:
-                asked = self.template.render(make_probe(shape[:-1])).text
-                prompted = self.template.render(make_probe(shape[:-1]), prompt=True).text
-                found = self._render_marked_probe(shape)
+                without_prompt = self.template.render(make_probe(shape[:-1])).text
+                with_prompt = self.template.render(make_probe(shape[:-1]), prompt=True).text
+                marked_probe = self._render_marked_probe(shape)
             except RenderError:
                 continue
-            prompt = self._find_generation_prompt(asked, prompted)
-            return detect_grammar(prompt, absorb_whitespace(found)[0], self.pattern, self.around)
+            prompt = self._find_generation_prompt(without_prompt, with_prompt)
+            return detect_grammar(prompt, absorb_whitespace(marked_probe)[0], self.pattern, self.added_pattern)
         return self.grammar
 
-    def _find_generation_prompt(self, asked: str, prompted: str) -> str:
+    def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
         """What a template writes for the model to go on from, instead of what ends a text."""
-        last = [match.start() for match in self.pattern.finditer(asked)][-1:]
-        for text in (asked, *(asked[:place] for place in last)):
-            if prompted.startswith(text):
-                return self._header(prompted[len(text) :])
+        last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
+        for text in (without_prompt, *(without_prompt[:position] for position in last)):
+            if with_prompt.startswith(text):
+                return self._header(with_prompt[len(text) :])
         return ""
 
     def _header(self, prompt: str) -> str:
@@ -244,7 +242,7 @@ class _TemplateRenderer:
         Some templates begin the answer, too: with a ``<think>`` that the model writes itself where
         they do not. It is an added token, not a control token, and is trained like the rest.
         """
-        for token in self.around.finditer(prompt):
+        for token in self.added_pattern.finditer(prompt):
             if token.start() and not self.pattern.fullmatch(token.group()):
                 return prompt[: token.start()]
         return prompt
@@ -256,100 +254,98 @@ class _TemplateRenderer:
 
     def render(self, conversation: Conversation) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
-        given, media = conversation.messages, _ConversationMedia([], [], "")
-        if conversation.media or self.manner.listed:
+        source_messages, media = conversation.messages, _ConversationMedia([], [], "")
+        if conversation.media or self.media_style.listed:
             kinds = [medium.kind for medium in conversation.media]
-            owners = list_media_owners(given, self.stands)
-            given, mark = convert_media_messages(given, self.manner)
+            owners = list_media_owners(source_messages, self.placeholder_formats)
+            source_messages, mark = convert_media_messages(source_messages, self.media_style)
             media = _ConversationMedia(kinds, owners, mark)
-        messages = normalize_messages(given)
+        messages = normalize_messages(source_messages)
         tools = conversation.tools or None
         try:
-            written = self.template.render(messages, tools)
+            output = self.template.render(messages, tools)
         except RenderError:
             # transformers 4 hands None on, and templates of its time ask for it.
-            if messages == given:
+            if messages == source_messages:
                 raise
-            messages = given
-            written = self.template.render(messages, tools)
+            messages = source_messages
+            output = self.template.render(messages, tools)
         shape = None if tools else get_conversation_shape(messages)
         skeleton = self._get_skeleton(shape) if shape else None
         if skeleton is not None:
-            fit = skeleton.fit(written.text, [message["content"] for message in messages])
-            if fit is not None:
-                turns, control, altered = fit
-                places = self._places(written.text, control, media)
-                marks = self._marks(written)
-                return ConversationText(written.text, turns, "", control, marks, altered, places)
-        return self._marked(written, messages, tools, media)
+            skeleton_match = skeleton.match(output.text, [message["content"] for message in messages])
+            if skeleton_match is not None:
+                turns, control, altered = skeleton_match
+                media_spans = self._find_media_spans(output.text, control, media)
+                marks = self._get_generation(output)
+                return ConversationText(output.text, turns, "", control, marks, altered, media_spans)
+        return self._render_marked(output, messages, tools, media)
 
-    def _places(
+    def _find_media_spans(
         self, text: str, control: list[int], media: _ConversationMedia
     ) -> tuple[PlaceholderSpan, ...]:
         if not media.kinds:
             return ()
         return tuple(
-            find_placeholder_spans(text, control, media.kinds, media.mark, self.stands, self.manner)
+            find_placeholder_spans(text, control, media.kinds, media.mark, self.placeholder_formats, self.media_style)
         )
 
-    def _marks(self, written: TemplateOutput) -> tuple[tuple[int, int], ...] | None:
-        return written.generation if self.template.marks_generation else None
+    def _get_generation(self, output: TemplateOutput) -> tuple[tuple[int, int], ...] | None:
+        return output.generation if self.template.marks_generation else None
 
     def _get_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         if shape not in self.skeletons:
             if len(self.skeletons) >= _MAX_CACHED_SHAPES:
                 self.skeletons.clear()
-            self.skeletons[shape] = self._learn(shape)
+            self.skeletons[shape] = self._learn_skeleton(shape)
         return self.skeletons[shape]
 
-    def _learn(self, shape: ConversationShape) -> TurnSkeleton | None:
+    def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         """The skeleton of a shape, None where the template makes more of it than pieces."""
         roles = [role for role, _ in shape]
         if any(self.pattern.search(role) for role in roles):
             return None
         try:
-            found = self._render_marked_probe(shape)
-            if not found.whole or len(found.given) != len(found.blocks):
+            marked_probe = self._render_marked_probe(shape)
+            if not marked_probe.intact or len(marked_probe.string_spans) != len(marked_probe.blocks):
                 return None
-            found, ways = absorb_whitespace(found)
-            turns = locate_turns(found, roles, [empty for _, empty in shape], self.grammar)
+            marked_probe, strip_modes = absorb_whitespace(marked_probe)
+            turns = locate_turns(marked_probe, roles, [empty for _, empty in shape], self.grammar)
         except (RenderError, TurnPositionError):
             return None
-        return make_skeleton(found, ways, turns, self.pattern)
+        return make_skeleton(marked_probe, strip_modes, turns, self.pattern)
 
-    def _marked(
+    def _render_marked(
         self,
-        written: TemplateOutput,
+        output: TemplateOutput,
         messages: list[dict[str, Any]],
         tools: list[Any] | None,
         media: _ConversationMedia,
     ) -> ConversationText:
         """Where turns stand by a second rendering with marks, for what is not plain."""
         problem = "the template treats marked contents otherwise than plain ones"
-        if make_marker(written.text) is None:
-            problem = (
-                "it holds private-use characters of both planes 15 and 16, which mark contents"
-            )
+        if make_marker(output.text) is None:
+            problem = "it holds private-use characters of both planes 15 and 16, which mark contents"
         hostile = contains_match(messages, self.pattern) or contains_match(tools, self.pattern)
-        for way in MARKING_SCOPES:
-            found, marker = self._second(written.text, messages, tools, way)
-            if found is None or marker is None:
+        for scope in MARKING_SCOPES:
+            marked_text, marker = self._render_with_marks(output.text, messages, tools, scope)
+            if marked_text is None or marker is None:
                 continue
             if marker.full:
                 problem = _TOO_MANY_PROBLEM
                 continue
-            if hostile and (way.roles is not None or not found.whole):
+            if hostile and (scope.roles is not None or not marked_text.intact):
                 continue
             if hostile:
                 self._check_unmarked_strings(messages, tools)
-            self._check_tool_calls(found)
-            control = self._find_control_tokens(found, hostile=hostile)
-            places = self._places(written.text, control, media)
-            if places:
-                found = add_media_blocks(found, places, media.owners)
-            turns, altered, problem = self._turns(found, messages, problem)
-            marks = self._marks(written)
-            return ConversationText(written.text, turns, problem, control, marks, altered, places)
+            self._check_tool_calls(marked_text)
+            control = self._find_control_tokens(marked_text, hostile=hostile)
+            media_spans = self._find_media_spans(output.text, control, media)
+            if media_spans:
+                marked_text = add_media_blocks(marked_text, media_spans, media.owners)
+            turns, altered, problem = self._find_turns(marked_text, messages, problem)
+            marks = self._get_generation(output)
+            return ConversationText(output.text, turns, problem, control, marks, altered, media_spans)
         if hostile and problem == _TOO_MANY_PROBLEM:
             raise RenderError(problem)
         if hostile:
@@ -357,86 +353,84 @@ class _TemplateRenderer:
                 "it spells a control token, and the template changes its contents so that it cannot "
                 "be told from the template's own"
             )
-        control = [match.start() for match in self.pattern.finditer(written.text)]
-        places = self._places(written.text, control, media)
-        return ConversationText(
-            written.text, [], problem, control, self._marks(written), (), places
-        )
+        control = [match.start() for match in self.pattern.finditer(output.text)]
+        media_spans = self._find_media_spans(output.text, control, media)
+        return ConversationText(output.text, [], problem, control, self._get_generation(output), (), media_spans)
 
-    def _turns(
-        self, found: MarkedText, messages: list[dict[str, Any]], problem: str
+    def _find_turns(
+        self, marked_text: MarkedText, messages: list[dict[str, Any]], problem: str
     ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
         """Where messages stand, what the template did to them, and why they cannot be told apart."""
         roles = [str(message.get("role")) for message in messages]
         empty = [_has_no_text(message) for message in messages]
         try:
-            turns = locate_turns(found, roles, empty, self.grammar)
+            turns = locate_turns(marked_text, roles, empty, self.grammar)
         except TurnPositionError as error:
             turns, problem = [], str(error)
-        altered = describe_alterations(turns) + _describe_changes(found)
+        altered = describe_alterations(turns) + _describe_changes(marked_text)
         return turns, altered, "" if turns else problem
 
-    def _second(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, way: MarkingScope
+    def _render_with_marks(
+        self,
+        text: str,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        scope: MarkingScope,
     ) -> tuple[MarkedText | None, Marker | None]:
         marker = make_marker(text)
         if marker is None:
             return None, None
-        marked = mark_messages(messages, marker, way)
-        if way.roles is None:
+        marked_messages = mark_messages(messages, marker, scope)
+        if scope.roles is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         try:
-            found = extract_marks(self.template.render(marked, tools).text, marker)
+            marked_text = extract_marks(self.template.render(marked_messages, tools).text, marker)
         except RenderError:
             return None, None
-        return (found, marker) if found.text == text else (None, None)
+        return (marked_text, marker) if marked_text.text == text else (None, None)
 
-    def _check_unmarked_strings(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> None:
+    def _check_unmarked_strings(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
         """Refuse control tokens in keys, roles and other strings that no mark can be put around."""
-        marked = {"content", "tool_calls", *REASONING_KEYS}
-        rest = [
-            {key: value for key, value in message.items() if key not in marked}
-            for message in messages
+        marked_keys = {"content", "tool_calls", *REASONING_KEYS}
+        unmarked_fields = [
+            {key: value for key, value in message.items() if key not in marked_keys} for message in messages
         ]
-        parts = [message.get(key) for message in messages for key in marked]
-        if contains_match(rest, self.pattern) or contains_match(
+        parts = [message.get(key) for message in messages for key in marked_keys]
+        if contains_match(unmarked_fields, self.pattern) or contains_match(
             list(_iter_unmarked_strings([parts, tools])), self.pattern
         ):
             raise RenderError(
-                "it spells a control token in a role, a name or a key, where it cannot be told from "
-                "the template's own"
+                "it spells a control token in a role, a name or a key, where it cannot be told from the template's own"
             )
 
-    def _check_tool_calls(self, found: MarkedText) -> None:
+    def _check_tool_calls(self, marked_text: MarkedText) -> None:
         """Refuse a conversation whose tool calls the template leaves out."""
-        turns = [owner + 1 for owner, key in found.lost if key == "tool_calls"]
+        turns = [owner + 1 for owner, key in marked_text.missing_strings if key == "tool_calls"]
         if turns:
             raise RenderError(
                 f"template {self.template.name} leaves out tool calls of turn {min(turns)}: choose one that writes "
                 f"them, such as --template {self.built_in}"
             )
 
-    def _find_control_tokens(self, found: MarkedText, *, hostile: bool) -> list[int]:
+    def _find_control_tokens(self, marked_text: MarkedText, *, hostile: bool) -> list[int]:
         """Where the template wrote control tokens."""
         if not hostile:
-            return [match.start() for match in self.pattern.finditer(found.text)]
-        edges = [0, *(place for some in found.given for place in some), len(found.text)]
+            return [match.start() for match in self.pattern.finditer(marked_text.text)]
+        edges = [
+            0,
+            *(edge for span in marked_text.string_spans for edge in span),
+            len(marked_text.text),
+        ]
         return [
             match.start()
             for n in range(0, len(edges), 2)
-            for match in self.pattern.finditer(found.text, edges[n], edges[n + 1])
+            for match in self.pattern.finditer(marked_text.text, edges[n], edges[n + 1])
         ]
 
 
 def _choose_built_in(control: Mapping[str, int]) -> str:
     """Return the built-in template whose control tokens the tokenizer has."""
-    fitting = (
-        name
-        for name, tokens in BUILT_IN_TEMPLATES.items()
-        if tokens and control.keys() >= {*tokens}
-    )
+    fitting = (name for name, tokens in BUILT_IN_TEMPLATES.items() if tokens and control.keys() >= {*tokens})
     return next(fitting, "plain")
 
 
@@ -460,7 +454,7 @@ def _iter_unmarked_strings(value: Any) -> Any:
             yield from _iter_unmarked_strings(item)
 
 
-def _describe_changes(found: MarkedText) -> tuple[str, ...]:
+def _describe_changes(marked_text: MarkedText) -> tuple[str, ...]:
     """Describe what a template leaves out or changes of the strings in a conversation."""
-    changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in found.lost}
-    return tuple(sorted(changes if found.whole else changes | {_CHANGED_PROBLEM}))
+    changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in marked_text.missing_strings}
+    return tuple(sorted(changes if marked_text.intact else changes | {_CHANGED_PROBLEM}))

@@ -66,7 +66,7 @@ class RenderBudget:
                     "that it works on) for one conversation"
                 )
 
-    def fits(self, characters: int) -> None:
+    def check_size(self, characters: int) -> None:
         """Refuse a string or list of more than a rendering may hold in one."""
         if characters > self._string:
             self._extend()
@@ -92,7 +92,7 @@ class RenderBudget:
             if size > self._string:
                 self._extend()
                 size = _measure_size(value, self._string)
-                self.fits(size)
+                self.check_size(size)
         self.charge((size * weight) >> 2)
         return size
 
@@ -109,7 +109,7 @@ class RenderBudget:
         if kind is str or isinstance(value, str):
             self.charge(len(value) >> 4)
             if len(value) > _FREE_CHARACTERS:
-                self.fits(len(value))
+                self.check_size(len(value))
         elif kind in (list, tuple, dict):
             self.charge(len(value) >> 2)
         elif kind is int and value.bit_length() > _MAX_BITS:
@@ -136,10 +136,10 @@ class RenderBudget:
 
     def charge_keys(self, keys: Iterable[Any]) -> list[Any]:
         """Pay for keys of a dict or set: those that are no strings may all have one hash."""
-        listed = list(keys)
-        others = sum(not isinstance(key, str) for key in listed)
-        self.charge(len(listed) + (others * others >> 6))
-        return listed
+        key_list = list(keys)
+        non_string_count = sum(not isinstance(key, str) for key in key_list)
+        self.charge(len(key_list) + (non_string_count * non_string_count >> 6))
+        return key_list
 
     def charge_method(self, owner: Any, name: str, args: tuple[Any, ...]) -> None:
         """Pay for a call of a method that is built in, and for what it makes."""
@@ -216,7 +216,7 @@ class RenderBudget:
                 size += self.charge_value(value)
         self.charge(size >> 4)
         if size > _FREE_CHARACTERS:
-            self.fits(size)
+            self.check_size(size)
 
     def charge_key(self, key: Any) -> Any:
         """Pay for a key that a value is looked up by: the hash of a tuple is not kept; the key."""
@@ -230,12 +230,12 @@ class RenderBudget:
             return value in container
         return self.compare(value, "in", container)
 
-    def compare_all(self, left: Any, *rest: Any) -> Any:
-        """Compare values; ``rest`` is a name of a comparison and a value, again and again."""
-        if len(rest) == 2:
-            return self.compare(left, *rest)
+    def compare_all(self, left: Any, *comparisons: Any) -> Any:
+        """Compare values; ``comparisons`` is a name of a comparison and a value, again and again."""
+        if len(comparisons) == 2:
+            return self.compare(left, *comparisons)
         result: Any = True
-        for name, right in zip(rest[::2], rest[1::2], strict=True):
+        for name, right in zip(comparisons[::2], comparisons[1::2], strict=True):
             result = self.compare(left, name, right)
             if not result:
                 break
@@ -252,48 +252,44 @@ class RenderBudget:
                 self.charge(len(self.charge_keys(left)) + len(self.charge_keys(right)))
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
-            made = bits * max(right, 0) if name == "**" else bits + right.bit_length()
-            if made > _MAX_BITS:
-                raise BoundsError(
-                    f"it computes a number of more than {_MAX_BITS:,} bits with {name}"
-                )
+            result_bits = bits * max(right, 0) if name == "**" else bits + right.bit_length()
+            if result_bits > _MAX_BITS:
+                raise BoundsError(f"it computes a number of more than {_MAX_BITS:,} bits with {name}")
         elif name == "*":
-            for some, times in ((left, right), (right, left)):
-                if hasattr(some, "__len__") and isinstance(times, int):
-                    self.fits(self.charge_value(some) * max(times, 0))
+            for sequence, times in ((left, right), (right, left)):
+                if hasattr(sequence, "__len__") and isinstance(times, int):
+                    self.check_size(self.charge_value(sequence) * max(times, 0))
 
     def charge_format(self, text: str, values: Any) -> None:
         """Pay for ``%`` and ``format``, each place taken for one of all values."""
-        places = text.count("%") + text.count("{")
-        self.charge(len(text) * places >> 8)
+        field_count = text.count("%") + text.count("{")
+        self.charge(len(text) * field_count >> 8)
         if _WIDE_FORMAT.search(text):
-            raise BoundsError(
-                f"it formats with a width that is too large or not fixed: {text[:60]!r}"
-            )
+            raise BoundsError(f"it formats with a width that is too large or not fixed: {text[:60]!r}")
         widths = sum(map(int, re.findall(r"\d{2,4}", text)))
-        self.fits(len(text) + widths + places * self.charge_value(values))
-        self.charge(places)
+        self.check_size(len(text) + widths + field_count * self.charge_value(values))
+        self.charge(field_count)
 
     def replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         """``str.replace``, the result measured before it is made."""
-        whole, filling = str(text), str(new)
-        self.charge_method(whole, "replace", (str(old),))
-        self.fits(len(whole) + whole.count(str(old)) * len(filling))
-        return whole.replace(str(old), filling, -1 if count is None else count)
+        source_text, filling = str(text), str(new)
+        self.charge_method(source_text, "replace", (str(old),))
+        self.check_size(len(source_text) + source_text.count(str(old)) * len(filling))
+        return source_text.replace(str(old), filling, -1 if count is None else count)
 
     def join(self, separator: str, items: Iterable[Any]) -> str:
         """``str.join``, the result measured before it is made."""
         items = list(items)
         self.charge_value(items)
         parts = [item if isinstance(item, str) else str(item) for item in items]
-        self.fits(sum(map(len, parts)) + len(separator) * len(parts))
+        self.check_size(sum(map(len, parts)) + len(separator) * len(parts))
         return separator.join(parts)
 
     def fill(self, text: str, marks: str, width: Any) -> None:
         """Refuse a width that is put at each of the marks in a text, where it makes too much of it."""
         size = limit_width(width)
         size = len(size) if isinstance(size, str) else int(size)
-        self.fits(len(text) + (1 + sum(map(text.count, marks))) * size)
+        self.check_size(len(text) + (1 + sum(map(text.count, marks))) * size)
 
 
 # A width or precision of five digits, or one that is a value itself; names in parentheses come before it.
@@ -318,30 +314,30 @@ def limit_width(value: Any) -> Any:
     return value
 
 
-def _measure_size(value: Any, enough: int) -> int:
-    """Characters of all strings in a value and one for each part, counted up to ``enough``."""
-    size, waiting = 0, [value]
+def _measure_size(value: Any, limit: int) -> int:
+    """Characters of all strings in a value and one for each part, counted up to ``limit``."""
+    size, pending = 0, [value]
 
-    while waiting and size <= enough:
-        some = waiting.pop()
-        kind = type(some)
+    while pending and size <= limit:
+        item = pending.pop()
+        kind = type(item)
         size += 1
         if kind is str:
-            size += len(some)
+            size += len(item)
         elif kind is dict:
-            waiting += some.keys()
-            waiting += some.values()
+            pending += item.keys()
+            pending += item.values()
         elif kind is list or kind is tuple or kind is set or kind in _DICT_VIEW_TYPES:
-            waiting += some
+            pending += item
         elif kind is range:
-            size += len(some)
+            size += len(item)
         elif kind is int:
-            size += some.bit_length() >> 6
-        elif isinstance(some, str):
-            size += len(some)
-        elif isinstance(some, Namespace):
+            size += item.bit_length() >> 6
+        elif isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Namespace):
             size += _STEPS_PER_CALL
-            waiting.append(getattr(some, _NAMESPACE_ATTRIBUTE))
-        elif isinstance(some, (dict, list, tuple)):
-            waiting += some.values() if isinstance(some, dict) else some
+            pending.append(getattr(item, _NAMESPACE_ATTRIBUTE))
+        elif isinstance(item, (dict, list, tuple)):
+            pending += item.values() if isinstance(item, dict) else item
     return size

@@ -47,7 +47,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     Attributes:
         bounds: what a rendering may use up.
-        pieces: what the rendering has written so far.
+        chunks: what the rendering has written so far.
         marks: where ``{% generation %}`` blocks stood: start in the text, and what they hold.
         asked_for_date: whether ``strftime_now`` was called.
     """
@@ -62,7 +62,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         self.bounds = RenderBudget()
-        self.pieces: list[str] = []
+        self.chunks: list[str] = []
         self.marks: list[tuple[int, str]] = []
         self.asked_for_date = False
         self._date = dt.datetime.combine(date, dt.time())
@@ -93,9 +93,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         class BoundedNamespace(Namespace):
             def __setitem__(self, name: str, value: Any) -> None:
                 if name.startswith("_"):
-                    raise jinja2.exceptions.SecurityError(
-                        f"{name!r} is no name for an attribute of a namespace"
-                    )
+                    raise jinja2.exceptions.SecurityError(f"{name!r} is no name for an attribute of a namespace")
                 super().__setitem__(name, name_value(value))
 
         return BoundedNamespace
@@ -121,10 +119,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         methods = SAFE_METHODS.get(str if kind is Markup else kind, _NO_METHODS)
         if attribute not in methods and not isinstance(obj, self._open) and hasattr(obj, attribute):
             return self.unsafe_undefined(obj, attribute)
-        found = super().getattr(obj, attribute)
+        value = super().getattr(obj, attribute)
         if attribute in GROWING_METHODS and isinstance(obj, str):
-            return make_bounded_method(self.bounds, obj, attribute, found)
-        return found
+            return make_bounded_method(self.bounds, obj, attribute, value)
+        return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """An item, else an attribute."""
@@ -147,9 +145,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.bounds.charge_method(function.__self__, function.__name__, args)
         return function(*args)
 
-    def _call_other(
-        self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _call_other(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name_value = self.bounds.name
         for value in args:
             name_value(value)
@@ -183,11 +179,11 @@ class _SafeDict:
         self._bounds = bounds
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        pairs = [dict(some) if isinstance(some, dict) else self._pairs(some) for some in args]
+        pairs = [dict(source) if isinstance(source, dict) else self._pairs(source) for source in args]
         return dict(*pairs, **kwargs)
 
-    def _pairs(self, some: Any) -> list[tuple[Any, Any]]:
-        pairs = [(key, value) for key, value in some]
+    def _pairs(self, items: Any) -> list[tuple[Any, Any]]:
+        pairs = [(key, value) for key, value in items]
         self._bounds.charge_keys(key for key, _ in pairs)
         return pairs
 
@@ -214,11 +210,11 @@ class GenerationExtension(jinja2.ext.Extension):
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _marked(self, caller: Macro) -> str:
-        written: str = caller()
+        block_text: str = caller()
         sandbox = self.environment
         assert isinstance(sandbox, TemplateSandbox)  # noqa: S101 - this extension is loaded by it alone
-        sandbox.marks.append((sum(map(len, sandbox.pieces)), written))
-        return written
+        sandbox.marks.append((sum(map(len, sandbox.chunks)), block_text))
+        return block_text
 
 
 @final
@@ -227,7 +223,7 @@ class _BudgetTransformer(NodeTransformer):
 
     def __init__(self) -> None:
         self._buffers = 0
-        self._written: nodes.Node | None = None
+        self._output_node: nodes.Node | None = None
 
     def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
         """Visit what is inside first, and know whether that is written into a buffer."""
@@ -269,49 +265,49 @@ class _BudgetTransformer(NodeTransformer):
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
         """A chain of + is one operation; what stands in the template alone is added when it is compiled."""
-        written = node is self._written
+        is_output = node is self._output_node
         parts, spine = _flatten_addition(node)
         if all(isinstance(part, nodes.Const) for part in parts):
             return node
-        if written and len(parts) <= _MAX_PARTS:
+        if is_output and len(parts) <= _MAX_PARTS:
             # It takes as long as the text that is written, whose length is limited.
-            for some in spine:
-                some.right = self.visit(some.right)
+            for operation in spine:
+                operation.right = self.visit(operation.right)
             spine[-1].left = self.visit(spine[-1].left)
             return node
-        first, *rest = [self.visit(part) for part in parts]
-        added: nodes.Node = _apply_filter("_add" if len(rest) == 1 else "_add_all", first, *rest)
-        return added
+        first, *other_parts = [self.visit(part) for part in parts]
+        addition: nodes.Node = _apply_filter("_add" if len(other_parts) == 1 else "_add_all", first, *other_parts)
+        return addition
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         """The same with ~."""
         self.generic_visit(node)
-        first, *rest = node.nodes
-        joined: nodes.Node = _apply_filter("_concat", first, *rest)
-        return joined
+        first, *other_nodes = node.nodes
+        concatenation: nodes.Node = _apply_filter("_concat", first, *other_nodes)
+        return concatenation
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         """Comparisons are paid for, but those with what stands in the template itself."""
         self.generic_visit(node)
         left, free = node.expr, True
-        for some in node.ops:
-            free &= _is_bounded_comparison(left, some)
-            left = some.expr
+        for operand in node.ops:
+            free &= _is_bounded_comparison(left, operand)
+            left = operand.expr
         if free:
             return node
         if len(node.ops) == 1 and node.ops[0].op == "in":
             contains: nodes.Node = _apply_filter("_contains", node.expr, node.ops[0].expr)
             return contains
-        rest = [part for some in node.ops for part in (nodes.Const(some.op), some.expr)]
-        compared: nodes.Node = _apply_filter("_compare", node.expr, *rest)
-        return compared
+        arguments = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
+        comparison: nodes.Node = _apply_filter("_compare", node.expr, *arguments)
+        return comparison
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         """A slice is a copy, and a key may be long."""
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            kept: nodes.Node = _apply_filter("_keep", node)
-            return kept
+            filter_node: nodes.Node = _apply_filter("_keep", node)
+            return filter_node
         if not isinstance(node.arg, (nodes.Const, nodes.Sub)):  # no tuple is the result of -
             node.arg = _apply_filter("_key", node.arg)
         return node
@@ -327,12 +323,11 @@ class _BudgetTransformer(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         """What goes into a buffer is paid for; what goes out is seen by who renders."""
         for at, part in enumerate(node.nodes):
-            self._written = part
+            self._output_node = part
             node.nodes[at] = self.visit(part)
         if self._buffers:
             node.nodes = [
-                part if isinstance(part, nodes.TemplateData) else _apply_filter("_emit", part)
-                for part in node.nodes
+                part if isinstance(part, nodes.TemplateData) else _apply_filter("_emit", part) for part in node.nodes
             ]  # literal text was weighed with the loop it stands in
         return node
 
@@ -341,22 +336,22 @@ def _flatten_addition(node: nodes.Add) -> tuple[list[nodes.Expr], list[nodes.Add
     """The operands of a chain of + from left to right, and its operations from right to left."""
     parts: list[nodes.Expr] = []
     spine: list[nodes.Add] = []
-    some: nodes.Expr = node
-    while isinstance(some, nodes.Add):
-        spine.append(some)
-        parts.append(some.right)
-        some = some.left
-    parts.append(some)
+    operand: nodes.Expr = node
+    while isinstance(operand, nodes.Add):
+        spine.append(operand)
+        parts.append(operand.right)
+        operand = operand.left
+    parts.append(operand)
     return parts[::-1], spine
 
 
 def _estimate_steps(node: nodes.Node) -> int:
     """Steps that a body takes at most: of its parts, and of the text that stands in it."""
     parts = text = 0
-    for some in node.find_all(nodes.Node):
+    for child in node.find_all(nodes.Node):
         parts += 1
-        if isinstance(some, nodes.TemplateData):
-            text += len(some.data)
+        if isinstance(child, nodes.TemplateData):
+            text += len(child.data)
     return 1 + parts // 4 + text // 16
 
 

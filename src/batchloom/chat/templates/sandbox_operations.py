@@ -41,9 +41,9 @@ _COMPARISON_TESTS = {
 def make_bounded_filters(bounds: RenderBudget) -> dict[str, Any]:
     """All filters of jinja2 with a price, and those that the accounts of a template call."""
     all_filters = {**filters.FILTERS, **_make_text_filters(bounds), **_make_list_filters(bounds)}
-    made = {
-        name: some if name in _FREE_FILTERS else _charge_filter(bounds, name, some)
-        for name, some in all_filters.items()
+    bounded_filters = {
+        name: function if name in _FREE_FILTERS else _charge_filter(bounds, name, function)
+        for name, function in all_filters.items()
     }
 
     @pass_eval_context
@@ -52,7 +52,7 @@ def make_bounded_filters(bounds: RenderBudget) -> dict[str, Any]:
         text: str = (markup_join if context.autoescape else str_join)(values)
         return text
 
-    trim_any = made["trim"]
+    trim_any = bounded_filters["trim"]
 
     def trim(value: Any, chars: str | None = None) -> Any:
         """The filter that templates call most, without detour."""
@@ -63,7 +63,7 @@ def make_bounded_filters(bounds: RenderBudget) -> dict[str, Any]:
 
     refused = dict.fromkeys((*_REFUSED_FILTERS, "random"), refuse_operation)
     return {
-        **made,
+        **bounded_filters,
         **refused,
         "trim": trim,
         "_add": bounds.add,
@@ -80,23 +80,23 @@ def make_bounded_filters(bounds: RenderBudget) -> dict[str, Any]:
     }
 
 
-def _charge_filter(bounds: RenderBudget, name: str, some: Callable[..., Any]) -> Callable[..., Any]:
+def _charge_filter(bounds: RenderBudget, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that is paid for by the sizes of what it is given and of what it makes."""
-    at = 1 if hasattr(some, "jinja_pass_arg") else 0
+    value_index = 1 if hasattr(function, "jinja_pass_arg") else 0
     weight = 4 if name in _SORTING_FILTERS else 1
 
-    @wraps(some)
+    @wraps(function)
     def priced(*args: Any, **kwargs: Any) -> Any:
-        value = args[at]
-        if type(value) is str and len(args) == at + 1 and not kwargs:
+        value = args[value_index]
+        if type(value) is str and len(args) == value_index + 1 and not kwargs:
             # The result is at most a few times as long.
             bounds.charge(len(value) * weight >> 2)
-            return some(*args)
+            return function(*args)
         if not hasattr(value, "__len__") and hasattr(value, "__iter__"):
             # What it yields was paid for when it was made.
             value = list(value)
-            args = (*args[:at], value, *args[at + 1 :])
-        more = bounds.charge_value((args[at + 1 :], kwargs)) if len(args) > at + 1 or kwargs else 0
+            args = (*args[:value_index], value, *args[value_index + 1 :])
+        more = bounds.charge_value((args[value_index + 1 :], kwargs)) if len(args) > value_index + 1 or kwargs else 0
         if name in _SHALLOW_FILTERS:
             items = len(value) if hasattr(value, "__len__") else 0
             bounds.charge(items * (4 + more) >> 2)
@@ -104,7 +104,7 @@ def _charge_filter(bounds: RenderBudget, name: str, some: Callable[..., Any]) ->
             bounds.charge_value(value, weight)
         if name in ("unique", "dictsort"):
             bounds.charge_keys(value)
-        return bounds.keep(some(*args, **kwargs))
+        return bounds.keep(function(*args, **kwargs))
 
     return priced
 
@@ -142,7 +142,7 @@ def _make_text_filters(bounds: RenderBudget) -> dict[str, Any]:
             parts, depth = _measure_parts(x)
             width = len(indent) if isinstance(indent, str) else limit_width(indent) or 0
             between = sum(map(len, separators or ()))
-            bounds.fits(parts * (depth * width + between))
+            bounds.check_size(parts * (depth * width + between))
         return json.dumps(
             x,
             ensure_ascii=ensure_ascii,
@@ -176,9 +176,7 @@ def _make_list_filters(bounds: RenderBudget) -> dict[str, Any]:
         return filters.do_round(value, limit_width(precision), method)
 
     @pass_environment
-    def summed(
-        environment: Environment, iterable: Any, attribute: Any = None, start: Any = 0
-    ) -> Any:
+    def summed(environment: Environment, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
         if attribute is not None:
             iterable = map(filters.make_attrgetter(environment, attribute), iterable)
         total = start
@@ -254,9 +252,7 @@ def make_bounded_tests(bounds: RenderBudget) -> dict[str, Any]:
 # Methods that templates may call, by the type of their owner.
 SAFE_METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
-        name
-        for name in dir(str)
-        if not name.startswith("_") and name not in ("encode", "maketrans", "translate")
+        name for name in dir(str) if not name.startswith("_") and name not in ("encode", "maketrans", "translate")
     ),
     list: frozenset(("copy", "count", "index")),
     tuple: frozenset(("count", "index")),
@@ -268,9 +264,7 @@ GROWING_METHODS = frozenset(
 )
 
 
-def make_bounded_method(
-    bounds: RenderBudget, text: str, name: str, format_: Callable[..., str]
-) -> Any:
+def make_bounded_method(bounds: RenderBudget, text: str, name: str, format_: Callable[..., str]) -> Any:
     """The method ``name`` of ``text`` with limits; ``format_``: what the sandbox has in place of formatting."""
     if name == "replace":
         return partial(bounds.replace, text)
@@ -287,8 +281,8 @@ def make_bounded_method(
     def padded(width: int = 8, *fill: str, tabsize: int | None = None) -> str:
         width = width if tabsize is None else tabsize
         bounds.fill(text, "\t" if name == "expandtabs" else "", width)
-        made: str = getattr(text, name)(width, *fill)
-        return made
+        padded_text: str = getattr(text, name)(width, *fill)
+        return padded_text
 
     return padded
 

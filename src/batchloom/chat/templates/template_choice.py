@@ -70,10 +70,10 @@ def choose_template(
         return ChosenTemplate(spec, own[spec])
     refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
-    known = [*BUILT_IN_TEMPLATES, *own]
+    template_names = [*BUILT_IN_TEMPLATES, *own]
     if not path.suffix and path.name == spec and not path.exists():
         raise TemplateError(
-            f"there is no template {spec!r}{suggest(spec, known)}; there are {', '.join(known)}, "
+            f"there is no template {spec!r}{suggest(spec, template_names)}; there are {', '.join(template_names)}, "
             "or give the path of a .jinja file"
         )
     return ChosenTemplate(path.name, _read_template_file(path))
@@ -109,17 +109,14 @@ def _read_template_file(path: Path) -> str:
             text = orjson.loads(text)["chat_template"]
     except FileNotFoundError as error:
         raise InputMissingError(
-            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja "
-            "file"
+            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja file"
         ) from error
     except OSError as error:
         raise TemplateError(f"template {path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise TemplateError(f"template {path} is not UTF-8: {error}") from error
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise TemplateError(
-            f"{path} is no chat template: a .json file is an object with chat_template"
-        ) from error
+        raise TemplateError(f"{path} is no chat template: a .json file is an object with chat_template") from error
     if not isinstance(text, str):
         raise TemplateError(f"{path}: chat_template is not a text")
     return text

@@ -51,32 +51,30 @@ def compute_trained_spans(
     if train_on in ("all", "completion"):
         start = 0 if train_on == "all" else _find_completion_start(conversation, rendered, flags)
         left_out = [_require_turn(rendered, n) for n, flag in enumerate(flags) if flag is False]
-        stretches = _subtract_turns(start, len(rendered.text), left_out)
-        stretches += [_require_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
+        spans = _subtract_turns(start, len(rendered.text), left_out)
+        spans += [_require_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
     else:
-        wanted = _select_turns(roles, flags, last=train_on == "last")
-        if not any(wanted):
+        trained_turns = _select_turns(roles, flags, last=train_on == "last")
+        if not any(trained_turns):
             raise NothingTrainedError(_explain_nothing_trained(roles))
-        stretches = _list_turn_spans(rendered, roles, wanted)
-    stretches = _merge_spans(stretches)
-    if not stretches:
+        spans = _list_turn_spans(rendered, roles, trained_turns)
+    spans = _merge_spans(spans)
+    if not spans:
         raise NothingTrainedError(_explain_nothing_trained(roles))
-    return stretches
+    return spans
 
 
-def _compute_plain_spans(
-    conversation: Conversation, rendered: ConversationText
-) -> list[CharacterSpan]:
+def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
     """The stretches of most conversations; none where there is more to look at."""
-    stretches = []
-    at = 0
+    spans = []
+    previous_end = 0
     for message, turn in zip(conversation.messages, rendered.turns, strict=False):
         if message.get("role") == ASSISTANT:
-            if turn is None or turn.body < at or turn.end <= turn.body:
+            if turn is None or turn.body < previous_end or turn.end <= turn.body:
                 return []
-            at = turn.end
-            stretches.append((turn.body, at))
-    return stretches
+            previous_end = turn.end
+            spans.append((turn.body, previous_end))
+    return spans
 
 
 def _explain_nothing_trained(roles: list[str]) -> str:
@@ -92,19 +90,17 @@ def _collect_flags(conversation: Conversation) -> list[bool | None]:
 
 def _select_turns(roles: list[str], flags: list[bool | None], *, last: bool) -> list[bool]:
     assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
-    chosen = set(assistants[-1:] if last else assistants)
+    selected_numbers = set(assistants[-1:] if last else assistants)
     return [
-        number in chosen if flag is None else flag
+        number in selected_numbers if flag is None else flag
         for number, (_, flag) in enumerate(zip(roles, flags, strict=True))
     ]
 
 
-def _list_turn_spans(
-    rendered: ConversationText, roles: list[str], wanted: list[bool]
-) -> list[CharacterSpan]:
+def _list_turn_spans(rendered: ConversationText, roles: list[str], trained_turns: list[bool]) -> list[CharacterSpan]:
     marks = rendered.generation
     assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
-    numbers = [number for number, want in enumerate(wanted) if want]
+    numbers = [number for number, is_trained in enumerate(trained_turns) if is_trained]
     if marks is None:
         return [_require_turn(rendered, number)[1:] for number in numbers]
     if numbers == assistants:
@@ -118,14 +114,11 @@ def _list_turn_spans(
     return [by_number.get(n) or _require_turn(rendered, n)[1:] for n in numbers]
 
 
-def _find_completion_start(
-    conversation: Conversation, rendered: ConversationText, flags: list[bool | None]
-) -> int:
+def _find_completion_start(conversation: Conversation, rendered: ConversationText, flags: list[bool | None]) -> int:
     number = conversation.completion
     if number is None:
         raise RenderError(
-            "train_on is completion and the record does not tell its completion from its prompt: "
-            "use assistant or last"
+            "train_on is completion and the record does not tell its completion from its prompt: use assistant or last"
         )
     if not 0 <= number < len(flags):
         raise NothingTrainedError("nothing to train: the completion has no messages")
@@ -142,22 +135,22 @@ def _require_turn(rendered: ConversationText, number: int) -> TurnPosition:
 
 
 def _subtract_turns(start: int, stop: int, left_out: list[TurnPosition]) -> list[CharacterSpan]:
-    stretches = []
+    spans = []
     for turn in sorted(left_out):
         if turn.body > start:
-            stretches.append((start, turn.body))
+            spans.append((start, turn.body))
         start = max(start, turn.end)
-    return [*stretches, (start, stop)]
+    return [*spans, (start, stop)]
 
 
-def _merge_spans(stretches: list[CharacterSpan]) -> list[CharacterSpan]:
+def _merge_spans(spans: list[CharacterSpan]) -> list[CharacterSpan]:
     """Stretches in order, empty ones left out, those that touch or overlap made one."""
-    joined: list[CharacterSpan] = []
-    for start, stop in sorted(stretches):
+    merged: list[CharacterSpan] = []
+    for start, stop in sorted(spans):
         if start >= stop:
             continue
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
         else:
-            joined.append((start, stop))
-    return joined
+            merged.append((start, stop))
+    return merged

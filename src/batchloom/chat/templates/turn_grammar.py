@@ -19,7 +19,7 @@ class TurnGrammar:
         openers: added tokens that begin a header.
         enders: control tokens that end a turn.
         control: matches the tokenizer's control tokens.
-        around: matches all its added tokens.
+        added_pattern: matches all its added tokens.
     """
 
     prompt: str
@@ -27,7 +27,7 @@ class TurnGrammar:
     openers: frozenset[str]
     enders: frozenset[str]
     control: re.Pattern[str]
-    around: re.Pattern[str]
+    added_pattern: re.Pattern[str]
 
 
 def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
@@ -36,51 +36,49 @@ def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
-def make_unknown_grammar(control: re.Pattern[str], around: re.Pattern[str]) -> TurnGrammar:
+def make_unknown_grammar(control: re.Pattern[str], added_pattern: re.Pattern[str]) -> TurnGrammar:
     """The grammar of a template that takes no probe."""
-    return TurnGrammar("", None, frozenset(), frozenset(), control, around)
+    return TurnGrammar("", None, frozenset(), frozenset(), control, added_pattern)
 
 
 def detect_grammar(
-    prompt: str, found: MarkedText, control: re.Pattern[str], around: re.Pattern[str]
+    prompt: str, marked_probe: MarkedText, control: re.Pattern[str], added_pattern: re.Pattern[str]
 ) -> TurnGrammar:
     """The grammar that a probe shows whose turns are a user's and an assistant's, in turn.
 
     Args:
         prompt: the header that the template writes for the model to go on from.
-        found: the probe, its contents marked and whole; the last is an assistant's.
+        marked_probe: the probe, its contents marked and whole; the last is an assistant's.
         control: matches control tokens.
-        around: matches all added tokens.
+        added_pattern: matches all added tokens.
     """
-    text, blocks = found.text, found.blocks
+    text, blocks = marked_probe.text, marked_probe.blocks
     last = max((block.owner for block in blocks), default=0)
-    if not found.whole or not blocks or blocks[-1].owner != last:
-        return TurnGrammar(prompt, None, frozenset(), frozenset(), control, around)
+    if not marked_probe.intact or not blocks or blocks[-1].owner != last:
+        return TurnGrammar(prompt, None, frozenset(), frozenset(), control, added_pattern)
     stop = _find_stop_text(text, blocks[-1].stop, control)
     edges = [0, *(block.stop for block in blocks[:-1])]
     segments = [(edge, block.start) for edge, block in zip(edges, blocks, strict=True)]
     enders = {token.group() for token in control.finditer(stop)}
     for edge, start in segments[1:]:
-        at = text.rfind(prompt, edge, start) if prompt else -1
-        if at >= 0:  # what stands before an assistant's header ends the turn before it
-            enders |= {token.group() for token in control.finditer(text, edge, at)}
+        header_start = text.rfind(prompt, edge, start) if prompt else -1
+        if header_start >= 0:  # what stands before an assistant's header ends the turn before it
+            enders |= {token.group() for token in control.finditer(text, edge, header_start)}
     openers = set()
     for edge, start in segments:
-        tokens = (token.group() for token in around.finditer(text, edge, start))
+        tokens = (token.group() for token in added_pattern.finditer(text, edge, start))
         openers |= set([token for token in tokens if token not in enders][:1])
-    first = around.match(prompt)
+    first = added_pattern.match(prompt)
     if first is not None:
         openers.add(first.group())
-    return TurnGrammar(
-        prompt, stop, frozenset(openers - enders), frozenset(enders), control, around
-    )
+    return TurnGrammar(prompt, stop, frozenset(openers - enders), frozenset(enders), control, added_pattern)
 
 
-def _find_stop_text(text: str, place: int, control: re.Pattern[str]) -> str:
+def _find_stop_text(text: str, position: int, control: re.Pattern[str]) -> str:
     """What follows the last content, up to its first control token and those that adjoin it."""
-    match = control.search(text, place)
-    end = place
+    match = control.search(text, position)
+    end = position
     while match is not None:
         end = match.end()
         match = control.match(text, end)
-    return text[place:end]
+    return text[position:end]

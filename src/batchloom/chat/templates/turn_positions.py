@@ -29,12 +29,12 @@ class TurnPositionError(Exception):
 
 
 def locate_turns(
-    found: MarkedText, roles: Sequence[str], empty: Sequence[bool], grammar: TurnGrammar
+    marked_text: MarkedText, roles: Sequence[str], empty: Sequence[bool], grammar: TurnGrammar
 ) -> list[TurnPosition | None]:
     """Where each message stands in a text; None for what the template leaves out.
 
     Args:
-        found: the text, and where marked strings of messages came out.
+        marked_text: the text, and where marked strings of messages came out.
         roles: of the messages.
         empty: whether a message holds no string that could have been marked.
         grammar: what the template writes around turns.
@@ -42,8 +42,8 @@ def locate_turns(
     Raises:
         TurnPositionError: an assistant's turn whose place is not certain.
     """
-    text, blocks = found.text, found.blocks
-    places: dict[int, tuple[int, int]] = {}
+    text, blocks = marked_text.text, marked_text.blocks
+    turn_spans: dict[int, tuple[int, int]] = {}
     for n, block in enumerate(blocks):
         number = block.owner
         if number < 0:
@@ -51,42 +51,38 @@ def locate_turns(
         low = blocks[n - 1].stop if n else 0
         high = blocks[n + 1].start if n + 1 < len(blocks) else len(text)
         if roles[number] == ASSISTANT:
-            if number in places:
+            if number in turn_spans:
                 raise TurnPositionError(f"the template writes turn {number + 1} in several places")
             if not block.closed:
                 raise TurnPositionError(f"the template cuts off the end of turn {number + 1}")
             body = _find_body_start(text, low, block, grammar, number)
-            last = _find_last_content(found, block, grammar)
-            places[number] = body, _find_turn_end(text, last, high, grammar, number)
+            last = _find_last_content(marked_text, block, grammar)
+            turn_spans[number] = body, _find_turn_end(text, last, high, grammar, number)
         else:
             end = _find_stop(text, block.stop, high, grammar)
-            places.setdefault(number, (block.start, block.stop if end is None else end))
-    _locate_empty_turns(found, roles, empty, grammar, places)
-    return _add_turn_heads(text, places, len(roles), grammar)
+            turn_spans.setdefault(number, (block.start, block.stop if end is None else end))
+    _locate_empty_turns(marked_text, roles, empty, grammar, turn_spans)
+    return _add_turn_heads(text, turn_spans, len(roles), grammar)
 
 
-def _find_last_content(found: MarkedText, block: MarkedBlock, grammar: TurnGrammar) -> int:
+def _find_last_content(marked_text: MarkedText, block: MarkedBlock, grammar: TurnGrammar) -> int:
     """Where an assistant says its last.
 
     A header of another turn may repeat what it said, such as the name of the tool it called.
     """
-    first = bisect_left(found.given, (block.start, 0))
-    behind = bisect_left(found.given, block.stop, key=lambda some: some[0])
-    inside = [some for some in found.given[first : behind + 1] if some[1] <= block.stop]
-    edges = [block.start, *(place for some in inside for place in some), block.stop]
+    first = bisect_left(marked_text.string_spans, (block.start, 0))
+    behind = bisect_left(marked_text.string_spans, block.stop, key=lambda some: some[0])
+    inside = [some for some in marked_text.string_spans[first : behind + 1] if some[1] <= block.stop]
+    edges = [block.start, *(edge for some in inside for edge in some), block.stop]
     for n in range(0, len(edges), 2):
-        for token in grammar.around.finditer(found.text, edges[n], edges[n + 1]):
+        for token in grammar.added_pattern.finditer(marked_text.text, edges[n], edges[n + 1]):
             opens = token.group() in grammar.openers
-            if opens and not (
-                grammar.prompt and found.text.startswith(grammar.prompt, token.start())
-            ):
+            if opens and not (grammar.prompt and marked_text.text.startswith(grammar.prompt, token.start())):
                 return edges[n]
     return block.stop
 
 
-def _find_body_start(
-    text: str, low: int, block: MarkedBlock, grammar: TurnGrammar, number: int
-) -> int:
+def _find_body_start(text: str, low: int, block: MarkedBlock, grammar: TurnGrammar, number: int) -> int:
     """Where an assistant's turn begins: behind what the model is prompted with."""
     prompt = grammar.prompt
     if not block.opened:
@@ -95,26 +91,24 @@ def _find_body_start(
         return text.index(prompt, low) + len(prompt)
     if not prompt:
         return block.start
-    at = text.rfind(prompt, low, block.start)
-    if at < 0:
+    prompt_start = text.rfind(prompt, low, block.start)
+    if prompt_start < 0:
         return block.start
-    behind = at + len(prompt)
-    if any(token in text[behind : block.start] for token in grammar.openers):
-        raise TurnPositionError(
-            f"the header of turn {number + 1} is not the one the template prompts with"
-        )
-    return behind
+    prompt_end = prompt_start + len(prompt)
+    if any(token in text[prompt_end : block.start] for token in grammar.openers):
+        raise TurnPositionError(f"the header of turn {number + 1} is not the one the template prompts with")
+    return prompt_end
 
 
-def _find_stop(text: str, place: int, high: int, grammar: TurnGrammar) -> int | None:
-    """Behind the first stop from ``place`` on, None where a turn has none."""
+def _find_stop(text: str, start: int, high: int, grammar: TurnGrammar) -> int | None:
+    """Behind the first stop from ``start`` on, None where a turn has none."""
     stop = grammar.stop
     if stop == "":
-        return place
-    if stop and text.startswith(stop, place):
-        return place + len(stop)
+        return start
+    if stop and text.startswith(stop, start):
+        return start + len(stop)
     first = None
-    for match in grammar.around.finditer(text, place, high):
+    for match in grammar.added_pattern.finditer(text, start, high):
         token = match.group()
         if token in grammar.openers:
             break
@@ -125,32 +119,35 @@ def _find_stop(text: str, place: int, high: int, grammar: TurnGrammar) -> int | 
     return first
 
 
-def _find_turn_end(text: str, place: int, high: int, grammar: TurnGrammar, number: int) -> int:
-    end = _find_stop(text, place, high, grammar)
+def _find_turn_end(text: str, start: int, high: int, grammar: TurnGrammar, number: int) -> int:
+    end = _find_stop(text, start, high, grammar)
     if end is None:
         if grammar.stop is None:
-            return place
+            return start
         raise TurnPositionError(f"the template writes no stop token behind turn {number + 1}")
     return end
 
 
 def _locate_empty_turns(
-    found: MarkedText,
+    marked_text: MarkedText,
     roles: Sequence[str],
     empty: Sequence[bool],
     grammar: TurnGrammar,
-    places: dict[int, tuple[int, int]],
+    turn_spans: dict[int, tuple[int, int]],
 ) -> None:
     """Find the turns of assistants that say nothing by the prompts before them."""
-    text, blocks = found.text, found.blocks
+    text, blocks = marked_text.text, marked_text.blocks
 
     def silent(number: int) -> bool:
-        return roles[number] == ASSISTANT and empty[number] and number not in places
+        return roles[number] == ASSISTANT and empty[number] and number not in turn_spans
 
     for number in filter(silent, range(len(roles))):
-        if not grammar.prompt or any(n not in places and not empty[n] for n in range(len(roles))):
+        if not grammar.prompt or any(n not in turn_spans and not empty[n] for n in range(len(roles))):
             raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
-        low = max((end for other, (_, end) in places.items() if other < number), default=0)
+        low = max(
+            (end for other_number, (_, end) in turn_spans.items() if other_number < number),
+            default=0,
+        )
         later = [block for block in blocks if block.owner > number]
         high = min((block.start for block in later), default=len(text))
         following = min((block.owner for block in later), default=len(roles))
@@ -159,26 +156,26 @@ def _locate_empty_turns(
         if text.count(grammar.prompt, low, high) != waiting:
             raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
         body = text.index(grammar.prompt, low) + len(grammar.prompt)
-        places[number] = body, _find_turn_end(text, body, high, grammar, number)
+        turn_spans[number] = body, _find_turn_end(text, body, high, grammar, number)
 
 
 def _add_turn_heads(
-    text: str, found: dict[int, tuple[int, int]], count: int, grammar: TurnGrammar
+    text: str, turn_spans: dict[int, tuple[int, int]], count: int, grammar: TurnGrammar
 ) -> list[TurnPosition | None]:
     turns: list[TurnPosition | None] = [None] * count
-    before = 0
-    for number, (body, end) in sorted(found.items(), key=lambda item: item[1]):
-        match = grammar.control.search(text, before, body) if before else None
-        head = match.start() if match else min(before, body)
+    previous_end = 0
+    for number, (body, end) in sorted(turn_spans.items(), key=lambda item: item[1]):
+        match = grammar.control.search(text, previous_end, body) if previous_end else None
+        head = match.start() if match else min(previous_end, body)
         turns[number] = TurnPosition(head, body, end)
-        before = max(before, end)
+        previous_end = max(previous_end, end)
     return turns
 
 
 def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...]:
     """What a template did to messages whose turns stand there, in words."""
     altered: tuple[str, ...] = ("leaves out messages",) if None in turns else ()
-    places = [turn for turn in turns if turn is not None]
-    if places != sorted(places):
+    positions = [turn for turn in turns if turn is not None]
+    if positions != sorted(positions):
         altered += ("writes messages in another order",)
     return altered

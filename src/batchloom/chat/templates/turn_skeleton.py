@@ -37,9 +37,7 @@ def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationSh
 def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:
     """Messages of a shape whose contents can be told apart."""
     before, after = PROBE_WHITESPACE
-    return [
-        {"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape
-    ]
+    return [{"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class TurnSkeleton:
     A place is a pair: how many contents lie before it, and how many fixed characters.
 
     Attributes:
-        pieces: what the template writes, one more than slots.
+        fixed_texts: what the template writes, one more than slots.
         slots: the message in each slot, and what the template strips of it: 0 nothing, 1 white
             space before, 2 white space after, 3 both.
         turns: places of head, body and end of each message; None for one that is left out.
@@ -58,14 +56,14 @@ class TurnSkeleton:
         strips: whether it strips a content.
     """
 
-    pieces: tuple[str, ...]
+    fixed_texts: tuple[str, ...]
     slots: tuple[tuple[int, int], ...]
     turns: tuple[tuple[tuple[int, int], ...] | None, ...]
     control: tuple[tuple[int, int], ...]
     altered: tuple[str, ...]
     strips: bool
 
-    def fit(
+    def match(
         self, text: str, contents: Sequence[str]
     ) -> tuple[list[TurnPosition | None], list[int], tuple[str, ...]] | None:
         """Where turns and control tokens stand in ``text``, and what was done to contents.
@@ -73,89 +71,89 @@ class TurnSkeleton:
         None where the text is not these pieces with these contents between them.
         """
         altered = self.altered
-        filled = [contents[number] for number, _ in self.slots]
+        slot_contents = [contents[number] for number, _ in self.slots]
         if self.strips:
-            given = filled
-            filled = [_STRIP_FUNCTIONS[way](contents[number]) for number, way in self.slots]
-            if filled != given:
+            original_contents = slot_contents
+            slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
+            if slot_contents != original_contents:
                 altered = (*altered, "strips white space around contents")
-        parts = [self.pieces[0]]
-        before = [length := 0]
-        for content, piece in zip(filled, self.pieces[1:], strict=True):
-            parts += (content, piece)
+        parts = [self.fixed_texts[0]]
+        content_offsets = [length := 0]
+        for content, fixed_text in zip(slot_contents, self.fixed_texts[1:], strict=True):
+            parts += (content, fixed_text)
             length += len(content)
-            before.append(length)
+            content_offsets.append(length)
         if "".join(parts) != text:
             return None
         turns = [
-            None
-            if places is None
-            else TurnPosition(*[fixed + before[slots] for slots, fixed in places])
-            for places in self.turns
+            None if anchors is None else TurnPosition(*[fixed + content_offsets[slots] for slots, fixed in anchors])
+            for anchors in self.turns
         ]
-        return turns, [fixed + before[slots] for slots, fixed in self.control], altered
+        return turns, [fixed + content_offsets[slots] for slots, fixed in self.control], altered
 
 
 _STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
 
 
-def absorb_whitespace(found: MarkedText) -> tuple[MarkedText, list[int]]:
+def absorb_whitespace(marked_probe: MarkedText) -> tuple[MarkedText, list[int]]:
     """A rendered probe, the white space that was left counted to its contents; and what was not.
 
     Of each content: 1 where white space before it was stripped, 2 behind it, 3 both.
     """
-    blocks, ways = [], []
-    for block in found.blocks:
-        start, stop, way = block.start, block.stop, 0
-        if found.text[:start].endswith(PROBE_WHITESPACE[0]):
+    blocks, strip_modes = [], []
+    for block in marked_probe.blocks:
+        start, stop, strip_mode = block.start, block.stop, 0
+        if marked_probe.text[:start].endswith(PROBE_WHITESPACE[0]):
             start -= len(PROBE_WHITESPACE[0])
         else:
-            way |= 1
-        if found.text.startswith(PROBE_WHITESPACE[1], stop):
+            strip_mode |= 1
+        if marked_probe.text.startswith(PROBE_WHITESPACE[1], stop):
             stop += len(PROBE_WHITESPACE[1])
         else:
-            way |= 2
+            strip_mode |= 2
         blocks.append(MarkedBlock(block.owner, start, stop, block.opened, block.closed))
-        ways.append(way)
-    given = [(block.start, block.stop) for block in blocks]
-    return MarkedText(found.text, blocks, given, found.whole, found.lost), ways
+        strip_modes.append(strip_mode)
+    string_spans = [(block.start, block.stop) for block in blocks]
+    return MarkedText(
+        marked_probe.text, blocks, string_spans, marked_probe.intact, marked_probe.missing_strings
+    ), strip_modes
 
 
 def make_skeleton(
-    found: MarkedText,
-    ways: Sequence[int],
+    marked_probe: MarkedText,
+    strip_modes: Sequence[int],
     turns: Sequence[TurnPosition | None],
     control: re.Pattern[str],
 ) -> TurnSkeleton:
     """The skeleton that a rendered probe shows.
 
     Args:
-        found: the probe, each content whole (see :func:`absorb_whitespace`).
-        ways: what the template stripped of each.
+        marked_probe: the probe, each content whole (see :func:`absorb_whitespace`).
+        strip_modes: what the template stripped of each.
         turns: where its turns stand.
         control: matches control tokens.
     """
-    text, blocks = found.text, found.blocks
-    edges = [0, *(place for block in blocks for place in (block.start, block.stop)), len(text)]
+    text, blocks = marked_probe.text, marked_probe.blocks
+    edges = [0, *(edge for block in blocks for edge in (block.start, block.stop)), len(text)]
     starts = edges[::2]
-    pieces = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))
+    fixed_texts = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))
 
     stops = [block.stop for block in blocks]
-    sums = list(accumulate((block.stop - block.start for block in blocks), initial=0))
+    content_lengths = list(accumulate((block.stop - block.start for block in blocks), initial=0))
 
-    def place(at: int) -> tuple[int, int]:
-        passed = bisect_right(stops, at)
-        return passed, at - sums[passed]
+    def make_anchor(position: int) -> tuple[int, int]:
+        slot_count = bisect_right(stops, position)
+        return slot_count, position - content_lengths[slot_count]
 
     return TurnSkeleton(
-        pieces=pieces,
-        slots=tuple((block.owner, way) for block, way in zip(blocks, ways, strict=True)),
-        turns=tuple(None if turn is None else tuple(map(place, turn)) for turn in turns),
+        fixed_texts=fixed_texts,
+        slots=tuple((block.owner, strip_mode) for block, strip_mode in zip(blocks, strip_modes, strict=True)),
+        turns=tuple(None if turn is None else tuple(map(make_anchor, turn)) for turn in turns),
         control=tuple(
-            place(start + match.start())
-            for start, piece in zip(starts, pieces, strict=True)
-            for match in control.finditer(piece)
+            make_anchor(start + match.start())
+            for start, fixed_text in zip(starts, fixed_texts, strict=True)
+            for match in control.finditer(fixed_text)
         ),
         altered=describe_alterations(turns),
-        strips=any(ways),
+        strips=any(strip_modes),
     )

@@ -18,11 +18,9 @@ class SingleOptionCommand(TyperCommand):
             BadParameter: an option is given more than once.
         """
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        given: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
-        for param, times in given.items():
+        counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
+        for param, times in counts.items():
             if times > 1 and not (param.multiple or param.count or param.is_eager):
                 name = max(param.opts, key=len)
-                raise typer.BadParameter(
-                    f"it is given {times} times, and has one value: give it once", param_hint=name
-                )
+                raise typer.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
         return super().parse_args(ctx, args)

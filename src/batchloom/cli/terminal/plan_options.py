@@ -44,9 +44,7 @@ Generation = Annotated[
         rich_help_panel=_DATA_PANEL,
     ),
 ]
-SeqLen = Annotated[
-    int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_PLAN_PANEL)
-]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_PLAN_PANEL)]
 BatchSize = Annotated[
     int | None,
     typer.Option(
@@ -73,36 +71,20 @@ Overlong = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Of the order.", rich_help_panel=_PLAN_PANEL)]
 Shuffle = Annotated[
     bool | None,
-    typer.Option(
-        "--shuffle/--no-shuffle", help="Or the order of the store.", rich_help_panel=_PLAN_PANEL
-    ),
+    typer.Option("--shuffle/--no-shuffle", help="Or the order of the store.", rich_help_panel=_PLAN_PANEL),
 ]
-Epochs = Annotated[
-    int | None, typer.Option(help="Passes over a store; 1 by default.", rich_help_panel=_PLAN_PANEL)
-]
-Steps = Annotated[
-    int | None, typer.Option(help="Steps of the whole run.", rich_help_panel=_PLAN_PANEL)
-]
+Epochs = Annotated[int | None, typer.Option(help="Passes over a store; 1 by default.", rich_help_panel=_PLAN_PANEL)]
+Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", rich_help_panel=_PLAN_PANEL)]
 Last = Annotated[
     str | None,
-    typer.Option(
-        help="The last step is filled (fill) or left out (drop).", rich_help_panel=_PLAN_PANEL
-    ),
+    typer.Option(help="The last step is filled (fill) or left out (drop).", rich_help_panel=_PLAN_PANEL),
 ]
-PoolSize = Annotated[
-    int | None, typer.Option(help="Documents packed together.", rich_help_panel=_PLAN_PANEL)
-]
-Block = Annotated[
-    int | None, typer.Option(help="Neighbours permuted as one.", rich_help_panel=_PLAN_PANEL)
-]
-Lanes = Annotated[
-    int | None, typer.Option(help="What pools are dealt to.", rich_help_panel=_PLAN_PANEL)
-]
+PoolSize = Annotated[int | None, typer.Option(help="Documents packed together.", rich_help_panel=_PLAN_PANEL)]
+Block = Annotated[int | None, typer.Option(help="Neighbours permuted as one.", rich_help_panel=_PLAN_PANEL)]
+Lanes = Annotated[int | None, typer.Option(help="What pools are dealt to.", rich_help_panel=_PLAN_PANEL)]
 Align = Annotated[
     int | None,
-    typer.Option(
-        help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN_PANEL
-    ),
+    typer.Option(help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN_PANEL),
 ]
 GroupByLength = Annotated[
     int | None,
@@ -111,9 +93,7 @@ GroupByLength = Annotated[
         rich_help_panel=_PLAN_PANEL,
     ),
 ]
-WorldSize = Annotated[
-    int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN_PANEL)
-]
+WorldSize = Annotated[int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN_PANEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -133,9 +113,9 @@ _PLAN_SETTINGS = (
 )
 
 
-def select_plan_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def select_plan_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Of a command's options those that are settings of ``PlanSpec``."""
-    return {name: given[name] for name in _PLAN_SETTINGS}
+    return {name: options[name] for name in _PLAN_SETTINGS}
 
 
 @final
@@ -148,11 +128,11 @@ class _StderrLogHandler(logging.Handler):
 def log_to_stderr() -> Iterator[None]:
     """Print what goes to the log ``batchloom``, counting above all, on standard error."""
     log, handler = logging.getLogger("batchloom"), _StderrLogHandler()
-    before = log.level
+    previous_level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(previous_level)
         log.removeHandler(handler)

@@ -25,10 +25,11 @@ def print_preview(console: Console, documents: Sequence[DocumentPreview]) -> Non
     if documents:
         console.print(f"preview ({_LEGEND})", style="bold")
     for document in documents:
-        place = f"line {document.line}" if document.line else f"row {document.row}"
-        where = f", {place}" if document.line or document.row else ""
+        location = f"line {document.line}" if document.line else f"row {document.row}"
+        location_note = f", {location}" if document.line or document.row else ""
         console.print(
-            f"-- {escape_unprintable(document.file)}{where}: {document.tokens:,} tokens, {document.trained:,} trained"
+            f"-- {escape_unprintable(document.file)}{location_note}: {document.tokens:,} tokens, "
+            f"{document.trained:,} trained"
         )
         for mark, line, trained in make_preview_lines(document):
             console.print(f"{mark} {line}".rstrip(), style=_TRAINED_STYLE if trained else "")
@@ -38,13 +39,13 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
     """A document as lines: the mark, what can be seen of the line, whether it is trained."""
     lines: list[tuple[str, str, bool]] = []
     begins = True
-    for piece in document.pieces:
-        if piece.trained is None:
-            lines.append(("  ", f"... {piece.tokens:,} tokens are not shown ...", False))
+    for segment in document.pieces:
+        if segment.trained is None:
+            lines.append(("  ", f"... {segment.tokens:,} tokens are not shown ...", False))
             begins = False
             continue
-        mark = "T" if piece.trained else " "
-        parts = piece.text.split("\n")
+        mark = "T" if segment.trained else " "
+        parts = segment.text.split("\n")
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             # What follows the last line end is a line of the next piece, unless it holds something.
@@ -53,7 +54,7 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
                     (
                         mark + ("|" if begins else ">"),
                         shorten_token_runs(escape_unprintable(part)),
-                        piece.trained,
+                        segment.trained,
                     )
                 )
             begins = not last or (begins and not part)

@@ -17,11 +17,9 @@ def print_profile(console: Console, report: PrepareReport | None) -> None:
     if report is None:
         console.print("Where the time went is in report.json beside the store.")
         return
-    phases = ", ".join(
-        f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items()
-    )
-    told = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
-    console.print(escape_unprintable(f"{told}; {report.workers:,} at work ({report.crew})"))
+    phases = ", ".join(f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items())
+    summary = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
+    console.print(escape_unprintable(f"{summary}; {report.workers:,} at work ({report.crew})"))
     stages = report.content.stages
     if not stages:
         return
@@ -29,16 +27,16 @@ def print_profile(console: Console, report: PrepareReport | None) -> None:
     table.add_column("stage")
     for name in ("seconds", "share", "speed", "documents/s"):
         table.add_column(name, justify="right")
-    total = sum(spent.seconds for spent in stages.values()) or 1.0
-    for name, spent in stages.items():
-        seconds = spent.seconds
+    total = sum(stage.seconds for stage in stages.values()) or 1.0
+    for name, stage in stages.items():
+        seconds = stage.seconds
         fast = seconds > 0
         table.add_row(
             escape_unprintable(name),
             f"{seconds:,.2f}",
             f"{seconds / total:.0%}",
-            f"{format_size(spent.bytes / seconds)}/s" if fast and spent.bytes else "",
-            f"{spent.documents / seconds:,.0f}" if fast and spent.documents else "",
+            f"{format_size(stage.bytes / seconds)}/s" if fast and stage.bytes else "",
+            f"{stage.documents / seconds:,.0f}" if fast and stage.documents else "",
         )
     console.print(table)
     console.print(

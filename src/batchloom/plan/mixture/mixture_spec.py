@@ -60,9 +60,7 @@ class SourceSpec:
         if self.epochs is not None and (as_int(self.epochs) or 0) < 1:
             problems.append(f"epochs: {quote_value(self.epochs)} is not a whole number from 1 on")
         if self.seed is not None and (as_int(self.seed) is None or abs(self.seed) >= 1 << 128):
-            problems.append(
-                f"seed: {quote_value(self.seed)} is not a whole number of at most 128 bits"
-            )
+            problems.append(f"seed: {quote_value(self.seed)} is not a whole number of at most 128 bits")
         if self.overlong is not None and self.overlong not in OverlongMode.__args__:  # type: ignore[attr-defined]
             options = OverlongMode.__args__  # type: ignore[attr-defined]
             problems.append(f"overlong: {self.overlong!r} is none of {', '.join(options)}")
@@ -84,19 +82,17 @@ class Stage:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("step", "tokens") if getattr(self, name) is not None]
+        begin_fields = [name for name in ("step", "tokens") if getattr(self, name) is not None]
         problems = []
-        if len(given) != 1:
-            problems.append(
-                "step: a stage begins either at a step or after a number of tokens; give one"
-            )
+        if len(begin_fields) != 1:
+            problems.append("step: a stage begins either at a step or after a number of tokens; give one")
         problems += [
             f"{name}: {quote_value(getattr(self, name))} is not a whole number from 1 on"
-            for name in given
+            for name in begin_fields
             if not 1 <= (as_int(getattr(self, name)) or 0) < 1 << 62
         ]
         raise_problems(problems)
-        object.__setattr__(self, given[0], as_int(getattr(self, given[0])))
+        object.__setattr__(self, begin_fields[0], as_int(getattr(self, begin_fields[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,47 +126,35 @@ class Mixture:
 
     def __post_init__(self) -> None:
         problems = self._stores_problems()
-        for name, known in (("unit", WeightUnit), ("exhausted", ExhaustedPolicy)):
-            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+        for name, literal_type in (("unit", WeightUnit), ("exhausted", ExhaustedPolicy)):
+            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
             if value not in options:
                 hint = suggest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
         if not is_positive_weight(self.temperature):
-            problems.append(
-                f"temperature: {quote_value(self.temperature)} is not {_POSITIVE_DESCRIPTION}"
-            )
+            problems.append(f"temperature: {quote_value(self.temperature)} is not {_POSITIVE_DESCRIPTION}")
         if self.most_epochs is not None and not is_positive_weight(self.most_epochs):
-            problems.append(
-                f"most_epochs: {quote_value(self.most_epochs)} is not {_POSITIVE_DESCRIPTION}"
-            )
+            problems.append(f"most_epochs: {quote_value(self.most_epochs)} is not {_POSITIVE_DESCRIPTION}")
         problems += _list_kind_problems(self.sources, self.stages)
         problems = problems or self._idle_problems()
         if not problems:
             problems += list_weight_problems(self.weights, self.stores, "weights")
             for number, stage in enumerate(self.stages):
-                problems += list_weight_problems(
-                    stage.weights, self.stores, f"stages[{number}].weights"
-                )
+                problems += list_weight_problems(stage.weights, self.stores, f"stages[{number}].weights")
             problems += _list_order_problems(self.stages)
         raise_problems(problems)
         _refuse_other_tokenizers(self.stores)
 
     def __repr__(self) -> str:
-        stores = ", ".join(
-            f"{name} ({store.tokens:,} tokens)" for name, store in self.stores.items()
-        )
+        stores = ", ".join(f"{name} ({store.tokens:,} tokens)" for name, store in self.stores.items())
         weights = self.weights if isinstance(self.weights, str) else dict(self.weights)
         stages = f", {len(self.stages)} later stages" if self.stages else ""
-        return (
-            f"Mixture({weights!r} in {self.unit} of {stores}, exhausted {self.exhausted}{stages})"
-        )
+        return f"Mixture({weights!r} in {self.unit} of {stores}, exhausted {self.exhausted}{stages})"
 
     def _idle_problems(self) -> list[str]:
         """Settings that would have no effect beside the others."""
         problems = []
-        sized = any(
-            uses_size_weights(one) for one in (self.weights, *(s.weights for s in self.stages))
-        )
+        sized = any(uses_size_weights(weights) for weights in (self.weights, *(s.weights for s in self.stages)))
         problems += [
             f"{name}: it shapes weights by size, and the weights are given; weights='size' uses it"
             for name, idle in (
@@ -183,17 +167,15 @@ class Mixture:
             problems += [
                 f"sources.{name}.epochs: with exhausted='repeat' it goes on without end; give exhausted='stop' or "
                 "'redistribute'"
-                for name, said in self.sources.items()
-                if said.epochs is not None
+                for name, source_spec in self.sources.items()
+                if source_spec.epochs is not None
             ]
         return problems
 
     def _stores_problems(self) -> list[str]:
         if not isinstance(self.stores, Mapping) or not self.stores:
             return ["stores: a mapping of at least one name to its open store"]
-        problems = [
-            f"stores: {quote_value(name)} is no name" for name in self.stores if not is_text(name)
-        ]
+        problems = [f"stores: {quote_value(name)} is no name" for name in self.stores if not is_text(name)]
         if len(self.stores) > MAX_SOURCES:
             problems.append(f"stores: {len(self.stores)} sources, more than {MAX_SOURCES}")
         problems += [
@@ -218,9 +200,9 @@ def _list_kind_problems(sources: object, stages: object) -> list[str]:
         problems.append(f"sources: {quote_value(sources)} is no mapping of names to SourceSpec")
     else:
         problems += [
-            f"sources.{name}: {quote_value(said)} is no SourceSpec"
-            for name, said in sources.items()
-            if not isinstance(said, SourceSpec)
+            f"sources.{name}: {quote_value(source_spec)} is no SourceSpec"
+            for name, source_spec in sources.items()
+            if not isinstance(source_spec, SourceSpec)
         ]
     if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)):
         return [*problems, f"stages: {quote_value(stages)} is no list of Stage"]
@@ -235,24 +217,21 @@ def uses_size_weights(weights: object) -> bool:
     """Whether weights, or those inside a group, go by the sizes of sources."""
     if not isinstance(weights, Mapping):
         return weights == "size"
-    return any(
-        isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping)
-        for w in weights.values()
-    )
+    return any(isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping) for w in weights.values())
 
 
 def list_weighted_sources(weights: Weights, names: Iterable[str]) -> set[str]:
     """The sources that have a weight above 0; ``names`` are those of all sources."""
     if isinstance(weights, str):
         return set(names)
-    found: set[str] = set()
+    weighted_sources: set[str] = set()
     for name, weight in weights.items():
         if not isinstance(weight, Mapping):
-            found |= {name} if weight > 0 else set()
+            weighted_sources |= {name} if weight > 0 else set()
         elif weight["weight"] > 0:
             inner = weight["sources"]
-            found |= {n for n in inner if not isinstance(inner, Mapping) or inner[n] > 0}
-    return found
+            weighted_sources |= {n for n in inner if not isinstance(inner, Mapping) or inner[n] > 0}
+    return weighted_sources
 
 
 def is_positive_weight(value: object) -> bool:
@@ -272,71 +251,59 @@ def list_weight_problems(weights: object, stores: Mapping[str, object], path: st
     if weights == "size":
         return []
     if not isinstance(weights, Mapping) or not weights:
-        return [
-            f"{path}: {quote_value(weights)} is neither a mapping of names to numbers nor 'size'"
-        ]
+        return [f"{path}: {quote_value(weights)} is neither a mapping of names to numbers nor 'size'"]
     problems: list[str] = []
-    seen: set[str] = set()
+    weighted_names: set[str] = set()
     for name, weight in weights.items():
-        where = f"{path}.{name}"
+        weight_path = f"{path}.{name}"
         if isinstance(weight, Mapping):
-            problems += _list_group_problems(weight, stores, where, seen)
+            problems += _list_group_problems(weight, stores, weight_path, weighted_names)
         else:
-            problems += _list_number_problems(weight, where) + _list_name_problems(
-                name, stores, where, seen
+            problems += _list_number_problems(weight, weight_path) + _list_name_problems(
+                name, stores, weight_path, weighted_names
             )
-    tops = [w.get("weight") if isinstance(w, Mapping) else w for w in weights.values()]
-    if not problems and not any(tops):
+    top_weights = [w.get("weight") if isinstance(w, Mapping) else w for w in weights.values()]
+    if not problems and not any(top_weights):
         problems.append(f"{path}: all are 0; at least one source needs a weight above 0")
     return problems
 
 
 def _list_group_problems(
-    group: Mapping[str, Any], stores: Mapping[str, object], where: str, seen: set[str]
+    group: Mapping[str, Any], stores: Mapping[str, object], path: str, weighted_names: set[str]
 ) -> list[str]:
     problems = [
-        f"{where}.{key}: unknown setting{suggest(str(key), _GROUP_KEYS)}"
-        for key in group
-        if key not in _GROUP_KEYS
+        f"{path}.{key}: unknown setting{suggest(str(key), _GROUP_KEYS)}" for key in group if key not in _GROUP_KEYS
     ]
-    problems += [f"{where}.{key}: missing" for key in sorted(_GROUP_KEYS - set(group))]
+    problems += [f"{path}.{key}: missing" for key in sorted(_GROUP_KEYS - set(group))]
     if problems:
         return problems
-    problems += _list_number_problems(group["weight"], f"{where}.weight")
+    problems += _list_number_problems(group["weight"], f"{path}.weight")
     inner = group["sources"]
     if not isinstance(inner, (Mapping, list, tuple)) or not inner:
         return [
             *problems,
-            f"{where}.sources: {quote_value(inner)} is neither a mapping of names to numbers nor a list of names",
+            f"{path}.sources: {quote_value(inner)} is neither a mapping of names to numbers nor a list of names",
         ]
     for name in inner:
-        problems += _list_name_problems(name, stores, f"{where}.sources.{name}", seen)
+        problems += _list_name_problems(name, stores, f"{path}.sources.{name}", weighted_names)
     if isinstance(inner, Mapping):
         for name, weight in inner.items():
-            problems += _list_number_problems(weight, f"{where}.sources.{name}")
+            problems += _list_number_problems(weight, f"{path}.sources.{name}")
         if not problems and not any(inner.values()):
-            problems.append(f"{where}.sources: all are 0")
+            problems.append(f"{path}.sources: all are 0")
     return problems
 
 
-def _list_number_problems(weight: object, where: str) -> list[str]:
-    return (
-        []
-        if is_weight(weight)
-        else [f"{where}: {quote_value(weight)} is neither 0 nor {_POSITIVE_DESCRIPTION}"]
-    )
+def _list_number_problems(weight: object, path: str) -> list[str]:
+    return [] if is_weight(weight) else [f"{path}: {quote_value(weight)} is neither 0 nor {_POSITIVE_DESCRIPTION}"]
 
 
-def _list_name_problems(
-    name: object, stores: Mapping[str, object], where: str, seen: set[str]
-) -> list[str]:
+def _list_name_problems(name: object, stores: Mapping[str, object], path: str, weighted_names: set[str]) -> list[str]:
     if not isinstance(name, str) or name not in stores:
-        return [
-            f"{where}: names no source; there are {', '.join(map(str, stores))}{suggest(str(name), stores)}"
-        ]
-    if name in seen:
-        return [f"{where}: the source has a weight already"]
-    seen.add(name)
+        return [f"{path}: names no source; there are {', '.join(map(str, stores))}{suggest(str(name), stores)}"]
+    if name in weighted_names:
+        return [f"{path}: the source has a weight already"]
+    weighted_names.add(name)
     return []
 
 
@@ -344,9 +311,9 @@ def _list_order_problems(stages: Sequence[Stage]) -> list[str]:
     units = {"step" if stage.step is not None else "tokens" for stage in stages}
     if len(units) > 1:
         return ["stages: some begin at a step and some after tokens; use one of the two for all"]
-    begins = [stage.step if stage.step is not None else stage.tokens for stage in stages]
-    if begins != sorted(set(begins)):  # type: ignore[type-var]
-        return [f"stages: they begin at {begins}, which does not ascend"]
+    stage_starts = [stage.step if stage.step is not None else stage.tokens for stage in stages]
+    if stage_starts != sorted(set(stage_starts)):  # type: ignore[type-var]
+        return [f"stages: they begin at {stage_starts}, which does not ascend"]
     return []
 
 
@@ -356,16 +323,16 @@ def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
     Raises:
         PlanError: names two of them.
     """
-    known = {
+    fingerprints = {
         name: str(manifest.tokenizer.fingerprint)
         for name, store in stores.items()
         if (manifest := getattr(store, "manifest", None)) is not None
     }
-    first = next(iter(known.items()), None)
-    for name, made in known.items():
-        if first and made != first[1]:
+    first = next(iter(fingerprints.items()), None)
+    for name, fingerprint in fingerprints.items():
+        if first and fingerprint != first[1]:
             raise PlanError(
                 f"Sources {first[0]!r} and {name!r} were made with different tokenizers ({first[1][:12]} and "
-                f"{made[:12]}): the same id would be different text. Prepare one of them again with the "
+                f"{fingerprint[:12]}): the same id would be different text. Prepare one of them again with the "
                 "tokenizer of the other."
             )

@@ -52,13 +52,15 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
             documents = float((lengths > 0).sum()) / count
             if spec.overlong == "split" and store.tokens:
                 # Nothing is left out: how long documents are on average is known of all of them.
-                documents = tokens * pools.chosen / store.tokens
+                documents = tokens * pools.served_documents / store.tokens
             if spec.overlong == "split":
-                return SourceStatistics(store.tokens, pools.chosen, (tokens, documents))
+                return SourceStatistics(store.tokens, pools.served_documents, (tokens, documents))
             raw = store.lengths.take(members).astype(np.int64)
-            kept = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
+            served_shares = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
             return SourceStatistics(
-                store.tokens * kept[0], pools.documents * kept[1], (tokens, documents)
+                store.tokens * served_shares[0],
+                pools.documents * served_shares[1],
+                (tokens, documents),
             )
     raise PlanError(
         f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
@@ -88,24 +90,22 @@ def flatten_weights(
     """
     if weights == "size":
         return _weigh_by_size({name: size(name) for name in names}, temperature, caps)
-    found: dict[str, float] = {}
-    total = sum(
-        float(one["weight"] if isinstance(one, Mapping) else one) for one in weights.values()
-    )
+    flat_weights: dict[str, float] = {}
+    total = sum(float(entry["weight"] if isinstance(entry, Mapping) else entry) for entry in weights.values())
     for name, weight in weights.items():
         if isinstance(weight, Mapping):
-            inner, mine = weight["sources"], float(weight["weight"])
-            if not mine:
+            inner, group_weight = weight["sources"], float(weight["weight"])
+            if not group_weight:
                 continue
             if isinstance(inner, Mapping):
                 inside = _normalize_weights(inner)
             else:
-                part = caps and caps._replace(tokens=round(caps.tokens * mine / total))
+                part = caps and caps._replace(tokens=round(caps.tokens * group_weight / total))
                 inside = _weigh_by_size({name: size(name) for name in inner}, temperature, part)
-            found.update({source: mine * share for source, share in inside.items()})
+            flat_weights.update({source: group_weight * share for source, share in inside.items()})
         else:
-            found[name] = float(weight)
-    return _normalize_weights(found)
+            flat_weights[name] = float(weight)
+    return _normalize_weights(flat_weights)
 
 
 class EpochCap(NamedTuple):
@@ -115,30 +115,26 @@ class EpochCap(NamedTuple):
     tokens: int
 
 
-def _weigh_by_size(
-    sizes: Mapping[str, float], temperature: float, caps: EpochCap | None
-) -> dict[str, float]:
+def _weigh_by_size(sizes: Mapping[str, float], temperature: float, caps: EpochCap | None) -> dict[str, float]:
     if caps is None:
         largest = max(sizes.values())
         # However small: what has tokens has a weight, and it is refused where no period meets it.
         return _normalize_weights(
-            {
-                name: max((size / largest) ** (1 / temperature), MIN_WEIGHT)
-                for name, size in sizes.items()
-            }
+            {name: max((size / largest) ** (1 / temperature), MIN_WEIGHT) for name, size in sizes.items()}
         )
-    most = sum(size * caps.most_epochs for size in sizes.values())
-    if most < caps.tokens:
+    max_tokens = sum(size * caps.most_epochs for size in sizes.values())
+    if max_tokens < caps.tokens:
         raise PlanError(
-            f"most_epochs {caps.most_epochs:g} allows {most:,.0f} tokens of {', '.join(sizes)}, and the run asks for "
+            f"most_epochs {caps.most_epochs:g} allows {max_tokens:,.0f} tokens of {', '.join(sizes)}, and the run "
+            "asks for "
             f"{caps.tokens:,} of them. Give fewer steps, or a most_epochs of at least "
-            f"{caps.tokens / (most / caps.most_epochs):.3g}."
+            f"{caps.tokens / (max_tokens / caps.most_epochs):.3g}."
         )
-    left, shares = float(caps.tokens), {}
+    remaining_tokens, shares = float(caps.tokens), {}
     ascending = sorted(sizes, key=lambda name: (sizes[name], name))
     for number, name in enumerate(ascending):
-        shares[name] = min(left / (len(ascending) - number), sizes[name] * caps.most_epochs)
-        left -= shares[name]
+        shares[name] = min(remaining_tokens / (len(ascending) - number), sizes[name] * caps.most_epochs)
+        remaining_tokens -= shares[name]
     return _normalize_weights(shares)
 
 
@@ -176,20 +172,21 @@ def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False
     if len(shares) == 1:
         return dict.fromkeys(shares, 1)
     names = sorted(shares)
-    wanted = np.array([shares[name] for name in names])
+    target_shares = np.array([shares[name] for name in names])
     period = MIN_PERIOD
     while True:
         slots = -(-period // lanes) * lanes
-        counts = _apply_largest_remainders(wanted, slots)
-        off = np.abs(counts / slots / wanted - 1)
-        if off.max() <= _MAX_SHARE_ERROR or (near and period >= MAX_PERIOD):
+        counts = _apply_largest_remainders(target_shares, slots)
+        relative_errors = np.abs(counts / slots / target_shares - 1)
+        if relative_errors.max() <= _MAX_SHARE_ERROR or (near and period >= MAX_PERIOD):
             return dict(zip(names, counts.tolist(), strict=True))
         if period >= MAX_PERIOD:
             break
         period *= 2
-    worst = int(off.argmax())
+    worst = int(relative_errors.argmax())
     raise PlanError(
-        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which no period of at most {MAX_PERIOD:,} "
+        f"Source {names[worst]!r} has {target_shares[worst]:.2g} of the sequences, which no period of at most "
+        f"{MAX_PERIOD:,} "
         f"meets within 1 %. Give it at least {1 / (2 * _MAX_SHARE_ERROR * MAX_PERIOD):.2g}, or weight 0."
     )
 

@@ -30,22 +30,22 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
     share = np.array(counts, np.int64)
     owner = np.repeat(np.arange(sources), share)
     number = np.arange(period) - np.repeat(np.cumsum(share) - share, share)
-    of = share[owner]
-    due = -(-(number + 1) * period // of) * sources + owner
-    order = np.argsort(number * period // of, kind="stable")
+    owner_counts = share[owner]
+    deadlines = -(-(number + 1) * period // owner_counts) * sources + owner
+    order = np.argsort(number * period // owner_counts, kind="stable")
     # The heap holds (due, source) as one number: a million of them are pushed and popped.
-    waiting: list[int] = []
-    dates = due[order].tolist()
-    ends = np.cumsum(np.bincount(number * period // of, minlength=period)).tolist()
+    heap: list[int] = []
+    dates = deadlines[order].tolist()
+    ends = np.cumsum(np.bincount(number * period // owner_counts, minlength=period)).tolist()
     push, pop, push_pop = heapq.heappush, heapq.heappop, heapq.heappushpop
     served, begin = [], 0
     for end in ends:
         if begin == end:
-            served.append(pop(waiting))
+            served.append(pop(heap))
             continue
         for date in dates[begin : end - 1]:
-            push(waiting, date)
-        served.append(push_pop(waiting, dates[end - 1]))
+            push(heap, date)
+        served.append(push_pop(heap, dates[end - 1]))
         begin = end
     slots = (np.array(served, np.int64) % sources).astype(np.int32)
     slots.flags.writeable = False
@@ -99,9 +99,7 @@ class Schedule:
         # Slots by class (a source, or a source and a lane), ascending in each, each as class * period + slot.
         members = np.argsort(classes, kind="stable")
         self._keys = classes[members] * self.period + members
-        sizes = np.bincount(
-            classes, minlength=len(counts) * (lanes if self._lane is not None else 1)
-        )
+        sizes = np.bincount(classes, minlength=len(counts) * (lanes if self._lane is not None else 1))
         self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         self._occurrence = np.empty(self.period, np.int32)
         self._occurrence[members] = np.arange(self.period) - np.repeat(self._begins[:-1], sizes)
@@ -113,15 +111,19 @@ class Schedule:
 
     def at(self, positions: Ints) -> tuple[NDArray[np.int64], Ints, Ints]:
         """(source, lane, index) of positions: index counts the earlier ones of that source and lane."""
-        turn, slot = np.divmod(positions, self.period)
+        period_index, slot = np.divmod(positions, self.period)
         sources = build_period(self.counts)[slot].astype(np.int64)
         if self._lane is None:
-            indices = turn * self._share[sources] + self._occurrence[slot]
+            indices = period_index * self._share[sources] + self._occurrence[slot]
             if self.lanes == 1:
                 return sources, np.zeros(len(positions), np.int64), indices
             return sources, positions % self.lanes, positions // self.lanes
-        lanes = (self._lane[slot] + turn) % self.lanes
-        return sources, lanes, self._count_earlier(sources, lanes, turn) + self._occurrence[slot]
+        lanes = (self._lane[slot] + period_index) % self.lanes
+        return (
+            sources,
+            lanes,
+            self._count_earlier(sources, lanes, period_index) + self._occurrence[slot],
+        )
 
     def _count_earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
         """Slots of sources in lanes in the periods before ``turn``."""
@@ -137,8 +139,8 @@ class Schedule:
         shape = (len(self.counts), self.lanes)
         turn, slot = divmod(position, self.period)
         if len(self.counts) == 1:
-            whole, rest = divmod(position, self.lanes)
-            return (whole + (np.arange(self.lanes) < rest)).reshape(shape)
+            rounds, remainder = divmod(position, self.lanes)
+            return (rounds + (np.arange(self.lanes) < remainder)).reshape(shape)
         if self._lane is None:
             classes, before = sources, turn * self._share
         else:
@@ -161,27 +163,25 @@ class Schedule:
         """The position of a turn of a source: the way back of :meth:`turns`."""
         if len(self.counts) == 1:
             return number
-        period, rest = divmod(number, self.counts[source])
-        return period * self.period + int(self._get_slots(source)[rest])
+        period, slot_index = divmod(number, self.counts[source])
+        return period * self.period + int(self._get_slots(source)[slot_index])
 
     def _get_slots(self, source: int) -> Ints:
         if source not in self._turn_slots:
             self._turn_slots[source] = np.flatnonzero(build_period(self.counts) == source)
         return self._turn_slots[source]
 
-    def place(self, source: int, lane: int, index: int) -> int:
+    def find_position(self, source: int, lane: int, index: int) -> int:
         """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""
         if len(self.counts) == 1:
             return index * self.lanes + lane
-        turn, rest = divmod(index, self.counts[source])
+        turn, slot_index = divmod(index, self.counts[source])
         group = source
         if self._lane is not None:
             row = self._turns[source]
-            ends = (
-                row[lane + self.lanes + 1] - row[lane + self.lanes + 1 - np.arange(self.lanes + 1)]
-            )
-            inside = int(np.searchsorted(ends, rest, side="right")) - 1
-            rest -= int(ends[inside])
+            ends = row[lane + self.lanes + 1] - row[lane + self.lanes + 1 - np.arange(self.lanes + 1)]
+            inside = int(np.searchsorted(ends, slot_index, side="right")) - 1
+            slot_index -= int(ends[inside])
             group = source * self.lanes + (lane - inside) % self.lanes
             turn = turn * self.lanes + inside
-        return (turn - group) * self.period + int(self._keys[self._begins[group] + rest])
+        return (turn - group) * self.period + int(self._keys[self._begins[group] + slot_index])

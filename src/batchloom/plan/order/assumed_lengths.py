@@ -25,8 +25,7 @@ _SOURCE_PATTERN = re.compile(
     re.I,
 )
 _FORMS_HINT = (
-    "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, "
-    "code=5T tokens/4B documents'"
+    "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, code=5T tokens/4B documents'"
 )
 
 
@@ -35,8 +34,8 @@ def _compute_quantiles() -> NDArray[np.float64]:
     """Middles of equally likely parts of a log-normal distribution, scaled to a mean of 1."""
     count = 1 << _BITS
     normal = NormalDist(0.0, SIGMA)
-    found = np.exp([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
-    return np.asarray(found / found.mean())
+    quantiles = np.exp([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
+    return np.asarray(quantiles / quantiles.mean())
 
 
 @final
@@ -64,8 +63,8 @@ class AssumedLengths:
         """Lengths of the documents of these numbers, uint32 of the same length."""
         hashes = hash_indices(documents, self._key)
         exact = self._table[(hashes >> np.uint64(64 - _BITS)).astype(np.int64)]
-        below = (hashes & np.uint64(0xFFFFFFFF)).astype(np.float64) / (1 << 32)
-        return np.asarray(np.floor(exact + below), np.uint32)
+        fractions = (hashes & np.uint64(0xFFFFFFFF)).astype(np.float64) / (1 << 32)
+        return np.asarray(np.floor(exact + fractions), np.uint32)
 
 
 @final
@@ -97,34 +96,34 @@ def parse_assumed_stores(text: str) -> dict[str, AssumedStore]:
     Raises:
         SettingsError: it says nothing of that kind; shows how it is written.
     """
-    found: dict[str, AssumedStore] = {}
+    assumed_stores: dict[str, AssumedStore] = {}
     problems: list[str] = []
-    place, text, most = 0, text.strip(), int(_MAX_TOKENS / _compute_quantiles()[-1])
-    while place < len(text) and (match := _SOURCE_PATTERN.match(text, place)):
+    offset, text, max_mean = 0, text.strip(), int(_MAX_TOKENS / _compute_quantiles()[-1])
+    while offset < len(text) and (match := _SOURCE_PATTERN.match(text, offset)):
         name = match[1] or "data"
         tokens, documents = _parse_count(match[2], match[3]), _parse_count(match[4], match[5])
-        if name in found:
+        if name in assumed_stores:
             problems.append(f"assume: source {name!r} is named twice")
         elif not 0 < documents < 1 << 62 or not documents <= tokens < 1 << 62:
             problems.append(
                 f"assume: {tokens:,} tokens in {documents:,} documents: give at least one document, and a token in each"
             )
-        elif tokens > most * documents:
+        elif tokens > max_mean * documents:
             problems.append(
                 f"assume: {tokens:,} tokens in {documents:,} documents are {tokens / documents:,.0f} tokens each; "
-                f"with a mean above {most:,} the longest would have more than {_MAX_TOKENS:,}, which no store can "
+                f"with a mean above {max_mean:,} the longest would have more than {_MAX_TOKENS:,}, which no store can "
                 "hold. Give more documents"
             )
         else:
-            found[name] = AssumedStore(name, tokens, documents)
-        place = match.end()
-    if place < len(text) or not text:
-        problems.append(f"assume: {text[place:]!r} is not understood; {_FORMS_HINT}")
-    if len(found) > 1 and "data" in found and "data=" not in text.replace(" ", ""):
+            assumed_stores[name] = AssumedStore(name, tokens, documents)
+        offset = match.end()
+    if offset < len(text) or not text:
+        problems.append(f"assume: {text[offset:]!r} is not understood; {_FORMS_HINT}")
+    if len(assumed_stores) > 1 and "data" in assumed_stores and "data=" not in text.replace(" ", ""):
         problems.append(f"assume: one of several sources has no name; {_FORMS_HINT}")
     if problems:
         raise SettingsError(problems)
-    return found
+    return assumed_stores
 
 
 def _parse_count(number: str, unit: str) -> int:

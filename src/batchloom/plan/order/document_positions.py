@@ -29,9 +29,7 @@ class DocumentPosition:
     epoch: int
 
 
-def find_document_positions(
-    plan: Plan, number: int, document: int, last_step: int
-) -> list[DocumentPosition]:
+def find_document_positions(plan: Plan, number: int, document: int, last_step: int) -> list[DocumentPosition]:
     """Every sequence up to a step that holds a document, past and future, in order.
 
     Counts the sequences of every pool of the source where that has not been done.
@@ -48,47 +46,47 @@ def find_document_positions(
     end = min(plan.run.window(end - 1)[1], plan.positions)
     plan.orders.timeline.segment_at(max(end - 1, 0))
     segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
-    found: list[DocumentPosition] = []
+    document_positions: list[DocumentPosition] = []
     for era in sorted({segment.era for segment in segments}):
-        mine = [segment for segment in segments if segment.era == era]
-        found += _find_in_era(plan, mine, (number, document), end)
-    found = [one for one in found if one.step <= last]
-    return sorted(found, key=lambda one: one.position)
+        era_segments = [segment for segment in segments if segment.era == era]
+        document_positions += _find_in_era(plan, era_segments, (number, document), end)
+    document_positions = [position for position in document_positions if position.step <= last]
+    return sorted(document_positions, key=lambda position: position.position)
 
 
 def _find_in_era(
-    plan: Plan, segments: list[TimelineSegment], what: tuple[int, int], end: int
+    plan: Plan, segments: list[TimelineSegment], source_document: tuple[int, int], end: int
 ) -> list[DocumentPosition]:
-    number, document = what
+    number, document = source_document
     order = plan.orders.order(number, segments[0].era)
     epoch, epochs = order.first_epoch, plan.orders.epoch_limit(number)
-    found = [
-        one
-        for lane, index, of in _find_remainder_indices(order, document)
-        if (epochs is None or of < epochs)
-        and (one := _locate_sequence(plan, segments, (number, lane, index), of))
+    document_positions = [
+        position
+        for lane, index, epoch_number in _find_remainder_indices(order, document)
+        if (epochs is None or epoch_number < epochs)
+        and (position := _locate_sequence(plan, segments, (number, lane, index), epoch_number))
     ]
-    while (epochs is None or epoch < epochs) and _has_epoch_begun(
-        plan, order, segments, number, epoch, end
-    ):
-        found += [
-            one
+    while (epochs is None or epoch < epochs) and _has_epoch_begun(plan, order, segments, number, epoch, end):
+        document_positions += [
+            position
             for lane, index in _find_indices(order, document, epoch)
-            if (one := _locate_sequence(plan, segments, (number, lane, index), epoch))
+            if (position := _locate_sequence(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
-    found = [one for one in found if one.position < end]
-    return _group_by_length(plan, found) if plan.spec.group_by_length else found
+    document_positions = [one for one in document_positions if one.position < end]
+    return _group_by_length(plan, document_positions) if plan.spec.group_by_length else document_positions
 
 
-def _group_by_length(plan: Plan, found: list[DocumentPosition]) -> list[DocumentPosition]:
+def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> list[DocumentPosition]:
     """Return where sequences are served when rows are grouped by length."""
     grouped = LengthGroupedRows(RowWindows(plan.run))
     with plan.orders.lock:
-        positions = [grouped.served(one.position) for one in found]
+        positions = [
+            grouped.find_served_position(document_position.position) for document_position in document_positions
+        ]
     return [
-        DocumentPosition(*plan.orders.course.step_at(position), position, one.epoch)
-        for position, one in zip(positions, found, strict=True)
+        DocumentPosition(*plan.orders.course.step_at(position), position, document_position.epoch)
+        for position, document_position in zip(positions, document_positions, strict=True)
     ]
 
 
@@ -114,14 +112,10 @@ def _locate_sequence(
     """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
     number, lane, index = sequence
     last = segments[-1]
-    tail = plan.orders.timeline.tail(
-        number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure
-    )
+    tail = plan.orders.timeline.tail(number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure)
     turn = tail.turn(lane, index) if tail else None
     for segment in reversed(segments):
-        position = (
-            segment.place(number, lane, index) if turn is None else segment.turn(number, turn)
-        )
+        position = segment.find_position(number, lane, index) if turn is None else segment.turn(number, turn)
         if position is None:
             continue
         until = plan.orders.timeline.until(segment)
@@ -130,9 +124,7 @@ def _locate_sequence(
         step, row = plan.orders.course.step_at(position)
         first, stop = plan.positions_of(step)
         # A position that an edit skipped belongs to no step.
-        return (
-            DocumentPosition(step, row, position, epoch) if first + row == position < stop else None
-        )
+        return DocumentPosition(step, row, position, epoch) if first + row == position < stop else None
     return None
 
 
@@ -144,9 +136,9 @@ def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[i
     slot = int(np.flatnonzero(pools.orders[lane] == pool)[0])
     if (epoch, slot) < order.begins[lane][:2]:
         return []
-    before = int(pools.ends[lane][slot - 1]) if slot else pools.rests[lane]
-    rows = _find_rows_with(order.entered(pool, epoch), document)
-    return [_find_server(order, epoch, lane, before + row) for row in rows]
+    earlier_rows = int(pools.ends[lane][slot - 1]) if slot else pools.remainder_counts[lane]
+    rows = _find_rows_with(order.get_pool_rows(pool, epoch), document)
+    return [_find_server(order, epoch, lane, earlier_rows + row) for row in rows]
 
 
 def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
@@ -154,8 +146,8 @@ def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int
     _count_pools(order)
     return [
         (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)
-        for lane, rest in enumerate(order.rests)
-        for row in (_find_rows_with(rest, document) if rest is not None else [])
+        for lane, remainder_rows in enumerate(order.remainders)
+        for row in (_find_rows_with(remainder_rows, document) if remainder_rows is not None else [])
     ]
 
 

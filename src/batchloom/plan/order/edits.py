@@ -55,27 +55,23 @@ class Edit:
             problems.append(f"note: {quote_value(self.note)} is no text")
         object.__setattr__(self, "ban", _parse_bans(self.ban, problems))
         if not any(getattr(self, name) for name in _CHANGE_FIELDS) and self.weights is None:
-            problems.append(
-                f"step: the edit changes nothing; give one of {', '.join(_CHANGE_FIELDS)}"
-            )
+            problems.append(f"step: the edit changes nothing; give one of {', '.join(_CHANGE_FIELDS)}")
         raise_problems(problems)
 
 
 def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
-    ready: dict[str, tuple[int, ...]] = {}
+    bans: dict[str, tuple[int, ...]] = {}
     if not isinstance(ban, Mapping):
         problems.append(f"ban: {quote_value(ban)} is no mapping of sources to numbers of documents")
-        return ready
+        return bans
     for name, numbers in ban.items():
         single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
-        given = [numbers] if single else list(numbers)
-        wholes = [as_int(number) for number in given]
-        wrong = [n for n, w in zip(given, wholes, strict=True) if w is None or w < 0]
-        problems += [
-            f"ban.{name}: {quote_value(number)} is no number of a document" for number in wrong[:3]
-        ]
-        ready[str(name)] = tuple(sorted({w for w in wholes if w is not None and w >= 0}))
-    return ready
+        document_numbers = [numbers] if single else list(numbers)
+        as_ints = [as_int(number) for number in document_numbers]
+        invalid_numbers = [n for n, w in zip(document_numbers, as_ints, strict=True) if w is None or w < 0]
+        problems += [f"ban.{name}: {quote_value(number)} is no number of a document" for number in invalid_numbers[:3]]
+        bans[str(name)] = tuple(sorted({w for w in as_ints if w is not None and w >= 0}))
+    return bans
 
 
 def edit_to_plain(edit: Edit) -> dict[str, Any]:
@@ -96,19 +92,15 @@ def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
     Raises:
         SettingsError: it is none; every problem with its name.
     """
-    known = [entry.name for entry in fields(Edit)]
-    problems = [
-        f"{name}: unknown setting{suggest(name, known)}" for name in plain if name not in known
-    ]
+    field_names = [entry.name for entry in fields(Edit)]
+    problems = [f"{name}: unknown setting{suggest(name, field_names)}" for name in plain if name not in field_names]
     if "step" not in plain:
         problems.append("step: missing")
     raise_problems(problems)
     return Edit(**plain)
 
 
-def check_edit(
-    edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]
-) -> None:
+def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]) -> None:
     """Refuse an edit a plan cannot take.
 
     Args:
@@ -129,13 +121,9 @@ def check_edit(
         if name not in stores:
             problems.append(f"ban.{name}: there is no such source{suggest(name, stores)}")
         elif numbers and numbers[-1] >= sizes[name]:
-            problems.append(
-                f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}"
-            )
+            problems.append(f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}")
     if edit.global_batch_size and edit.global_batch_size % spec.lanes:
-        problems.append(
-            f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {spec.lanes}"
-        )
+        problems.append(f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {spec.lanes}")
     window = spec.group_by_length
     if window and edit.global_batch_size:
         problems += list_window_problems(window, edit.global_batch_size)
@@ -151,6 +139,4 @@ def check_edit(
             f"{last} on."
         )
     if window and edit.step % window:
-        raise PlanError(
-            f"An edit at step {edit.step} lies {describe_window_conflict(edit.step, window)}"
-        )
+        raise PlanError(f"An edit at step {edit.step} lies {describe_window_conflict(edit.step, window)}")

@@ -61,14 +61,14 @@ class _LaneOrder:
 
     def __init__(self, orders: "LaneOrders", lane: int) -> None:
         self._orders, self.lane = orders, lane
-        self._known = [_LanePoolPosition(0, 0, 0)]
+        self._pool_positions = [_LanePoolPosition(0, 0, 0)]
         self._entered: dict[tuple[int, int], Rows] = {}
 
     def begin(self, pool: _LanePoolPosition) -> None:
         """Know of a pool that another run has come to."""
-        at = bisect_right(self._known, pool.before, key=lambda one: one.before)
-        if pool not in self._known[max(at - 1, 0) : at]:
-            self._known.insert(at, pool)
+        index = bisect_right(self._pool_positions, pool.before, key=lambda one: one.before)
+        if pool not in self._pool_positions[max(index - 1, 0) : index]:
+            self._pool_positions.insert(index, pool)
 
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Numbers in the store of the documents of a pool, in the order they are read."""
@@ -78,20 +78,18 @@ class _LaneOrder:
         sizes = orders.bounds[1:][order] - first
         ends = np.cumsum(sizes)
         start = compute_lane_pool_start(spec, epoch, number)
-        stop = min(
-            start + compute_lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0
-        )
+        stop = min(start + compute_lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0)
         if start >= stop:
             return np.empty(0, np.int64)
-        a, b = (int(one) for one in np.searchsorted(ends, [start + 1, stop]))
-        pieces = [
+        a, b = (int(range_index) for range_index in np.searchsorted(ends, [start + 1, stop]))
+        document_ranges = [
             np.arange(
-                first[at] + max(start - int(ends[at] - sizes[at]), 0),
-                first[at] + min(stop - int(ends[at] - sizes[at]), int(sizes[at])),
+                first[index] + max(start - int(ends[index] - sizes[index]), 0),
+                first[index] + min(stop - int(ends[index] - sizes[index]), int(sizes[index])),
             )
-            for at in range(a, b + 1)
+            for index in range(a, b + 1)
         ]
-        return np.concatenate(pieces)
+        return np.concatenate(document_ranges)
 
     def rows(self, epoch: int, number: int) -> Rows | None:
         """The rows of a pool; None where the epoch has ended before it."""
@@ -102,42 +100,42 @@ class _LaneOrder:
             return None
         orders = self._orders
         lengths = orders.data.lengths.take(documents)
-        found = pack_lane_pool(lengths, orders.spec, self.lane, epoch, number)
+        packed_rows = pack_lane_pool(lengths, orders.spec, self.lane, epoch, number)
         rows = Rows(
-            found.pointers,
-            found.sources,
-            documents[found.documents],
-            found.starts,
-            found.lengths,
-            found.places,
+            packed_rows.pointers,
+            packed_rows.sources,
+            documents[packed_rows.documents],
+            packed_rows.starts,
+            packed_rows.lengths,
+            packed_rows.row_offsets,
         )
         while len(self._entered) >= _MAX_CACHED_POOLS:
             del self._entered[next(iter(self._entered))]
         self._entered[epoch, number] = rows
         return rows
 
-    def _nothing(self, epoch: int) -> tuple[str, str]:
+    def _explain_no_sequence(self, epoch: int) -> tuple[str, str]:
         """Why an epoch gives no sequence, and what would mend it."""
         documents, shortest, number = 0, 0, 0
-        while len(found := self.documents(epoch, number)):
-            least = int(self._orders.data.lengths.take(found).min())
+        while len(pool_documents := self.documents(epoch, number)):
+            least = int(self._orders.data.lengths.take(pool_documents).min())
             shortest = min(shortest, least) if documents else least
-            documents, number = documents + len(found), number + 1
+            documents, number = documents + len(pool_documents), number + 1
         if documents:
             return describe_all_too_long(documents, shortest, self._orders.spec)
         return "it was dealt no document", "Give more input"
 
     def locate(self, sequence: int) -> tuple[_LanePoolPosition, Rows]:
         """The pool that holds a sequence of the lane."""
-        at = bisect_right(self._known, sequence, key=lambda one: one.before)
-        pool, barren = self._known[at - 1], 0
+        index = bisect_right(self._pool_positions, sequence, key=lambda one: one.before)
+        pool, barren = self._pool_positions[index - 1], 0
         while True:
             rows = self.rows(pool.epoch, pool.number)
             if rows is None:
                 barren += 1
                 if barren > 1:
                     raise make_no_sequence_error(
-                        self.lane, self._orders.spec.lanes, *self._nothing(pool.epoch)
+                        self.lane, self._orders.spec.lanes, *self._explain_no_sequence(pool.epoch)
                     )
                 pool = _LanePoolPosition(pool.epoch + 1, 0, pool.before)
                 continue
@@ -204,9 +202,7 @@ class LanePlan:
         PlanError: lanes that do not fit, or stretches that are not those of this store.
     """
 
-    def __init__(
-        self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]) -> None:
         check_lanes(lanes, spec.global_batch_size)
         if spec.group_by_length:
             raise make_lane_order_error("cannot be grouped by length")
@@ -291,18 +287,18 @@ class LanePlan:
             return self._rows(self.run.positions_in(start, stop, part))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
-        pieces, places = [], []
+        row_slices, indices_by_lane = [], []
         for lane in np.unique(positions % self.spec.lanes).tolist():
-            mine = np.flatnonzero(positions % self.spec.lanes == lane)
-            sequence, last = (int(positions[at]) // self.spec.lanes for at in (mine[0], mine[-1]))
+            lane_indices = np.flatnonzero(positions % self.spec.lanes == lane)
+            sequence, last = (int(positions[index]) // self.spec.lanes for index in (lane_indices[0], lane_indices[-1]))
             while sequence <= last:
                 pool, rows = self.orders.lanes[lane].locate(sequence)
                 end = min(pool.before + len(rows), last + 1)
-                pieces.append(slice_rows(rows, sequence - pool.before, end - pool.before))
+                row_slices.append(slice_rows(rows, sequence - pool.before, end - pool.before))
                 sequence = end
-            places.append(mine)
-        joined = join_rows(pieces, len(positions))
-        return reorder_rows(joined, np.argsort(np.concatenate(places or [np.empty(0, np.int64)])))
+            indices_by_lane.append(lane_indices)
+        joined_rows = join_rows(row_slices, len(positions))
+        return reorder_rows(joined_rows, np.argsort(np.concatenate(indices_by_lane or [np.empty(0, np.int64)])))
 
     def epochs(self, position: int) -> dict[str, float]:
         """Whole passes of the first lane before a position."""
@@ -333,36 +329,36 @@ class LanePlan:
             StateError: it is none, of another plan (names each field that differs), or was changed.
         """
         with wrap_state_errors():
-            theirs = state["identity"]
-            named, position = state["fingerprint"], int(state["position"])
-        ours = self.identity
+            state_identity = state["identity"]
+            state_fingerprint, position = state["fingerprint"], int(state["position"])
+        plan_identity = self.identity
         check_state_belongs(
-            state, self.fingerprint, lambda: describe_other_settings(theirs, ours, named)
+            state,
+            self.fingerprint,
+            lambda: describe_other_settings(state_identity, plan_identity, state_fingerprint),
         )
         with wrap_state_errors():
-            pools = [
-                _LanePoolPosition(*state["lanes"][str(lane)])
-                for lane in list_rank_lanes(self.spec.lanes, 0, 1)
-            ]
+            pools = [_LanePoolPosition(*state["lanes"][str(lane)]) for lane in list_rank_lanes(self.spec.lanes, 0, 1)]
         with self.orders.lock:
             for lane, pool in zip(self.orders.lanes, pools, strict=True):
                 lane.begin(pool)
         return position
 
 
-def make_lane_order_error(what: str) -> PlanError:
+def make_lane_order_error(limitation: str) -> PlanError:
     """What is said where the order of lanes cannot do what a plan of pools can."""
     return PlanError(
-        f"A plan in the order of lanes {what}: it repeats a stream and nothing else. Make a plan of pools over the "
+        f"A plan in the order of lanes {limitation}: it repeats a stream and nothing else. Make a plan of pools "
+        "over the "
         "store (order='pools', another order of the same documents)."
     )
 
 
-def refuse_lane_order(plan: object, what: str) -> None:
+def refuse_lane_order(plan: object, limitation: str) -> None:
     """Refuse a plan in the order of lanes.
 
     Raises:
         PlanError: it is one.
     """
     if isinstance(plan, LanePlan):
-        raise make_lane_order_error(what)
+        raise make_lane_order_error(limitation)

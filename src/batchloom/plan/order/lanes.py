@@ -32,10 +32,10 @@ def choose_lane_pool_size(*, media: bool) -> int:
     return _MEDIA_POOL_SIZE if media else LANE_POOL_SIZE
 
 
-def choose_default_lanes(global_batch_size: int, stretches: int) -> int:
+def choose_default_lanes(global_batch_size: int, range_count: int) -> int:
     """The greatest common divisor of the batch and 64, halved until every lane has a stretch."""
     lanes = gcd(global_batch_size, MAX_DEFAULT_LANES)
-    while lanes > max(stretches, 1):
+    while lanes > max(range_count, 1):
         lanes //= 2
     return lanes
 
@@ -47,11 +47,11 @@ def check_lanes(lanes: int, global_batch_size: int) -> None:
         PlanError: names numbers of lanes that fit.
     """
     if global_batch_size % lanes:
-        fits = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        near = sorted(sorted(fits, key=lambda n: abs(int(n) - lanes))[:6], key=int)
+        fitting_lanes = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        nearest_lanes = sorted(sorted(fitting_lanes, key=lambda n: abs(int(n) - lanes))[:6], key=int)
         raise PlanError(
             f"lanes {lanes} do not divide global_batch_size {global_batch_size}: every step takes the same number of "
-            f"sequences from each lane. Lanes that fit: {', '.join(near)}."
+            f"sequences from each lane. Lanes that fit: {', '.join(nearest_lanes)}."
         )
 
 
@@ -62,13 +62,12 @@ def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
         PlanError: names world sizes that fit.
     """
     if world_size < 1 or not 0 <= rank < world_size:
-        raise PlanError(
-            f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1."
-        )
+        raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
     if lanes % world_size:
-        fits = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
+        fitting_sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
         raise PlanError(
-            f"{lanes} lanes cannot be dealt evenly to {world_size} ranks. World sizes that fit: {fits}. Lanes are part "
+            f"{lanes} lanes cannot be dealt evenly to {world_size} ranks. World sizes that fit: {fitting_sizes}. "
+            "Lanes are part "
             f"of a stream's order: for another world size give lanes=, a multiple of {world_size}, when it is begun."
         )
 
@@ -78,26 +77,20 @@ def list_rank_lanes(lanes: int, rank: int, world_size: int) -> range:
     return range(rank, lanes, world_size)
 
 
-def derive_lane_key(
-    spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1
-) -> HashKey:
+def derive_lane_key(spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1) -> HashKey:
     """The key of a purpose of a lane."""
     return derive_key(spec.seed, _SOURCE_NAME, f"lane {purpose}", epoch, pool, lane)
 
 
-def order_lane_ranges(
-    stretches: int, lanes: int, spec: PlanSpec, lane: int, epoch: int
-) -> NDArray[np.int64]:
+def order_lane_ranges(range_count: int, lanes: int, spec: PlanSpec, lane: int, epoch: int) -> NDArray[np.int64]:
     """Numbers of the stretches that a lane reads in an epoch, in order, int64 [N].
 
     Which they are depends on the seed alone; each epoch has its own order of them.
     """
-    mine = np.arange(lane, stretches, lanes)
+    lane_ranges = np.arange(lane, range_count, lanes)
     if not spec.shuffle:
-        return mine
-    permuted = Permutation(stretches, derive_key(spec.seed, _SOURCE_NAME, "stretches", -1, -1)).at(
-        mine
-    )
+        return lane_ranges
+    permuted = Permutation(range_count, derive_key(spec.seed, _SOURCE_NAME, "stretches", -1, -1)).at(lane_ranges)
     return permuted[shuffle_range(len(permuted), derive_lane_key(spec, "order", lane, epoch))]
 
 
@@ -110,14 +103,12 @@ def compute_lane_pool_size(spec: PlanSpec, epoch: int, pool: int) -> int:
 
 def compute_lane_pool_start(spec: PlanSpec, epoch: int, pool: int) -> int:
     """Documents of a lane in an epoch before a pool."""
-    grown = spec.pool_size.bit_length() if epoch == 0 else 0
-    small = [compute_lane_pool_size(spec, epoch, one) for one in range(min(pool, grown))]
-    return sum(small) + max(pool - grown, 0) * spec.pool_size
+    growing_pools = spec.pool_size.bit_length() if epoch == 0 else 0
+    pool_sizes = [compute_lane_pool_size(spec, epoch, pool_number) for pool_number in range(min(pool, growing_pools))]
+    return sum(pool_sizes) + max(pool - growing_pools, 0) * spec.pool_size
 
 
-def pack_lane_pool(
-    lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch: int, pool: int
-) -> Rows:
+def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch: int, pool: int) -> Rows:
     """The rows of a pool in the order of its sequences; its documents are numbered from 0.
 
     Args:
@@ -144,9 +135,7 @@ def pack_lane_pool(
         derive_lane_key(spec, "spans", lane, epoch, pool),
         derive_lane_key(spec, "sequences", lane, epoch, pool),
     )
-    return pack_rows(
-        members, np.zeros_like(members), fit_lengths(lengths, spec)[members], spec, keys
-    )
+    return pack_rows(members, np.zeros_like(members), fit_lengths(lengths, spec)[members], spec, keys)
 
 
 def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> PlanError:

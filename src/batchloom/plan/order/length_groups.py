@@ -35,11 +35,9 @@ def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
         int64 [rows], a permutation.
     """
     steps = len(lengths) // size
-    whole = steps * size
-    longest_first = np.argsort(-lengths[:whole], kind="stable").reshape(steps, size)
-    return np.concatenate(
-        [longest_first[shuffle_range(steps, key)].ravel(), np.arange(whole, len(lengths))]
-    )
+    full_step_rows = steps * size
+    longest_first = np.argsort(-lengths[:full_step_rows], kind="stable").reshape(steps, size)
+    return np.concatenate([longest_first[shuffle_range(steps, key)].ravel(), np.arange(full_step_rows, len(lengths))])
 
 
 @final
@@ -56,40 +54,40 @@ class LengthGroupedRows:
         self._windows, self._run = windows, windows.run
         self._steps = self._run.orders.spec.group_by_length
         # By the first position of a window: its order and its rows, which is 52 bytes a row.
-        self._kept: dict[int, tuple[Ints, Rows]] = {}
+        self._cached_windows: dict[int, tuple[Ints, Rows]] = {}
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         if not self._steps or start == stop:
             return self._windows.rows(start, stop, part)
-        pieces, position = [], start
+        row_slices, position = [], start
         while position < stop:
             begin, end = self._run.window(position)
-            _, rows = self._entered(begin, end)
-            pieces.append(slice_rows(rows, position - begin, min(stop, end) - begin))
+            _, rows = self._get_window(begin, end)
+            row_slices.append(slice_rows(rows, position - begin, min(stop, end) - begin))
             position = end
-        return join_rows(pieces, stop - start)
+        return join_rows(row_slices, stop - start)
 
-    def held(self, position: int) -> int:
+    def find_original_position(self, position: int) -> int:
         """Return the position before grouping of the row at a position."""
         if not self._steps:
             return position
         begin, stop = self._run.window(position)
-        return begin + int(self._entered(begin, stop)[0][position - begin])
+        return begin + int(self._get_window(begin, stop)[0][position - begin])
 
-    def served(self, position: int) -> int:
+    def find_served_position(self, position: int) -> int:
         """Return where the row is served whose position before grouping is given; inverts :meth:`held`."""
         if not self._steps:
             return position
         begin, stop = self._run.window(position)
-        order = self._entered(begin, stop)[0]
+        order = self._get_window(begin, stop)[0]
         return begin + int(np.flatnonzero(order == position - begin)[0])
 
-    def _entered(self, begin: int, stop: int) -> tuple[Ints, Rows]:
+    def _get_window(self, begin: int, stop: int) -> tuple[Ints, Rows]:
         """Return the order of a window and its rows; the latest are cached."""
-        known = self._kept.get(begin)
-        if known is not None:
-            return known
+        cached_window = self._cached_windows.get(begin)
+        if cached_window is not None:
+            return cached_window
         rows = self._windows.rows(begin, stop, (0, 1))
         # One document is a row's only span; past the end of the run there is none.
         count = len(rows.lengths)
@@ -97,8 +95,8 @@ class LengthGroupedRows:
         size = self._run.orders.course.range_at(begin).size
         order = np.arange(stop - begin)
         order[:count] = order_by_length(rows.lengths, size, key)
-        entered = (order, reorder_rows(rows, order))
-        while len(self._kept) >= _MAX_CACHED_WINDOWS:
-            del self._kept[next(iter(self._kept))]
-        self._kept[begin] = entered
-        return entered
+        window = (order, reorder_rows(rows, order))
+        while len(self._cached_windows) >= _MAX_CACHED_WINDOWS:
+            del self._cached_windows[next(iter(self._cached_windows))]
+        self._cached_windows[begin] = window
+        return window

@@ -28,7 +28,7 @@ class Plan:
         data: A store (anything with ``lengths``, ``tokens`` and a ``fingerprint``), or a mixture.
         spec: Settings of the order.
         edits: Changes later in the run, in the order they were decided.
-        known: ``orders`` of a plan of the same data and spec, whose counts are taken over. They save work alone.
+        previous_orders: ``orders`` of a plan of the same data and spec, whose counts are reused to save work.
 
     Attributes:
         spec: As given, with the pool size chosen.
@@ -50,9 +50,9 @@ class Plan:
         data: PlanStore | Mixture,
         spec: PlanSpec,
         edits: Sequence[Edit] = (),
-        known: SourceOrders | None = None,
+        previous_orders: SourceOrders | None = None,
     ) -> None:
-        self.orders = SourceOrders(data, spec, edits, known)
+        self.orders = SourceOrders(data, spec, edits, previous_orders)
         self.spec, self.edits = self.orders.spec, self.orders.edits
         self.stores, self.names = self.orders.stores, self.orders.names
         self.run = RunPositions(self.orders)
@@ -136,16 +136,19 @@ class Plan:
         """Return the settings of a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
         if not self.edits:
             return self.spec
-        at = self.orders.course.range_of_step(step)
-        if (at.size, at.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
+        step_range = self.orders.course.range_of_step(step)
+        if (step_range.size, step_range.seq_len) == (
+            self.spec.global_batch_size,
+            self.spec.seq_len,
+        ):
             return self.spec
-        return replace(self.spec, global_batch_size=at.size, seq_len=at.seq_len)
+        return replace(self.spec, global_batch_size=step_range.size, seq_len=step_range.seq_len)
 
     def positions_of(self, step: int) -> tuple[int, int]:
         """Return first and last + 1 of the positions of a step."""
-        at = self.orders.course.range_of_step(step)
-        first = at.position + (step - at.step) * at.size
-        return first, first + at.size
+        step_range = self.orders.course.range_of_step(step)
+        first = step_range.position + (step - step_range.step) * step_range.size
+        return first, first + step_range.size
 
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``; rows past the end of the run are empty.
@@ -161,9 +164,7 @@ class Plan:
         if not 0 <= start <= stop:
             raise PlanError(f"Positions {start} to {stop} are no range of this plan.")
         if part != WHOLE and (start % self.spec.lanes or stop % self.spec.lanes):
-            raise PlanError(
-                f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes."
-            )
+            raise PlanError(f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes.")
         with self.orders.lock:
             return self._rows.rows(start, stop, part)
 
@@ -177,7 +178,7 @@ class Plan:
         Counts whole pools, and the rows of the last of them in lane 0.
         """
         with self.orders.lock:
-            return _epochs_at(self.orders, position)
+            return _compute_epochs(self.orders, position)
 
     def state(self, position: int) -> dict[str, Any]:
         """Return one position as plain JSON values, with what it takes to go on there at once.
@@ -209,7 +210,7 @@ class Plan:
             return resume_from_state(self.run, self._make_identity, state)
 
 
-def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:
+def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
     """Return the passes through each source before a position."""
     segment = orders.timeline.segment_at(position)
     if segment is None and orders.timeline.end:
@@ -221,22 +222,22 @@ def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:
     else:
         counts = segment.served(position)
         served = {n: int(counts[n, 0]) for n in orders.weighted_sources_by_era[segment.era]}
-    found = {}
+    epochs_by_source = {}
     for number, index in served.items():
         order = orders.order(number, segment.era)
-        at = order.find(0, index)
-        if at is None:
+        location = order.find(0, index)
+        if location is None:
             continue
         # What an edit left of older pools, or another lane lends, has no place among the pools of an epoch.
         share = 0.0
-        if at.cursor is not None:
-            inside = at.row / (at.row + at.run)
-            share = (at.cursor.slot + inside) / len(order.epoch(at.epoch).orders[0])
-        most = orders.epoch_limit(number)
+        if location.cursor is not None:
+            inside = location.row / (location.row + location.run)
+            share = (location.cursor.slot + inside) / len(order.epoch(location.epoch).orders[0])
+        max_epochs = orders.epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
-            most = most or orders.spec.epochs or 1
+            max_epochs = max_epochs or orders.spec.epochs or 1
         # Sequences that fill up the last step are of no pass.
-        found[orders.names[number]] = (
-            at.epoch + share if most is None else min(at.epoch + share, most)
+        epochs_by_source[orders.names[number]] = (
+            location.epoch + share if max_epochs is None else min(location.epoch + share, max_epochs)
         )
-    return found
+    return epochs_by_source

@@ -7,9 +7,7 @@ from batchloom.plan.mixture import Mixture, PlanStore, Weights, uses_size_weight
 from batchloom.plan.order.edits import Edit, check_edit
 from batchloom.plan.packing import PlanSpec
 
-_CAPPED_HINT = (
-    "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
-)
+_CAPPED_HINT = "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
 
 
 def check_run(
@@ -33,26 +31,20 @@ def check_run(
     mixture = data if isinstance(data, Mixture) else None
     for name, store in stores.items():
         if not store.lengths.size:
-            what = f"Source {name!r}" if mixture else "The store"
-            raise PlanError(f"{what} has no documents in this subset; there is nothing to plan.")
+            subject = f"Source {name!r}" if mixture else "The store"
+            raise PlanError(f"{subject} has no documents in this subset; there is nothing to plan.")
     if mixture and spec.epochs is not None:
-        raise SettingsError(
-            ["epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"]
-        )
+        raise SettingsError(["epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"])
     if mixture and spec.steps is None and mixture.exhausted == "repeat":
         raise SettingsError(
-            [
-                "steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"
-            ]
+            ["steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"]
         )
     sizes = {name: store.lengths.size for name, store in stores.items()}
     last = 0
     weights: Weights = mixture.weights if mixture else {}
     for edit in edits:
         if edit.weights is not None and mixture is None:
-            raise SettingsError(
-                ["weights: one store has none; start with a Mixture to change them"]
-            )
+            raise SettingsError(["weights: one store has none; start with a Mixture to change them"])
         check_edit(edit, stores, last, spec, sizes)
         if edit.weights is not None:
             weights = edit.weights

@@ -28,29 +28,25 @@ class PlanIdentity:
     @cached_property
     def origin(self) -> dict[str, Any]:
         """Every field that decides the order, before any edit."""
-        return _origin_fields(self._orders)
+        return _describe_origin(self._orders)
 
     @cached_property
     def journal(self) -> list[dict[str, Any]]:
         """The edits as plain values, each with the sources it adds and the fingerprint after it."""
         orders = self._orders
         sources = set(self.origin["sources"])
-        name, entries = fingerprint(self.origin), []
+        order_fingerprint, entries = fingerprint(self.origin), []
         for edit in orders.edits:
             entry = edit_to_plain(edit)
-            used = (
-                list_weighted_sources(edit.weights, orders.names)
-                if edit.weights is not None
-                else set()
-            )
-            added = sorted(used - sources)
-            if added:
+            used_sources = list_weighted_sources(edit.weights, orders.names) if edit.weights is not None else set()
+            added_sources = sorted(used_sources - sources)
+            if added_sources:
                 entry["added"] = {
-                    source: _source_fields(orders, orders.names.index(source)) for source in added
+                    source: _describe_source(orders, orders.names.index(source)) for source in added_sources
                 }
-                sources |= set(added)
-            name = fingerprint([name, entry])
-            entries.append({**entry, "fingerprint": name})
+                sources |= set(added_sources)
+            order_fingerprint = fingerprint([order_fingerprint, entry])
+            entries.append({**entry, "fingerprint": order_fingerprint})
         return entries
 
     @property
@@ -60,7 +56,7 @@ class PlanIdentity:
         return name
 
 
-def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
+def _describe_origin(orders: SourceOrders) -> dict[str, Any]:
     """Return the identity of a plan before any edit.
 
     A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
@@ -71,24 +67,21 @@ def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
         if spec[name] == default:
             del spec[name]
     if orders.spec.group_by_length:
-        spec |= _end_identity(orders.spec)
+        spec |= _describe_end(orders.spec)
     identity: dict[str, Any] = {"order_version": ORDER_VERSION, "spec": spec}
     mixture = orders.data
     if not isinstance(mixture, Mixture):
         spec["block"] = orders.pools.blocks[0]
-        return {**identity, "sources": {orders.names[0]: _source_fields(orders, 0)}}
+        return {**identity, "sources": {orders.names[0]: _describe_source(orders, 0)}}
     used = _list_used_sources(orders, mixture)
-    identity["sources"] = {orders.names[n]: _source_fields(orders, n) for n in used}
+    identity["sources"] = {orders.names[n]: _describe_source(orders, n) for n in used}
     identity["mixture"] = {
         "unit": mixture.unit,
         "exhausted": mixture.exhausted,
         "temperature": mixture.temperature,
         "most_epochs": mixture.most_epochs,
         "weights": _weights_to_plain(mixture.weights),
-        "stages": [
-            {**to_plain(stage), "weights": _weights_to_plain(stage.weights)}
-            for stage in mixture.stages
-        ],
+        "stages": [{**to_plain(stage), "weights": _weights_to_plain(stage.weights)} for stage in mixture.stages],
     }
     if mixture.most_epochs is not None:
         # Weights under a bound of epochs are of a run of so many steps.
@@ -96,28 +89,28 @@ def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
     return identity
 
 
-def _end_identity(spec: PlanSpec) -> dict[str, int]:
+def _describe_end(spec: PlanSpec) -> dict[str, int]:
     """Where the last window of a run ends, which decides the order of its rows; nothing where all are whole."""
     if spec.epochs is not None or spec.steps is None:
         return {"epochs": spec.epochs or 1}
     return {"steps": spec.steps} if spec.steps % spec.group_by_length else {}
 
 
-def _source_fields(orders: SourceOrders, number: int) -> dict[str, Any]:
+def _describe_source(orders: SourceOrders, number: int) -> dict[str, Any]:
     """Return the fields that decide the order of one source."""
     name, pools = orders.names[number], orders.order(number).pools
     identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
     if isinstance(orders.data, Mixture):
-        own = {k: v for k, v in to_plain(orders.source_spec(number)).items() if v is not None}
-        identity.update(block=pools.blocks[0], **own)
+        source_settings = {k: v for k, v in to_plain(orders.source_spec(number)).items() if v is not None}
+        identity.update(block=pools.blocks[0], **source_settings)
     return {**identity, **pools.layers_identity()}
 
 
 def _list_used_sources(orders: SourceOrders, mixture: Mixture) -> list[int]:
-    found: set[str] = set()
+    source_names: set[str] = set()
     for weights in (mixture.weights, *(stage.weights for stage in mixture.stages)):
-        found |= list_weighted_sources(weights, orders.names)
-    return [n for n, name in enumerate(orders.names) if name in found]
+        source_names |= list_weighted_sources(weights, orders.names)
+    return [n for n, name in enumerate(orders.names) if name in source_names]
 
 
 def _weights_to_plain(weights: Any) -> Any:

@@ -23,77 +23,73 @@ def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dic
     if position < 0:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
     orders = run.orders
-    past = orders.spec.steps is None and not run.carries_data(position)
+    is_past_end = orders.spec.steps is None and not run.carries_data(position)
     # At the end of a run, the pool of its last sequence: a longer run goes on from there.
-    known = _window_start(run, position, run.end if past else None)
-    segment = orders.timeline.segment_at(known)
+    cursor_position = _find_window_start(run, position, run.end if is_past_end else None)
+    segment = orders.timeline.segment_at(cursor_position)
     plain: dict[str, Any] = {
         "order_version": ORDER_VERSION,
         "fingerprint": identity.fingerprint,
         "identity": identity.origin,
         "edits": identity.journal,
         "position": position,
-        "end": run.end if past else None,
-        "sources": _collect_cursors(orders, segment, known) if segment else {},
+        "end": run.end if is_past_end else None,
+        "sources": _collect_cursors(orders, segment, cursor_position) if segment else {},
     }
-    gone = {
-        orders.names[n]: where for n, where in orders.timeline.exhausted.items() if where <= known
+    exhausted_sources = {
+        orders.names[n]: exhausted_at
+        for n, exhausted_at in orders.timeline.exhausted.items()
+        if exhausted_at <= cursor_position
     }
-    if gone:
-        plain["exhausted"] = gone
-    tails = orders.timeline.tails(known)
+    if exhausted_sources:
+        plain["exhausted"] = exhausted_sources
+    tails = orders.timeline.tails(cursor_position)
     if tails:
         plain["tails"] = {orders.names[n]: sequences for n, sequences in sorted(tails.items())}
     if segment and segment.era:
         numbers = [orders.names.index(name) for name in plain["sources"]]
         plain["cuts"] = {
-            orders.names[n]: [
-                _cut_to_plain(orders.cut(n, era)) for era in range(1, segment.era + 1)
-            ]
+            orders.names[n]: [_cut_to_plain(orders.get_source_cut(n, era)) for era in range(1, segment.era + 1)]
             for n in numbers
         }
     return {**plain, "check": fingerprint(plain)}
 
 
-def _window_start(run: RunPositions, position: int, end: int | None) -> int:
+def _find_window_start(run: RunPositions, position: int, end: int | None) -> int:
     """What the sources' places in a state are of: of a window that has begun, all rows are looked up."""
     return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
-def _collect_cursors(
-    orders: SourceOrders, segment: TimelineSegment, position: int
-) -> dict[str, Any]:
+def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: int) -> dict[str, Any]:
     """Where each source stands: the pool of the sequence it serves next, or for lanes a list of them."""
     served = segment.served(position)
-    found: dict[str, Any] = {}
+    cursors: dict[str, Any] = {}
     for number in orders.weighted_sources:
         order = orders.order(number, segment.era)
-        tail = (
-            orders.timeline.tail(number, segment, position) if number in segment.sources else None
-        )
+        tail = orders.timeline.tail(number, segment, position) if number in segment.sources else None
         if tail is not None:
             # What lanes lend then has no place in the order of one; the last that was its own has.
             served[number] = np.maximum(tail.begins - 1, 0)
         if orders.spec.lanes == 1:
-            found[orders.names[number]] = _cursor_to_plain(order.stands(0, int(served[number, 0])))
+            cursors[orders.names[number]] = _cursor_to_plain(order.find_cursor(0, int(served[number, 0])))
         else:
-            found[orders.names[number]] = [
-                _cursor_to_plain(order.stands(lane, int(served[number, lane])))
+            cursors[orders.names[number]] = [
+                _cursor_to_plain(order.find_cursor(lane, int(served[number, lane])))
                 for lane in range(orders.spec.lanes)
             ]
-    return found
+    return cursors
 
 
-def _cut_to_plain(cut: SourceCut | None) -> list[Any] | None:
+def _cut_to_plain(source_cut: SourceCut | None) -> list[Any] | None:
     """A cut of one lane as its three numbers, of several as a list of them; None where they lent each other."""
-    if cut is None:
+    if source_cut is None:
         return None
-    return list(cut[0]) if len(cut) == 1 else [list(place) for place in cut]
+    return list(source_cut[0]) if len(source_cut) == 1 else [list(lane_cut) for lane_cut in source_cut]
 
 
-def _cut_from_plain(told: list[Any]) -> SourceCut:
-    places = [told] if isinstance(told[0], int) else told
-    return tuple((epoch, slot, row) for epoch, slot, row in places)
+def _cut_from_plain(plain_cut: list[Any]) -> SourceCut:
+    lane_cuts = [plain_cut] if isinstance(plain_cut[0], int) else plain_cut
+    return tuple((epoch, slot, row) for epoch, slot, row in lane_cuts)
 
 
 def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
@@ -106,22 +102,23 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
     position, end, cursors = _parse_state(orders, identity, state)
     names = {name: number for number, name in enumerate(orders.names)}
     tails = {
-        names[n]: compute_quotas(told, orders.spec.lanes)
-        for n, told in state.get("tails", {}).items()
+        names[n]: compute_quotas(state_value, orders.spec.lanes) for n, state_value in state.get("tails", {}).items()
     }
     # Behind the end of its run a state tells of no source that is exhausted there.
     told = position if end is None else max(min(position, end) - 1, 0)
-    begun = _window_start(run, position, end) if orders.spec.group_by_length else told
+    cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else told
     orders.timeline.adopt(
-        {names[n]: where for n, where in state.get("exhausted", {}).items()}, begun, tails
+        {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()},
+        cursor_position,
+        tails,
     )
-    for name, cuts in state.get("cuts", {}).items():
-        for era, told in enumerate(cuts, 1):
-            orders.cuts[era, names[name]] = told and _cut_from_plain(told)
+    for name, plain_cuts in state.get("cuts", {}).items():
+        for era, told in enumerate(plain_cuts, 1):
+            orders.source_cuts[era, names[name]] = told and _cut_from_plain(told)
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
-    for name, places in cursors.items():
+    for name, lane_cursors in cursors.items():
         order = orders.order(names[name], era)
-        for lane, cursor in enumerate(places):
+        for lane, cursor in enumerate(lane_cursors):
             order.anchor(lane, cursor)
     if end is not None and position > end and run.carries_data(end):
         step, inside = orders.course.step_at(end)
@@ -134,21 +131,21 @@ def _parse_state(
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
     """Position, end and cursors of a state that belongs to this plan."""
     with wrap_state_errors():
-        theirs, edits, named = (state[name] for name in ("identity", "edits", "fingerprint"))
+        state_identity, state_edits, state_fingerprint = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
             name: [
-                Cursor(one["epoch"], one["slot"], one["before"])
-                for one in (places if isinstance(places, list) else [places])
+                Cursor(plain_cursor["epoch"], plain_cursor["slot"], plain_cursor["before"])
+                for plain_cursor in (plain_cursors if isinstance(plain_cursors, list) else [plain_cursors])
             ]
-            for name, places in state["sources"].items()
+            for name, plain_cursors in state["sources"].items()
         }
         position, end = state["position"], state["end"]
-        if not isinstance(edits, list):
-            raise TypeError(f"edits is {edits!r}")
+        if not isinstance(state_edits, list):
+            raise TypeError(f"edits is {state_edits!r}")
     check_state_belongs(
         state,
         identity.fingerprint,
-        lambda: _describe_other_plan(orders, identity, theirs, edits, named),
+        lambda: _describe_other_plan(orders, identity, state_identity, state_edits, state_fingerprint),
     )
     return int(position), end, cursors
 
@@ -163,109 +160,108 @@ def wrap_state_errors() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateError(
-            f"This is not a loader's state ({error!r}). Give what state_dict() returned."
-        ) from error
+        raise StateError(f"This is not a loader's state ({error!r}). Give what state_dict() returned.") from error
 
 
-def check_state_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -> None:
+def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_mismatch: Callable[[], str]) -> None:
     """Refuse a state of another version or plan, or one that was changed.
 
     Args:
         state: a state.
-        named: fingerprint of the plan that is to go on.
-        other: gives what is said where the state is not of that plan.
+        plan_fingerprint: fingerprint of the plan that is to go on.
+        describe_mismatch: gives what is said where the state is not of that plan.
 
     Raises:
         StateError: it is no state, or one of these.
     """
     with wrap_state_errors():
-        rest = {name: value for name, value in state.items() if name != "check"}
-        version, theirs = state["order_version"], state["fingerprint"]
-        same = state["check"] == fingerprint(rest)
+        checked_fields = {name: value for name, value in state.items() if name != "check"}
+        version, state_fingerprint = state["order_version"], state["fingerprint"]
+        is_unchanged = state["check"] == fingerprint(checked_fields)
     if version != ORDER_VERSION:
         raise StateError(
             f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
             "version that wrote it, or start without it."
         )
-    if theirs != named:
-        raise StateError(other())
-    if not same:
+    if state_fingerprint != plan_fingerprint:
+        raise StateError(describe_mismatch())
+    if not is_unchanged:
         raise StateError(
-            "The state was changed after it was saved: its check does not fit its fields. Use the one that "
-            "was saved."
+            "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
         )
 
 
 def _describe_other_plan(
-    orders: SourceOrders, identity: PlanIdentity, theirs: Any, edits: Any, name: str
+    orders: SourceOrders,
+    identity: PlanIdentity,
+    state_identity: Any,
+    state_edits: Any,
+    state_fingerprint: str,
 ) -> str:
     """What differs between a state's plan and this one, and what would go on."""
-    differ = list_differences(theirs, identity.origin)
-    if not differ and edits != identity.journal:
+    differences = list_differences(state_identity, identity.origin)
+    if not differences and state_edits != identity.journal:
         return (
-            f"The state's journal ({len(edits)} edits) is not the plan's ({len(identity.journal)}): "
-            f"{_describe_first_edit(edits, identity.journal)}. A loader made without edits takes those of the "
+            f"The state's journal ({len(state_edits)} edits) is not the plan's ({len(identity.journal)}): "
+            f"{_describe_first_edit(state_edits, identity.journal)}. A loader made without edits takes those of the "
             f"state; a new edit "
             "is given to the loader that goes on."
         )
-    weights = (
-        isinstance(orders.data, Mixture)
-        and differ
-        and all(d.startswith("mixture.") for d in differ)
+    only_mixture_differs = (
+        isinstance(orders.data, Mixture) and differences and all(d.startswith("mixture.") for d in differences)
     )
-    added = any(d.startswith("sources.") and " was None and is " in d for d in differ)
-    if isinstance(orders.data, Mixture) and orders.data.weights == "size" and added:
+    has_added_source = any(d.startswith("sources.") and " was None and is " in d for d in differences)
+    if isinstance(orders.data, Mixture) and orders.data.weights == "size" and has_added_source:
         return (
-            f"The state belongs to another plan: {'; '.join(differ)}. Weights by size are of every store that is "
+            f"The state belongs to another plan: {'; '.join(differences)}. Weights by size are of every store that is "
             "given: give those the run began with. A source is added to weights that are numbers."
         )
-    if weights:
+    if only_mixture_differs:
         return (
-            f"The state belongs to another plan: {'; '.join(differ)}. Give the weights the run began with, and change "
+            f"The state belongs to another plan: {'; '.join(differences)}. Give the weights the run began with, and "
+            "change "
             "them from a step on by an edit (loader.edit)."
         )
-    return describe_other_settings(theirs, identity.origin, name)
+    return describe_other_settings(state_identity, identity.origin, state_fingerprint)
 
 
-def describe_other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
+def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], state_fingerprint: str) -> str:
     """What is said of a state whose plan was made with something else.
 
     Args:
-        theirs: the state's identity.
-        ours: that of the plan.
-        named: the state's fingerprint.
+        state_identity: the state's identity.
+        plan_identity: that of the plan.
+        state_fingerprint: the state's fingerprint.
     """
-    lines = list_differences(theirs, ours)
-    told = "; ".join(lines) or f"fingerprint was {named!r}"
-    packing = ours["spec"]["packing"]
+    lines = list_differences(state_identity, plan_identity)
+    differences = "; ".join(lines) or f"fingerprint was {state_fingerprint!r}"
+    packing = plan_identity["spec"]["packing"]
     bare = packing.removesuffix("@2")
     if f"spec.packing was {bare!r} and is {packing!r}" in lines:
         return (
-            f"The state belongs to another plan: {told}. It was packed by the first version of this rule: give "
+            f"The state belongs to another plan: {differences}. It was packed by the first version of this rule: give "
             f"packing={bare + '@1'!r} to go on with it."
         )
     return (
-        f"The state belongs to another plan: {told}. Give the settings and the store the state was made with, or start "
+        f"The state belongs to another plan: {differences}. Give the settings and the store the state was made "
+        "with, or start "
         "without it."
     )
 
 
-def _describe_first_edit(theirs: Any, ours: list[dict[str, Any]]) -> str:
-    for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
-        if one != other:
-            return f"edit {number} " + "; ".join(list_differences(one, other))
+def _describe_first_edit(state_edits: Any, plan_edits: list[dict[str, Any]]) -> str:
+    for number, (state_edit, plan_edit) in enumerate(zip(state_edits, plan_edits, strict=False)):
+        if state_edit != plan_edit:
+            return f"edit {number} " + "; ".join(list_differences(state_edit, plan_edit))
     return "one has more"
 
 
-def list_differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
+def list_differences(old_value: Any, new_value: Any, path: str = "") -> list[str]:
     """Each field in which two plain values differ: ``path was ... and is ...``."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
         return [
             line
-            for key in sorted({*theirs, *ours})
-            for line in list_differences(
-                theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
-            )
+            for key in sorted({*old_value, *new_value})
+            for line in list_differences(old_value.get(key), new_value.get(key), f"{path}.{key}" if path else key)
         ]
-    return [] if theirs == ours else [f"{path} was {theirs!r} and is {ours!r}"]
+    return [] if old_value == new_value else [f"{path} was {old_value!r} and is {new_value!r}"]

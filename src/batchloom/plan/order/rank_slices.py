@@ -60,13 +60,11 @@ class Mesh:
         sizes = dict.fromkeys(("tensor", "context", "pipeline"), (1, _MAX_PEERS))
         problems = coerce_int_fields(self, sizes)
         if self.slices not in SliceLayout.__args__:  # type: ignore[attr-defined]
-            known = SliceLayout.__args__  # type: ignore[attr-defined]
-            hint = suggest(str(self.slices), known)
-            problems.append(f"slices: {self.slices!r} is none of {', '.join(known)}{hint}")
+            options = SliceLayout.__args__  # type: ignore[attr-defined]
+            hint = suggest(str(self.slices), options)
+            problems.append(f"slices: {self.slices!r} is none of {', '.join(options)}{hint}")
         if sorted(self.order) != sorted(MESH_ORDER):
-            problems.append(
-                f"order: {self.order!r} does not name {', '.join(MESH_ORDER)}, each once"
-            )
+            problems.append(f"order: {self.order!r} does not name {', '.join(MESH_ORDER)}, each once")
         raise_problems([f"mesh.{problem}" for problem in problems])
 
     @property
@@ -75,13 +73,13 @@ class Mesh:
         return self.tensor * self.context * self.pipeline
 
     @property
-    def cuts(self) -> int:
+    def chunk_count(self) -> int:
         """Equal parts that a row is cut in; its tokens must be a multiple."""
         if self.context == 1:
             return 1
         return self.context * (2 if self.slices == "zigzag" else 1)
 
-    def place(self, rank: int, world_size: int) -> RankPlacement:
+    def get_placement(self, rank: int, world_size: int) -> RankPlacement:
         """Where process ``rank`` of ``world_size`` stands.
 
         Raises:
@@ -102,10 +100,10 @@ class Mesh:
             "pipeline": self.pipeline,
             "data": data,
         }
-        at = {}
+        coordinates = {}
         for name in self.order:
-            rank, at[name] = divmod(rank, sizes_of[name])
-        return RankPlacement(at["data"], data, at["context"])
+            rank, coordinates[name] = divmod(rank, sizes_of[name])
+        return RankPlacement(coordinates["data"], data, coordinates["context"])
 
 
 DATA_PARALLEL = Mesh()
@@ -113,9 +111,7 @@ DATA_PARALLEL = Mesh()
 
 def _check_rank(rank: int, world_size: int) -> None:
     if world_size < 1 or not 0 <= rank < world_size:
-        raise PlanError(
-            f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1."
-        )
+        raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
 
 
 def list_divisors(number: int) -> list[int]:
@@ -124,16 +120,12 @@ def list_divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _format_near_divisors(number: int, wanted: int) -> str:
+def _format_near_divisors(number: int, target: int) -> str:
     """The six divisors of a number that are nearest to the one that was wanted."""
-    return ", ".join(
-        map(str, sorted(sorted(list_divisors(number), key=lambda n: abs(n - wanted))[:6]))
-    )
+    return ", ".join(map(str, sorted(sorted(list_divisors(number), key=lambda n: abs(n - target))[:6])))
 
 
-def check_world(
-    global_batch_size: int, rank: int, world_size: int, uneven: UnevenPolicy = "refuse"
-) -> None:
+def check_world(global_batch_size: int, rank: int, world_size: int, uneven: UnevenPolicy = "refuse") -> None:
     """Refuse a rank or a world size the batch cannot be dealt to.
 
     Raises:
@@ -174,9 +166,7 @@ def count_rank_rows(
     return -(-rows // micro) * micro
 
 
-def rank_positions(
-    step: int, global_batch_size: int, rank: int, world_size: int
-) -> tuple[int, int]:
+def rank_positions(step: int, global_batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
     """First and last + 1 of the positions that a rank holds of a step.
 
     Stretches as equal as they can be: where the world size does not divide the batch, some hold one more.
@@ -201,14 +191,14 @@ def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> 
     Returns:
         int64 [sum of lengths / mesh.context].
     """
-    own = lengths // mesh.context
-    begins, own_begins = np.cumsum(lengths) - lengths, np.cumsum(own) - own
+    own_lengths = lengths // mesh.context
+    begins, own_begins = np.cumsum(lengths) - lengths, np.cumsum(own_lengths) - own_lengths
     shift = begins - own_begins
     if mesh.slices == "contiguous" or mesh.context == 1:
-        return np.arange(int(own.sum())) + np.repeat(shift + context_rank * own, own)
-    half = own // 2
+        return np.arange(int(own_lengths.sum())) + np.repeat(shift + context_rank * own_lengths, own_lengths)
+    half = own_lengths // 2
     # From the chunk of the first half to that of the second, past the halves of the ranks between.
     first = shift + context_rank * half
     second = shift + (2 * mesh.context - 2 - context_rank) * half
     halves = np.repeat(half, 2)
-    return np.arange(int(own.sum())) + np.repeat(np.stack([first, second], 1).ravel(), halves)
+    return np.arange(int(own_lengths.sum())) + np.repeat(np.stack([first, second], 1).ravel(), halves)

@@ -33,18 +33,18 @@ class Imbalance:
 
     Attributes:
         in_order: dealt in stretches, as without balancing.
-        dealt: dealt as it is.
+        actual: dealt as it is.
     """
 
     in_order: float
-    dealt: float
+    actual: float
 
 
 def compute_row_costs(rows: Rows) -> NDArray[np.int64]:
     """Sum of the squared lengths of each row's spans, int64 [R]."""
-    sums = np.zeros(len(rows.lengths) + 1, np.int64)
-    np.cumsum(rows.lengths * rows.lengths, out=sums[1:])
-    return sums[rows.pointers[1:]] - sums[rows.pointers[:-1]]
+    cumulative_costs = np.zeros(len(rows.lengths) + 1, np.int64)
+    np.cumsum(rows.lengths * rows.lengths, out=cumulative_costs[1:])
+    return cumulative_costs[rows.pointers[1:]] - cumulative_costs[rows.pointers[:-1]]
 
 
 def deal_contiguous(rows: int, world_size: int) -> NDArray[np.int64]:
@@ -67,12 +67,16 @@ def deal_balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
         int64 [B].
     """
     parts = _normalize_costs(costs)
-    plain = deal_contiguous(parts.shape[1], world_size)
+    contiguous_ranks = deal_contiguous(parts.shape[1], world_size)
     order = sort_by_cost(costs)
     deal = _deal_to_least_loaded if len(parts) == 1 else _deal_by_largest_part
-    dealt = deal(parts, order, world_size)
-    worst = compute_imbalance(costs, plain, world_size)
-    return dealt if compute_imbalance(costs, dealt, world_size) < worst else plain
+    balanced_ranks = deal(parts, order, world_size)
+    contiguous_imbalance = compute_imbalance(costs, contiguous_ranks, world_size)
+    return (
+        balanced_ranks
+        if compute_imbalance(costs, balanced_ranks, world_size) < contiguous_imbalance
+        else contiguous_ranks
+    )
 
 
 def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
@@ -94,9 +98,7 @@ def compute_max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_s
 def compute_imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
     """The most that a rank has over the mean of all; 1 where there is no cost. Of several kinds of work the largest."""
     return max(
-        compute_max_load(line, ranks, world_size) * world_size / total
-        if (total := int(line.sum()))
-        else 1.0
+        compute_max_load(line, ranks, world_size) * world_size / total if (total := int(line.sum())) else 1.0
         for line in np.atleast_2d(costs)
     )
 
@@ -107,66 +109,60 @@ def _normalize_costs(costs: Costs) -> NDArray[np.int64]:
     A kind of which there is none plays no part.
     """
     lines = np.atleast_2d(costs)
-    some = [line for line in lines if line.any()]
-    if len(some) < 2:
-        return np.stack(some) if some else lines[:1]
-    totals = [int(line.sum()) for line in some]
+    nonzero_lines = [line for line in lines if line.any()]
+    if len(nonzero_lines) < 2:
+        return np.stack(nonzero_lines) if nonzero_lines else lines[:1]
+    totals = [int(line.sum()) for line in nonzero_lines]
     return np.array(
         [
             # As whole numbers of any size: squares of long rows would not fit 64 bits.
             [cost * _COST_SCALE // total for cost in line.tolist()]
-            for line, total in zip(some, totals, strict=True)
+            for line, total in zip(nonzero_lines, totals, strict=True)
         ],
         np.int64,
     )
 
 
-def _compute_loads(
-    costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int
-) -> NDArray[np.int64]:
+def _compute_loads(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
     loads = np.zeros(world_size, np.int64)
     np.add.at(loads, ranks, costs)
     return loads
 
 
-def _deal_to_least_loaded(
-    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
-) -> NDArray[np.int64]:
+def _deal_to_least_loaded(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
     """Each row to the rank that has least."""
     costs = parts[0]
-    most = -(-len(costs) // world_size)
+    max_rows = -(-len(costs) // world_size)
     rows = [0] * world_size
     # A rank in the queue is one number: its load, then its own.
     queue = list(range(world_size))
-    dealt = []
+    ordered_ranks = []
     for cost in costs[order].tolist():
         rank = queue[0] % world_size
-        dealt.append(rank)
+        ordered_ranks.append(rank)
         rows[rank] += 1
-        if rows[rank] < most:
+        if rows[rank] < max_rows:
             heapq.heapreplace(queue, queue[0] + cost * world_size)
         else:
             heapq.heappop(queue)
     ranks = np.empty(len(costs), np.int64)
-    ranks[order] = dealt
+    ranks[order] = ordered_ranks
     return ranks
 
 
-def _deal_by_largest_part(
-    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
-) -> NDArray[np.int64]:
+def _deal_by_largest_part(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
     """Each row to the rank whose largest part of any kind of work, then all whose parts, are least with it."""
     kinds, count = parts.shape
-    most = -(-count // world_size)
+    max_rows = -(-count // world_size)
     loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)
     ranks = np.empty(count, np.int64)
     for row in order.tolist():
-        would = loads + parts[:, row, None]
+        new_loads = loads + parts[:, row, None]
         # Parts add up to at most kinds x 2**30, so that both fit into one number.
-        key = (would.max(axis=0) << _SUM_BITS) + would.sum(axis=0)
-        key[rows == most] = _FULL_LOAD
+        key = (new_loads.max(axis=0) << _SUM_BITS) + new_loads.sum(axis=0)
+        key[rows == max_rows] = _FULL_LOAD
         rank = int(key.argmin())
-        loads[:, rank] = would[:, rank]
+        loads[:, rank] = new_loads[:, rank]
         rows[rank] += 1
         ranks[row] = rank
     return ranks

@@ -29,12 +29,10 @@ class RowWindows:
         self.run, self.orders = run, run.orders
         orders = self.orders
         # One source in one lane that nobody edits: positions are its own numbers.
-        self._plain = not (
-            isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1
-        )
-        self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
+        self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
         # Of each ban of the course the numbers of its documents.
-        self._gone: dict[int, NDArray[np.int64]] = {}
+        self._banned_documents: dict[int, NDArray[np.int64]] = {}
         self._era = 0
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
@@ -43,57 +41,51 @@ class RowWindows:
             epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
             end = stop if epochs else max(min(stop, self.run.end), start)
             return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
-        first, last, rows = self._window(start, stop, part)
+        first, last, rows = self._load_window(start, stop, part)
         if (first, last) == (start, stop):
             return rows
-        return slice_rows(
-            rows, self._rows_in(start - first, part), self._rows_in(stop - first, part)
-        )
+        return slice_rows(rows, self._count_rows(start - first, part), self._count_rows(stop - first, part))
 
-    def _rows_in(self, positions: int, part: tuple[int, int]) -> int:
+    def _count_rows(self, positions: int, part: tuple[int, int]) -> int:
         """Rows of a part in so many positions, which are a multiple of ``lanes`` unless all is asked for."""
         if part == WHOLE:
             return positions
-        return (
-            positions
-            // self.orders.spec.lanes
-            * len(range(part[0], self.orders.spec.lanes, part[1]))
-        )
+        return positions // self.orders.spec.lanes * len(range(part[0], self.orders.spec.lanes, part[1]))
 
-    def _window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
+    def _load_window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
         """Rows of a range that holds the one asked for: of many sources more are made at once."""
         if len(self.orders.names) == 1 and self.orders.spec.lanes == 1:
-            return start, stop, self._made(start, stop, part)
-        kept = self._kept.get(part)
-        if kept and kept[0] <= start and stop <= kept[1]:
-            return kept
+            return start, stop, self._build_rows(start, stop, part)
+        cached_window = self._cached_windows.get(part)
+        if cached_window and cached_window[0] <= start and stop <= cached_window[1]:
+            return cached_window
         end = stop
         if (
-            kept
-            and kept[0] <= start <= kept[1] + 8 * (stop - start)
+            cached_window
+            and cached_window[0] <= start <= cached_window[1] + 8 * (stop - start)
             and stop - start < _WINDOW_ROWS
         ):
             # Whoever reads on, and most of what lies between, gets more than was asked for.
-            end = self._window_end(start, stop)
-        made = (start, end, self._made(start, end, part))
-        self._kept[part] = made
-        while len(self._kept) > _MAX_CACHED_WINDOWS:
-            del self._kept[next(iter(self._kept))]
-        return made
+            end = self._find_window_end(start, stop)
+        window = (start, end, self._build_rows(start, end, part))
+        self._cached_windows[part] = window
+        while len(self._cached_windows) > _MAX_CACHED_WINDOWS:
+            del self._cached_windows[next(iter(self._cached_windows))]
+        return window
 
-    def _window_end(self, start: int, stop: int) -> int:
+    def _find_window_end(self, start: int, stop: int) -> int:
         lanes = self.orders.spec.lanes
         end = max(stop, (start + _WINDOW_ROWS) // lanes * lanes)
-        for position, _ in self.orders.course.cuts:
+        for position, _ in self.orders.course.seq_len_changes:
             if stop <= position < end:
                 end = position
         if self.orders.spec.steps is not None:
             end = max(min(end, self.run.end), stop)
         return end
 
-    def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+    def _build_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
         end = stop if self.orders.spec.steps is None else max(min(stop, self.run.end), start)
-        pieces = []
+        row_slices = []
         for segment, a, b in self.run.segments_in(start, end):
             positions = self.run.positions_in(a, b, part)
             if segment is None:
@@ -102,22 +94,20 @@ class RowWindows:
                 # The pools of a packing that is over are not asked for again.
                 self._era = segment.era
                 self.orders.forget_rows(segment.era)
-            made = self._gathered(segment, positions)
-            pieces.append(self._banned(made, positions))
-        return join_rows(pieces, self._rows_in(stop - start, part))
+            segment_rows = self._gather_rows(segment, positions)
+            row_slices.append(self._mark_banned(segment_rows, positions))
+        return join_rows(row_slices, self._count_rows(stop - start, part))
 
-    def _gathered(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
+    def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
         """The rows of positions of one segment, gathered source by source and lane by lane."""
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
             epochs = self.orders.spec.epochs or 1
         if segment.plain:
             number, first = int(segment.sources[0]), segment.index(int(positions[0]))
-            pieces = self.orders.order(number, segment.era).rows(
-                0, first, first + len(positions), epochs
-            )
-            return set_source(join_rows(pieces, len(positions)), number)
-        sources, lanes, indices, shared = self.orders.timeline.dealt(segment, positions)
+            row_slices = self.orders.order(number, segment.era).rows(0, first, first + len(positions), epochs)
+            return set_source(join_rows(row_slices, len(positions)), number)
+        sources, lanes, indices, shared = self.orders.timeline.locate_sequences(segment, positions)
         groups = sources * self.orders.spec.lanes + lanes
         if shared:
             # What lanes lend each other comes in any order: consecutive sequences are found anew.
@@ -128,35 +118,37 @@ class RowWindows:
         else:
             order = np.argsort(groups, kind="stable")
             begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        found = []
+        group_rows = []
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
-            at = order[begin]
-            number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
-            pieces = (
-                self.orders.order(number, segment.era).rows(
-                    lane, first, first + end - begin, epochs
-                )
+            group_start = order[begin]
+            number, lane, first = (
+                int(sources[group_start]),
+                int(lanes[group_start]),
+                int(indices[group_start]),
+            )
+            row_slices = (
+                self.orders.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
                 if first >= 0
                 else []
             )
-            found.append(set_source(join_rows(pieces, end - begin), number))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        return reorder_rows(join_rows(found, len(order)), place)
+            group_rows.append(set_source(join_rows(row_slices, end - begin), number))
+        inverse_order = np.empty(len(order), np.int64)
+        inverse_order[order] = np.arange(len(order))
+        return reorder_rows(join_rows(group_rows, len(order)), inverse_order)
 
-    def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
+    def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
         """The same rows, with the spans of documents marked that are banned by then."""
         for number, (position, name, numbers) in enumerate(self.orders.course.bans):
             if not numbers or not len(positions) or positions[-1] < position:
                 continue
             # There may be a million of them, ascending: they are not made an array and sorted for each step.
-            if number not in self._gone:
-                self._gone[number] = np.array(numbers, np.int64)
-            gone = self._gone[number]
-            late = np.repeat(positions >= position, np.diff(rows.pointers))
-            late &= rows.sources == self.orders.names.index(name)
-            nearest = np.minimum(gone.searchsorted(rows.documents), len(gone) - 1)
-            hit = late & (gone[nearest] == rows.documents)
-            if hit.any():
-                rows = rows.with_banned(hit if rows.banned is None else hit | rows.banned)
+            if number not in self._banned_documents:
+                self._banned_documents[number] = np.array(numbers, np.int64)
+            banned_documents = self._banned_documents[number]
+            is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))
+            is_after_ban &= rows.sources == self.orders.names.index(name)
+            nearest = np.minimum(banned_documents.searchsorted(rows.documents), len(banned_documents) - 1)
+            is_banned = is_after_ban & (banned_documents[nearest] == rows.documents)
+            if is_banned.any():
+                rows = rows.with_banned(is_banned if rows.banned is None else is_banned | rows.banned)
         return rows

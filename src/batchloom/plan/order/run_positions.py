@@ -34,15 +34,15 @@ class RunPositions:
         if isinstance(self.orders.data, Mixture):
             return timeline.find_end()
         epochs = spec.epochs or 1
-        timeline.segment_at(max((position for position, _ in course.cuts), default=0))
+        timeline.segment_at(max((position for position, _ in course.seq_len_changes), default=0))
         for segment in timeline.segments():
             order, until = self.orders.order(0, segment.era), timeline.until(segment)
             if until is not None and order.surely_has(segment.served(until)[0], epochs):
                 continue
             quotas = order.quotas(epochs).tolist()
             # The run ends at the first position of any lane for which nothing is left.
-            places = [segment.place(0, lane, end) for lane, end in enumerate(quotas)]
-            end = min(segment.position if place is None else place for place in places)
+            end_positions = [segment.find_position(0, lane, end) for lane, end in enumerate(quotas)]
+            end = min(segment.position if end_position is None else end_position for end_position in end_positions)
             if until is None or end < until:
                 return end
         raise AssertionError("the last segment of one store has no end but that of its epochs")
@@ -81,9 +81,9 @@ class RunPositions:
         steps = self.orders.spec.group_by_length
         if not steps:
             return position, position + 1
-        stretch = self.orders.course.range_at(position)
-        size = steps * stretch.size
-        start = position - (position - stretch.position) % size
+        step_range = self.orders.course.range_at(position)
+        size = steps * step_range.size
+        start = position - (position - step_range.position) % size
         stop = start + size
         if self.orders.spec.steps is not None:
             # The last window of a run ends with the run.
@@ -120,5 +120,5 @@ class RunPositions:
         if part == WHOLE or start == stop:
             return positions
         rank, ranks = part
-        inside: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
-        return inside
+        own_positions: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
+        return own_positions

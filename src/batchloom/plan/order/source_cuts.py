@@ -31,21 +31,25 @@ def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
     """
     if not served.any():
         # Nothing of it was packed for anybody: it may have no sequence at all so far.
-        return tuple((one.epoch, -1 if one.before else one.slot, 0) for one in order.begins)
-    found = []
+        return tuple((begin.epoch, -1 if begin.before else begin.slot, 0) for begin in order.begins)
+    lane_cuts = []
     for lane, index in enumerate(served.tolist()):
-        one = order.find(lane, index)
-        if one is None:
+        location = order.find(lane, index)
+        if location is None:
             raise AssertionError("without a bound an order has no end")
-        if one.cursor is None and one.pool != -1 - lane:
+        if location.cursor is None and location.pool != -1 - lane:
             return None
-        found.append((one.epoch, one.cursor.slot if one.cursor else -1, one.row))
-    same = len({epoch for epoch, _, _ in found}) == 1
-    return tuple(found) if same else None
+        lane_cuts.append((location.epoch, location.cursor.slot if location.cursor else -1, location.row))
+    is_same_epoch = len({epoch for epoch, _, _ in lane_cuts}) == 1
+    return tuple(lane_cuts) if is_same_epoch else None
 
 
 def continue_after_cut(
-    order: SourceOrder, spec: PlanSpec, cut: SourceCut | None, served: Ints, epochs: int | None
+    order: SourceOrder,
+    spec: PlanSpec,
+    source_cut: SourceCut | None,
+    served: Ints,
+    epochs: int | None,
 ) -> SourceOrder:
     """The order that goes on from a cut under another spec.
 
@@ -55,47 +59,50 @@ def continue_after_cut(
     Args:
         order: the order up to the cut.
         spec: the other spec.
-        cut: as :func:`compute_source_cut` tells.
+        source_cut: as :func:`compute_source_cut` tells.
         served: sequences each lane has served, int64 [lanes].
         epochs: how many of the source are served in all; None for no bound.
 
     Raises:
         PlanError: there is no such pool or row.
     """
-    if cut is None:
-        left = _find_unserved_lent(order, served, epochs)
+    if source_cut is None:
+        lane_remainders = _find_unserved_lent(order, served, epochs)
     else:
-        left = [_list_pool_remainder(order, lane, place) for lane, place in enumerate(cut)]
-    rests, begins = [], []
-    for lane, (rows, epoch, slot) in enumerate(left):
-        place = (epoch, slot) if order.lanes == 1 else (epoch, slot, lane)
-        rest = repack_rows(rows, order.name, spec, place) if rows is not None else None
-        rests.append(rest)
-        begins.append(Cursor(epoch, slot, len(rest) if rest is not None else 0))
-    spent = order.spent + int(served.sum()) * order.spec.seq_len
+        lane_remainders = [_list_pool_remainder(order, lane, lane_cut) for lane, lane_cut in enumerate(source_cut)]
+    remainders, begins = [], []
+    for lane, (rows, epoch, slot) in enumerate(lane_remainders):
+        pool_location = (epoch, slot) if order.lanes == 1 else (epoch, slot, lane)
+        remainder_rows = repack_rows(rows, order.name, spec, pool_location) if rows is not None else None
+        remainders.append(remainder_rows)
+        begins.append(Cursor(epoch, slot, len(remainder_rows) if remainder_rows is not None else 0))
+    served_tokens = order.served_tokens + int(served.sum()) * order.spec.seq_len
     return SourceOrder(
-        order.name, order.store, spec, rests=tuple(rests), begins=tuple(begins), spent=spent
+        order.name,
+        order.store,
+        spec,
+        remainders=tuple(remainders),
+        begins=tuple(begins),
+        served_tokens=served_tokens,
     )
 
 
-def _list_pool_remainder(
-    order: SourceOrder, lane: int, place: tuple[int, int, int]
-) -> tuple[Rows | None, int, int]:
+def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int, int]) -> tuple[Rows | None, int, int]:
     """What is left of the pool a lane was cut in, and (epoch, slot) of the pool behind it."""
-    epoch, slot, row = place
+    epoch, slot, row = lane_cut
     if slot < 0:
-        left, (epoch, slot, _) = order.rests[lane], order.begins[lane]
+        pool_rows, (epoch, slot, _) = order.remainders[lane], order.begins[lane]
     elif not row:
         return None, epoch, slot
     else:
         pools = order.epoch(epoch).orders[lane]
-        left = order.entered(int(pools[slot]), epoch) if slot < len(pools) else None
+        pool_rows = order.get_pool_rows(int(pools[slot]), epoch) if slot < len(pools) else None
         slot += 1
-    if left is None or row >= len(left):
+    if pool_rows is None or row >= len(pool_rows):
         raise PlanError(
             f"Source {order.name!r} was not cut at row {row}: its pool has fewer rows. Use the state that was saved."
         )
-    return slice_rows(left, row, len(left)), epoch, slot
+    return slice_rows(pool_rows, row, len(pool_rows)), epoch, slot
 
 
 class _UnservedSequences(NamedTuple):
@@ -104,78 +111,81 @@ class _UnservedSequences(NamedTuple):
     Attributes:
         begins, ends: numbers in the epoch of those each lane serves itself, int64 [lanes].
         lanes, numbers: those that others serve, ascending by lane, int64 [N].
-        touched: of which lanes others have served some, bool [lanes].
+        has_lent: of which lanes others have served some, bool [lanes].
     """
 
     begins: Ints
     ends: Ints
     lanes: Ints
     numbers: Ints
-    touched: NDArray[np.bool_]
+    has_lent: NDArray[np.bool_]
 
-    def of(self, lane: int) -> Ints:
+    def list_numbers(self, lane: int) -> Ints:
         """The numbers of one lane."""
         own = np.arange(self.begins[lane], self.ends[lane])
         return np.concatenate([own, self.numbers[self.lanes == lane]])
 
 
 def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSequences:
-    asked, has = order.shares(epoch)
-    own = np.minimum(asked, has)
-    lent = has - own
+    quotas, own_counts = order.count_shares(epoch)
+    own = np.minimum(quotas, own_counts)
+    lent = own_counts - own
     lanes = np.repeat(np.arange(order.lanes), lent)
     numbers = np.arange(len(lanes)) - np.repeat(np.cumsum(lent) - lent, lent) + own[lanes]
-    by, indices = order.find_servers(epoch, lanes, numbers)
-    left = indices >= served[by]
-    touched = np.zeros(order.lanes, bool)
-    touched[lanes[~left]] = True
+    servers, indices = order.find_servers(epoch, lanes, numbers)
+    is_unserved = indices >= served[servers]
+    has_lent = np.zeros(order.lanes, bool)
+    has_lent[lanes[~is_unserved]] = True
     begins = np.clip(served - order.quotas(epoch), 0, own)
-    return _UnservedSequences(begins, own, lanes[left], numbers[left], touched)
+    return _UnservedSequences(begins, own, lanes[is_unserved], numbers[is_unserved], has_lent)
 
 
-def _find_unserved_lent(
-    order: SourceOrder, served: Ints, epochs: int | None
-) -> list[tuple[Rows | None, int, int]]:
+def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) -> list[tuple[Rows | None, int, int]]:
     """What is left of each lane's own pools that were entered or lent, and (epoch, slot) of the pool behind them."""
-    at = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
-    at = [one if epochs is None else min(one, epochs) for one in at]
-    stop = max(at) + 1 if epochs is None else min(max(at) + 1, epochs)
-    left = {epoch: _find_unserved(order, epoch, served) for epoch in range(min(at), stop)}
-    begun = [int(order.quotas(epoch)[lane]) for lane, epoch in enumerate(at)]
-    found: list[tuple[Rows | None, int, int]] = []
-    for lane, mine in enumerate(at):
+    lane_epochs = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
+    lane_epochs = [epoch_number if epochs is None else min(epoch_number, epochs) for epoch_number in lane_epochs]
+    stop = max(lane_epochs) + 1 if epochs is None else min(max(lane_epochs) + 1, epochs)
+    unserved_by_epoch = {epoch: _find_unserved(order, epoch, served) for epoch in range(min(lane_epochs), stop)}
+    epoch_starts = [int(order.quotas(epoch)[lane]) for lane, epoch in enumerate(lane_epochs)]
+    lane_remainders: list[tuple[Rows | None, int, int]] = []
+    for lane, lane_epoch in enumerate(lane_epochs):
         # What is left of epochs it is through counts as of the last of them.
-        through = int(served[lane]) == begun[lane] and mine > min(at)
-        last = mine - (mine == epochs or through)
-        last = max([last, *(epoch for epoch, one in left.items() if one.touched[lane])])
-        numbers = {epoch: one.of(lane) for epoch, one in left.items() if epoch <= last}
-        slot = len(order.epoch(last).orders[lane])
-        has = order.epoch(last).has(lane)
-        inside = int(served[lane]) - begun[lane]
-        if last == mine and inside < has and len(numbers[last]) == has - inside:
+        is_epoch_finished = int(served[lane]) == epoch_starts[lane] and lane_epoch > min(lane_epochs)
+        last_epoch = lane_epoch - (lane_epoch == epochs or is_epoch_finished)
+        last_epoch = max(
+            [
+                last_epoch,
+                *(epoch for epoch, unserved in unserved_by_epoch.items() if unserved.has_lent[lane]),
+            ]
+        )
+        numbers = {
+            epoch: unserved.list_numbers(lane) for epoch, unserved in unserved_by_epoch.items() if epoch <= last_epoch
+        }
+        slot = len(order.epoch(last_epoch).orders[lane])
+        own_count = order.epoch(last_epoch).count_sequences(lane)
+        inside = int(served[lane]) - epoch_starts[lane]
+        if last_epoch == lane_epoch and inside < own_count and len(numbers[last_epoch]) == own_count - inside:
             # Nobody has been lent anything of it: pools that were not entered stay whole.
-            one = order.own(last, lane, inside)
-            whole = one.cursor is not None and not one.row
-            slot = one.cursor.slot + (one.row > 0) if one.cursor else order.begins[lane].slot
-            numbers[last] = numbers[last][: 0 if whole else one.run]
-        pieces = [
-            piece
-            for epoch, own in numbers.items()
-            for piece in _collect_rows(order, epoch, lane, own)
+            location = order.locate_own(last_epoch, lane, inside)
+            at_pool_start = location.cursor is not None and not location.row
+            slot = location.cursor.slot + (location.row > 0) if location.cursor else order.begins[lane].slot
+            numbers[last_epoch] = numbers[last_epoch][: 0 if at_pool_start else location.run]
+        row_slices = [
+            row_slice for epoch, own in numbers.items() for row_slice in _collect_rows(order, epoch, lane, own)
         ]
-        rows = join_rows(pieces, sum(len(piece) for piece in pieces)) if pieces else None
-        found.append((rows, last, slot))
-    return found
+        rows = join_rows(row_slices, sum(len(row_slice) for row_slice in row_slices)) if row_slices else None
+        lane_remainders.append((rows, last_epoch, slot))
+    return lane_remainders
 
 
 def _collect_rows(order: SourceOrder, epoch: int, lane: int, numbers: Ints) -> list[Rows]:
     """Rows of a lane's own sequences in an epoch, pool by pool."""
-    pieces = []
-    at = 0
-    while at < len(numbers):
-        one = order.own(epoch, lane, int(numbers[at]))
-        end = int(numbers.searchsorted(numbers[at] + one.run))
-        chosen = numbers[at:end] - (int(numbers[at]) - one.row)
-        pieces.append(reorder_rows(order.entered(one.pool, epoch), chosen))
-        at = end
-    return pieces
+    row_slices = []
+    start = 0
+    while start < len(numbers):
+        location = order.locate_own(epoch, lane, int(numbers[start]))
+        end = int(numbers.searchsorted(numbers[start] + location.run))
+        row_indices = numbers[start:end] - (int(numbers[start]) - location.row)
+        row_slices.append(reorder_rows(order.get_pool_rows(location.pool, epoch), row_indices))
+        start = end
+    return row_slices

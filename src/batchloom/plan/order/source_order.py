@@ -51,16 +51,16 @@ class SequenceLocation(NamedTuple):
 class Epoch:
     """One epoch: per lane its pools in order, and (once counted) the sequences up to the end of each.
 
-    ``rests`` of them are what an edit left. Pools before ``begins`` have no sequences.
+    ``remainder_counts`` of them are what an edit left. Pools before ``begins`` have no sequences.
     """
 
     orders: tuple[Ints, ...]
     ends: tuple[Ints, ...]
-    rests: tuple[int, ...]
+    remainder_counts: tuple[int, ...]
 
-    def has(self, lane: int) -> int:
+    def count_sequences(self, lane: int) -> int:
         """Sequences of a lane's own."""
-        return int(self.ends[lane][-1]) if self.ends[lane].size else self.rests[lane]
+        return int(self.ends[lane][-1]) if self.ends[lane].size else self.remainder_counts[lane]
 
 
 class PoolCountCache(NamedTuple):
@@ -79,15 +79,15 @@ class SourceOrder:
         name: of the source, part of every key.
         store: its documents.
         spec: settings; of these ``lanes``, what :class:`Pools` reads, and ``seq_len``.
-        rests: rows of each lane that come first: what was left of pools when an edit packed anew.
+        remainders: rows of each lane that come first: what was left of pools when an edit packed anew.
         begins: the first whole pool of each lane after them; ``before`` is the length of its rest.
-        spent: tokens that the sequences served before them held at most.
+        served_tokens: tokens that the sequences served before them held at most.
 
     Attributes:
         pools: the pools; lanes: how many there are.
         counts: sequences of each pool, -1 where they are not known, int64 [pools]; total: their sum, or -1.
         first_epoch: the first of which something is left.
-        kept: pools of each lane whose rows are kept once they were entered; to be set by who knows of other sources.
+        max_cached_pools: pools of each lane whose rows are cached; the caller lowers it for many sources.
     """
 
     def __init__(
@@ -96,25 +96,25 @@ class SourceOrder:
         store: PlanStore,
         spec: PlanSpec,
         *,
-        rests: tuple[Rows | None, ...] | None = None,
+        remainders: tuple[Rows | None, ...] | None = None,
         begins: tuple[Cursor, ...] | None = None,
-        spent: int = 0,
+        served_tokens: int = 0,
     ) -> None:
         self.name, self.spec, self.lanes = name, spec, spec.lanes
         self.store = store
         self.pools = Pools(store.lengths, spec, name)
-        self.rests = rests or (None,) * self.lanes
+        self.remainders = remainders or (None,) * self.lanes
         self.begins = begins or (Cursor(0, 0, 0),) * self.lanes
-        self.spent = spent
+        self.served_tokens = served_tokens
         self.first_epoch = min(begin.epoch for begin in self.begins)
         self._last_begun = max(begin.epoch for begin in self.begins)
-        self._sums: list[int] = []
-        self.kept = 4 if self.lanes == 1 else 2
+        self._cumulative_sequences: list[int] = []
+        self.max_cached_pools = 4 if self.lanes == 1 else 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
-        self._latest: dict[int, tuple[int, SequenceLocation]] = {}
+        self._latest_locations: dict[int, tuple[int, SequenceLocation]] = {}
         # By lane: whoever reads some lanes alone keeps pools of no other.
-        self._recent: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
+        self._cached_rows: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
         # Pools whose place in a lane is known, by the sequences before them.
         self.anchors = [[begin] for begin in self.begins]
@@ -125,20 +125,20 @@ class SourceOrder:
         return self.total >= 0
 
     @property
-    def known(self) -> PoolCountCache:
+    def count_cache(self) -> PoolCountCache:
         """What was found out so far, for another order of the same source and spec."""
         # The total first: it is known once all counts are, and another thread may be counting.
         total = self.total
         return PoolCountCache(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
 
-    def learn(self, known: PoolCountCache) -> None:
+    def load_count_cache(self, count_cache: PoolCountCache) -> None:
         """Take over what another order of the same source and spec knows."""
-        self.counts, self.total = known.counts, known.total
-        self.anchors = [list(own) for own in known.anchors]
+        self.counts, self.total = count_cache.counts, count_cache.total
+        self.anchors = [list(own) for own in count_cache.anchors]
 
     def forget_rows(self) -> None:
         """Keep no rows of entered pools: they are made again when asked for."""
-        self._recent.clear()
+        self._cached_rows.clear()
 
     def adopt(self, counts: Ints) -> None:
         """Take the number of sequences of every pool as counted before.
@@ -146,14 +146,14 @@ class SourceOrder:
         Raises:
             PlanError: another number of pools, or a count that contradicts a known one.
         """
-        known = self.counts >= 0
-        if counts.shape != self.counts.shape or (counts[known] != self.counts[known]).any():
+        counted_pools = self.counts >= 0
+        if counts.shape != self.counts.shape or (counts[counted_pools] != self.counts[counted_pools]).any():
             raise PlanError(
                 f"A table of {counts.size} pools does not belong to this plan of {self.pools.count}; "
                 "delete the cached table, it will be made again."
             )
         self.counts = counts.astype(np.int64)
-        self.total = self._checked_total()
+        self.total = self._compute_total()
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> Ints:
         """Number of sequences of every pool; counts those not yet known, telling (counted, pools)."""
@@ -162,10 +162,10 @@ class SourceOrder:
                 self.counts[pool] = self.pools.count_sequences(pool)
             if progress:
                 progress(pool + 1, self.pools.count)
-        self.total = self._checked_total()
+        self.total = self._compute_total()
         return self.counts.copy()
 
-    def _checked_total(self) -> int:
+    def _compute_total(self) -> int:
         total = int(self.counts.sum())
         if not total:
             raise PlanError(
@@ -184,29 +184,31 @@ class SourceOrder:
 
     def quotas(self, epochs: int) -> Ints:
         """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
-        return compute_quotas(self._before(epochs), self.lanes)
+        return compute_quotas(self._count_before(epochs), self.lanes)
 
-    def _before(self, epoch: int) -> int:
+    def _count_before(self, epoch: int) -> int:
         """Sequences of all lanes in the epochs before one, from ``begins`` on; counts every pool."""
-        if not self._sums:
+        if not self._cumulative_sequences:
             total = self.sequences
             if not any(any(begin) for begin in self.begins):
-                self._sums = [total]
-            for one in range(self.first_epoch + len(self._sums), self._last_begun + 1):
-                found = self.epoch(one)
-                own = sum(found.has(lane) for lane in range(self.lanes))
-                self._sums.append(own + (self._sums[-1] if self._sums else 0))
-        behind = epoch - self.first_epoch
-        if behind <= len(self._sums):
-            return self._sums[behind - 1] if behind > 0 else 0
-        return self._sums[-1] + (behind - len(self._sums)) * self.total
+                self._cumulative_sequences = [total]
+            for epoch_number in range(self.first_epoch + len(self._cumulative_sequences), self._last_begun + 1):
+                epoch_layout = self.epoch(epoch_number)
+                own = sum(epoch_layout.count_sequences(lane) for lane in range(self.lanes))
+                self._cumulative_sequences.append(
+                    own + (self._cumulative_sequences[-1] if self._cumulative_sequences else 0)
+                )
+        epochs_before = epoch - self.first_epoch
+        if epochs_before <= len(self._cumulative_sequences):
+            return self._cumulative_sequences[epochs_before - 1] if epochs_before > 0 else 0
+        return self._cumulative_sequences[-1] + (epochs_before - len(self._cumulative_sequences)) * self.total
 
     def find_epoch(self, lane: int, index: int) -> int:
         """The epoch of a sequence of a lane; counts every pool."""
         # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
-        number, partial = index * self.lanes + lane, self._before(self._last_begun + 1)
+        number, partial = index * self.lanes + lane, self._count_before(self._last_begun + 1)
         if number < partial:
-            return self.first_epoch + bisect_right(self._sums, number)
+            return self.first_epoch + bisect_right(self._cumulative_sequences, number)
         return self._last_begun + 1 + (number - partial) // self.total
 
     def surely_has(self, counts: Ints, epochs: int) -> bool:
@@ -220,32 +222,32 @@ class SourceOrder:
 
     def _surely_has(self, sequences: int, epochs: int) -> bool:
         """Where nothing is left out, what is not served yet has as many sequences at least as its tokens fill."""
-        tokens = epochs * self.store.tokens - self.spent
+        tokens = epochs * self.store.tokens - self.served_tokens
         if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
             return True
         return self._count_ahead(sequences, epochs) >= sequences
 
-    def _count_ahead(self, wanted: int, epochs: int) -> int:
+    def _count_ahead(self, target_count: int, epochs: int) -> int:
         """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
-        often = np.zeros(self.pools.count, np.int64)
-        found = 0
+        pass_counts = np.zeros(self.pools.count, np.int64)
+        sequence_count = 0
         for lane, begin in enumerate(self.begins):
-            often[lane :: self.lanes] = max(epochs - begin.epoch - 1, 0)
+            pass_counts[lane :: self.lanes] = max(epochs - begin.epoch - 1, 0)
             if epochs > begin.epoch:
-                often[self.epoch(begin.epoch).orders[lane][begin.slot :]] += 1
-                found += begin.before
-        known = self.counts > 0
-        found += int((self.counts[known] * often[known]).sum())
-        for pool in np.flatnonzero((self.counts < 0) & (often > 0)).tolist():
-            if found >= wanted:
+                pass_counts[self.epoch(begin.epoch).orders[lane][begin.slot :]] += 1
+                sequence_count += begin.before
+        counted_pools = self.counts > 0
+        sequence_count += int((self.counts[counted_pools] * pass_counts[counted_pools]).sum())
+        for pool in np.flatnonzero((self.counts < 0) & (pass_counts > 0)).tolist():
+            if sequence_count >= target_count:
                 break
-            found += self._count(pool) * int(often[pool])
-        return found
+            sequence_count += self._count(pool) * int(pass_counts[pool])
+        return sequence_count
 
-    def stands(self, lane: int, index: int) -> Cursor:
+    def find_cursor(self, lane: int, index: int) -> Cursor:
         """The pool of a lane's next sequence, as far as it is worth telling."""
-        found = self.find(lane, index) if index else None
-        return found.cursor if found and found.cursor else self.begins[lane]
+        location = self.find(lane, index) if index else None
+        return location.cursor if location and location.cursor else self.begins[lane]
 
     @property
     def table_identity(self) -> dict[str, Any]:
@@ -268,87 +270,87 @@ class SourceOrder:
         Without the counts of all pools this walks from the nearest pool it knows, counting the pools
         between; with them it is a binary search (over sums made once an epoch).
         """
-        latest = self._latest.get(lane)
+        latest = self._latest_locations.get(lane)
         if latest is not None:
-            begin, found = latest
+            begin, cached_location = latest
             ahead = index - begin
             # Most questions are about the pool of the one before.
-            if 0 <= ahead < found.run and (epochs is None or found.epoch < epochs):
-                return found._replace(row=found.row + ahead, run=found.run - ahead)
-        counted = self.total >= 0
-        found_now = (self._search if counted else self._walk)(lane, index, epochs)
-        if found_now is not None:
-            self._latest[lane] = (index, found_now)
-        return found_now
+            if 0 <= ahead < cached_location.run and (epochs is None or cached_location.epoch < epochs):
+                return cached_location._replace(row=cached_location.row + ahead, run=cached_location.run - ahead)
+        is_counted = self.total >= 0
+        location = (self._search if is_counted else self._walk)(lane, index, epochs)
+        if location is not None:
+            self._latest_locations[lane] = (index, location)
+        return location
 
     def _search(self, lane: int, index: int, epochs: int | None) -> SequenceLocation | None:
         epoch = self.find_epoch(lane, index)
         if epochs is not None and epoch >= epochs:
             return None
-        found = self.epoch(epoch)
-        earlier = _compute_quota(self._before(epoch), lane, self.lanes)
+        epoch_layout = self.epoch(epoch)
+        earlier = _compute_quota(self._count_before(epoch), lane, self.lanes)
         inside = index - earlier
-        if inside >= found.has(lane):
-            return self._find_lent(found, epoch, lane, inside)
-        one = self.own(epoch, lane, inside)
-        asked = _compute_quota(self._before(epoch + 1), lane, self.lanes) - earlier
-        cursor = one.cursor and one.cursor._replace(before=earlier + one.cursor.before)
-        return one._replace(run=min(one.run, asked - inside), cursor=cursor)
+        if inside >= epoch_layout.count_sequences(lane):
+            return self._find_lent(epoch_layout, epoch, lane, inside)
+        location = self.locate_own(epoch, lane, inside)
+        quota = _compute_quota(self._count_before(epoch + 1), lane, self.lanes) - earlier
+        cursor = location.cursor and location.cursor._replace(before=earlier + location.cursor.before)
+        return location._replace(run=min(location.run, quota - inside), cursor=cursor)
 
-    def own(self, epoch: int, lane: int, inside: int) -> SequenceLocation:
+    def locate_own(self, epoch: int, lane: int, inside: int) -> SequenceLocation:
         """A sequence of a lane's own pools by its number in an epoch, which ``before`` of its cursor counts in, too."""
-        found = self.epoch(epoch)
-        rest = found.rests[lane]
-        if inside < rest:
-            return SequenceLocation(-1 - lane, epoch, inside, rest - inside, None)
-        ends = found.ends[lane]
+        epoch_layout = self.epoch(epoch)
+        remainder_count = epoch_layout.remainder_counts[lane]
+        if inside < remainder_count:
+            return SequenceLocation(-1 - lane, epoch, inside, remainder_count - inside, None)
+        ends = epoch_layout.ends[lane]
         slot = int(ends.searchsorted(inside, side="right"))
-        before = int(ends[slot - 1]) if slot else rest
+        before = int(ends[slot - 1]) if slot else remainder_count
         cursor = Cursor(epoch, slot, before)
-        pool = int(found.orders[lane][slot])
+        pool = int(epoch_layout.orders[lane][slot])
         return SequenceLocation(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
 
-    def _find_lent(self, found: Epoch, epoch: int, lane: int, inside: int) -> SequenceLocation:
+    def _find_lent(self, epoch_layout: Epoch, epoch: int, lane: int, inside: int) -> SequenceLocation:
         """A sequence of a lane that has more than it serves, for one that has fewer."""
-        asked, has = self.shares(epoch)
-        spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
-        number = int(short[:lane].sum()) + inside - found.has(lane)
-        given = np.cumsum(spare)
-        lender = int(given.searchsorted(number, side="right"))
-        inside = int(asked[lender]) + number - (int(given[lender]) - int(spare[lender]))
-        one = self.own(epoch, lender, inside)
-        left = int(short[: lane + 1].sum()) - number
-        run = min(one.run, int(given[lender]) - number, left)
-        return one._replace(run=run, cursor=None)
+        quotas, own_counts = self.count_shares(epoch)
+        spare, short = np.maximum(own_counts - quotas, 0), np.maximum(quotas - own_counts, 0)
+        number = int(short[:lane].sum()) + inside - epoch_layout.count_sequences(lane)
+        spare_ends = np.cumsum(spare)
+        lender = int(spare_ends.searchsorted(number, side="right"))
+        inside = int(quotas[lender]) + number - (int(spare_ends[lender]) - int(spare[lender]))
+        location = self.locate_own(epoch, lender, inside)
+        remaining_shortfall = int(short[: lane + 1].sum()) - number
+        run = min(location.run, int(spare_ends[lender]) - number, remaining_shortfall)
+        return location._replace(run=run, cursor=None)
 
-    def shares(self, epoch: int) -> tuple[Ints, Ints]:
+    def count_shares(self, epoch: int) -> tuple[Ints, Ints]:
         """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
-        asked = compute_quotas(self._before(epoch + 1), self.lanes)
-        asked -= compute_quotas(self._before(epoch), self.lanes)
-        found = self.epoch(epoch)
-        return asked, np.array([found.has(lane) for lane in range(self.lanes)], np.int64)
+        quotas = compute_quotas(self._count_before(epoch + 1), self.lanes)
+        quotas -= compute_quotas(self._count_before(epoch), self.lanes)
+        epoch_layout = self.epoch(epoch)
+        return quotas, np.array([epoch_layout.count_sequences(lane) for lane in range(self.lanes)], np.int64)
 
     def find_servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
         """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
-        asked, has = self.shares(epoch)
-        spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
-        taken = np.cumsum(short)
-        numbers = (np.cumsum(spare) - spare)[owners] + insides - asked[owners]
-        lent = insides >= asked[owners]
-        lanes = np.where(lent, taken.searchsorted(numbers, side="right"), owners)
+        quotas, own_counts = self.count_shares(epoch)
+        spare, short = np.maximum(own_counts - quotas, 0), np.maximum(quotas - own_counts, 0)
+        short_ends = np.cumsum(short)
+        numbers = (np.cumsum(spare) - spare)[owners] + insides - quotas[owners]
+        lent = insides >= quotas[owners]
+        lanes = np.where(lent, short_ends.searchsorted(numbers, side="right"), owners)
         lanes = np.minimum(lanes, self.lanes - 1)
-        inside = np.where(lent, has[lanes] + numbers - (taken[lanes] - short[lanes]), insides)
+        inside = np.where(lent, own_counts[lanes] + numbers - (short_ends[lanes] - short[lanes]), insides)
         return lanes, inside + self.quotas(epoch)[lanes]
 
     def _walk(self, lane: int, index: int, epochs: int | None) -> SequenceLocation | None:
         begin, anchors = self.begins[lane], self.anchors[lane]
-        place = bisect_right(anchors, index, key=lambda anchor: anchor.before)
-        cursor = anchors[max(place - 1, 0)]
+        anchor_index = bisect_right(anchors, index, key=lambda anchor: anchor.before)
+        cursor = anchors[max(anchor_index - 1, 0)]
         if cursor == begin and begin.epoch != self.first_epoch:
             # What other lanes lent this one before its own follows from all counts.
             self.count_all()
         elif index < begin.before and self._has_own(lane, begin.before, begin.epoch):
-            return self.own(begin.epoch, lane, index)
+            return self.locate_own(begin.epoch, lane, index)
         empty = 0
         while True:
             if self.total >= 0:
@@ -365,8 +367,8 @@ class SourceOrder:
                 return None
             pool = int(order[cursor.slot])
             # Who asks for the first sequence of a pool is about to enter it: pack it once.
-            begins = index == cursor.before
-            count = len(self.entered(pool, cursor.epoch)) if begins else self._count(pool)
+            starts_pool = index == cursor.before
+            count = len(self.get_pool_rows(pool, cursor.epoch)) if starts_pool else self._count(pool)
             if index < cursor.before + count:
                 if not self._has_own(lane, cursor.before + count, cursor.epoch):
                     continue
@@ -375,7 +377,7 @@ class SourceOrder:
                 return SequenceLocation(pool, cursor.epoch, inside, count - inside, cursor)
             empty = 0 if count else empty + 1
             if empty >= self.pools.count:
-                self._checked_total()
+                self._compute_total()
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
 
     def _has_own(self, lane: int, count: int, epoch: int) -> bool:
@@ -387,38 +389,38 @@ class SourceOrder:
     def anchor(self, lane: int, cursor: Cursor) -> None:
         """Remember where a pool begins; the origin and the latest ones are kept."""
         anchors = self.anchors[lane]
-        place = bisect_right(anchors, cursor.before, key=lambda anchor: anchor.before)
-        if not place or anchors[place - 1] != cursor:
-            anchors.insert(place, cursor)
+        anchor_index = bisect_right(anchors, cursor.before, key=lambda anchor: anchor.before)
+        if not anchor_index or anchors[anchor_index - 1] != cursor:
+            anchors.insert(anchor_index, cursor)
         if len(anchors) > _MAX_CACHED_ANCHORS:
             del anchors[1]
 
     def _count(self, pool: int) -> int:
         if self.counts[pool] < 0:
             self.counts[pool] = self.pools.count_sequences(pool)
-            self._total_when_known()
+            self._update_total()
         return int(self.counts[pool])
 
-    def _total_when_known(self) -> None:
+    def _update_total(self) -> None:
         if (self.counts >= 0).all():
-            self.total = self._checked_total()
+            self.total = self._compute_total()
 
     def epoch(self, epoch: int) -> Epoch:
         """Pools and sequences of an epoch."""
-        known, counted = self._epochs.pop(epoch, None), self.total >= 0
-        if known is None or (counted and not known.ends):
+        epoch_layout, is_counted = self._epochs.pop(epoch, None), self.total >= 0
+        if epoch_layout is None or (is_counted and not epoch_layout.ends):
             order = self.pools.order(epoch)
             if self.lanes == 1:
                 orders: tuple[Ints, ...] = (order,)
             else:
                 orders = tuple(order[order % self.lanes == lane] for lane in range(self.lanes))
-            rests = tuple(one.before if one.epoch == epoch else 0 for one in self.begins)
-            ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if counted else ()
-            known = Epoch(orders, ends, rests)
-        self._epochs[epoch] = known
+            remainder_counts = tuple(one.before if one.epoch == epoch else 0 for one in self.begins)
+            ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if is_counted else ()
+            epoch_layout = Epoch(orders, ends, remainder_counts)
+        self._epochs[epoch] = epoch_layout
         while len(self._epochs) > _MAX_CACHED_EPOCHS:
             self._epochs.popitem(last=False)
-        return known
+        return epoch_layout
 
     def _ends(self, epoch: int, lane: int, order: Ints) -> Ints:
         """Sequences of a lane up to the end of each of its pools of an epoch."""
@@ -430,48 +432,48 @@ class SourceOrder:
 
     def rows(self, lane: int, start: int, stop: int, epochs: int | None = None) -> list[Rows]:
         """The rows of sequences ``start`` to ``stop - 1`` of a lane, in pieces; fewer where ``epochs`` end."""
-        pieces = []
+        row_slices = []
         while start < stop:
-            found = self.find(lane, start, epochs)
-            if found is None:
+            location = self.find(lane, start, epochs)
+            if location is None:
                 break
-            rows = self.entered(found.pool, found.epoch)
-            end = min(start + found.run, stop)
-            pieces.append(slice_rows(rows, found.row, found.row + end - start))
+            rows = self.get_pool_rows(location.pool, location.epoch)
+            end = min(start + location.run, stop)
+            row_slices.append(slice_rows(rows, location.row, location.row + end - start))
             start = end
-        return pieces
+        return row_slices
 
-    def entered(self, pool: int, epoch: int) -> Rows:
+    def get_pool_rows(self, pool: int, epoch: int) -> Rows:
         """All rows of a pool in the order of an epoch; of pool -1 - k those that an edit left of lane k.
 
         Raises:
             PlanError: the pool packs into another number of sequences than the table says.
         """
         if pool < 0:
-            rest = self.rests[-1 - pool]
-            if rest is None:
+            remainder_rows = self.remainders[-1 - pool]
+            if remainder_rows is None:
                 raise AssertionError("there is a rest only after a cut")
-            return rest
-        recent = self._recent.setdefault(pool % self.lanes, OrderedDict())
-        rows = recent.pop((epoch, pool), None)
+            return remainder_rows
+        lane_cache = self._cached_rows.setdefault(pool % self.lanes, OrderedDict())
+        rows = lane_cache.pop((epoch, pool), None)
         if rows is None:
             # A small source comes to the same pool again and again.
-            before = next((one for one in recent if one[1] == pool), None)
-            if before is not None:
-                rows = self.pools.rebuild_rows(recent[before], pool, before[0], epoch)
+            cached_key = next((cache_key for cache_key in lane_cache if cache_key[1] == pool), None)
+            if cached_key is not None:
+                rows = self.pools.rebuild_rows(lane_cache[cached_key], pool, cached_key[0], epoch)
             else:
                 rows = self.pools.rows(pool, epoch)
             if self.counts[pool] < 0:
                 self.counts[pool] = len(rows)
-                self._total_when_known()
+                self._update_total()
             elif self.counts[pool] != len(rows):
                 raise PlanError(
                     f"Pool {pool} packs into {len(rows)} sequences, the table says {self.counts[pool]}: it is "
                     "another plan's, or the store has changed. Delete the cached table, it will be made again."
                 )
-        recent[epoch, pool] = rows
-        while len(recent) > self.kept:
-            recent.popitem(last=False)
+        lane_cache[epoch, pool] = rows
+        while len(lane_cache) > self.max_cached_pools:
+            lane_cache.popitem(last=False)
         return rows
 
 
@@ -485,6 +487,6 @@ def compute_quotas(sequences: int, lanes: int) -> Ints:
     return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
 
 
-def _count_dealt(counts: Ints, of: Ints, lanes: int) -> int:
+def _count_dealt(counts: Ints, lane_numbers: Ints, lanes: int) -> int:
     """How many sequences have to be dealt one by one so that each lane has had so many."""
-    return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
+    return int(((counts - 1) * lanes + lane_numbers + 1)[counts > 0].max(initial=0))

@@ -37,9 +37,7 @@ SOURCE = "data"
 
 # By era and number of the source.
 _Key = tuple[int, int]
-Learned = tuple[
-    dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]
-]
+Learned = tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]]
 
 
 @final
@@ -53,7 +51,7 @@ class SourceOrders:
         data: One store, or a mixture.
         spec: Settings of the order.
         edits: Changes later in the run, in the order they were decided.
-        known: Orders of the same data and spec, whose counts and cuts are taken over. They save work alone.
+        previous_orders: Orders of the same data and spec, whose counts and cuts are taken over. They save work alone.
 
     Attributes:
         data, edits: As given.
@@ -62,7 +60,7 @@ class SourceOrders:
         names: Source names, in the order of their numbers in rows. A lone store is called ``data``.
         course: Where edits and stages change weights, sizes and lengths.
         timeline: Which source and lane serves each position.
-        cuts: By era and source number, where an edit of ``seq_len`` left the source.
+        source_cuts: By era and source number, where an edit of ``seq_len`` left the source.
         lock: Guards everything that is found out on the way. Callers outside ``plan`` need it only to keep others out.
     """
 
@@ -71,7 +69,7 @@ class SourceOrders:
         data: PlanStore | Mixture,
         spec: PlanSpec,
         edits: Sequence[Edit] = (),
-        known: "SourceOrders | None" = None,
+        previous_orders: "SourceOrders | None" = None,
     ) -> None:
         self.data, self.edits = data, tuple(edits)
         mixture = data if isinstance(data, Mixture) else None
@@ -84,18 +82,16 @@ class SourceOrders:
         self.lock = threading.RLock()
         self._orders: dict[_Key, SourceOrder] = {}
         # What other orders of the same data found out; each is dropped when the order here has it.
-        self._plan_cache: dict[_Key, PoolCountCache] = {}
-        self._measured: dict[_Key, SourceStatistics] = {}
-        self.cuts: dict[_Key, SourceCut | None] = {}
-        if known is not None:
-            self._learn(known.learned(), every_era=self._continues(known))
+        self._count_caches: dict[_Key, PoolCountCache] = {}
+        self._source_statistics: dict[_Key, SourceStatistics] = {}
+        self.source_cuts: dict[_Key, SourceCut | None] = {}
+        if previous_orders is not None:
+            self._load_caches(previous_orders.copy_caches(), every_era=self._continues(previous_orders))
         first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
-        self.course = build_run_layout(
-            weights, first, mixture.stages if mixture else (), self.edits
-        )
+        self.course = build_run_layout(weights, first, mixture.stages if mixture else (), self.edits)
         self._check_stages()
-        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
+        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.seq_len_changes))
         self._check_lengths()
         self.timeline = Timeline(
             self.course,
@@ -105,8 +101,8 @@ class SourceOrders:
             stop=mixture is not None and mixture.exhausted == "stop",
         )
         self._check_weights()
-        if known is not None:
-            self._follow(known)
+        if previous_orders is not None:
+            self._copy_timeline(previous_orders)
 
     def _count_first_sources(self) -> int:
         """Count the sources with a weight before any edit: a source added later changes no pool."""
@@ -117,34 +113,36 @@ class SourceOrders:
             names |= list_weighted_sources(stage.weights, self.names)
         return len(names)
 
-    def _continues(self, known: "SourceOrders") -> bool:
+    def _continues(self, previous_orders: "SourceOrders") -> bool:
         """Whether the edits begin with those of other orders."""
-        return self.edits[: len(known.edits)] == known.edits
+        return self.edits[: len(previous_orders.edits)] == previous_orders.edits
 
-    def learned(self) -> Learned:
+    def copy_caches(self) -> Learned:
         """Return copies of what was found out: counts of orders, measures and cuts."""
         # A copy of the items: another thread may make an order meanwhile.
-        known = {key: order.known for key, order in list(self._orders.items())}
-        return {**self._plan_cache, **known}, dict(self._measured), dict(self.cuts)
+        count_caches = {key: order.count_cache for key, order in list(self._orders.items())}
+        return (
+            {**self._count_caches, **count_caches},
+            dict(self._source_statistics),
+            dict(self.source_cuts),
+        )
 
-    def _learn(self, learned: Learned, *, every_era: bool) -> None:
+    def _load_caches(self, caches: Learned, *, every_era: bool) -> None:
         """Take over what other orders found out; of every era, or of the first alone."""
-        counts, measured, cuts = learned
-        self._plan_cache = {key: one for key, one in counts.items() if every_era or not key[0]}
-        self._measured = {key: one for key, one in measured.items() if every_era or not key[0]}
-        self.cuts = cuts if every_era else {}
+        counts, measured, source_cuts = caches
+        self._count_caches = {key: one for key, one in counts.items() if every_era or not key[0]}
+        self._source_statistics = {key: one for key, one in measured.items() if every_era or not key[0]}
+        self.source_cuts = source_cuts if every_era else {}
 
-    def _follow(self, known: "SourceOrders") -> None:
+    def _copy_timeline(self, previous_orders: "SourceOrders") -> None:
         """Take over the timeline before the first edit that is new: nothing there has changed."""
-        if not self._continues(known):
+        if not self._continues(previous_orders):
             return
-        new, until = self.edits[len(known.edits) :], known.timeline.sure
-        if new:
-            until = min(until, known.course.first_position(new[0].step) - 1)
-        exhausted = {n: at for n, at in known.timeline.exhausted.items() if at <= until}
-        tails = {
-            n: compute_quotas(s, self.spec.lanes) for n, s in known.timeline.tails(until).items()
-        }
+        new_edits, until = self.edits[len(previous_orders.edits) :], previous_orders.timeline.sure
+        if new_edits:
+            until = min(until, previous_orders.course.first_position(new_edits[0].step) - 1)
+        exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
+        tails = {n: compute_quotas(s, self.spec.lanes) for n, s in previous_orders.timeline.tails(until).items()}
         self.timeline.adopt(exhausted, max(until, 0), tails)
 
     def _check_stages(self) -> None:
@@ -160,22 +158,22 @@ class SourceOrders:
     def _check_lengths(self) -> None:
         """Refuse what would end the run at some step: a too long document, a source without sequences."""
         # What nobody edits gives something at its first step, or has none: then what is left out can be asked for.
-        later = isinstance(self.data, Mixture)
+        is_mixture = isinstance(self.data, Mixture)
         for era, numbers in enumerate(self.weighted_sources_by_era):
             for number in numbers:
                 # A source that was measured has been checked before.
-                if (era, number) in self._measured:
+                if (era, number) in self._source_statistics:
                     continue
                 spec, store = self._get_spec(number, era), self.stores[self.names[number]]
                 if spec.overlong == "error":
                     Pools(store.lengths, spec, self.names[number]).refuse_overlong()
-                if spec.overlong == "error" or ((later or era) and _may_give_nothing(spec, store)):
+                if spec.overlong == "error" or ((is_mixture or era) and _may_be_empty(spec, store)):
                     self._measure(number, era)
 
     def _check_weights(self) -> None:
         """Refuse weights of later in the run that cannot be met; the timeline has begun with the first."""
         eras = enumerate(self.course.weights_by_era())
-        for era, weights in [(era, one) for era, held in eras for one in held][1:]:
+        for era, weights in [(era, stage_weights) for era, era_weights in eras for stage_weights in era_weights][1:]:
             self._slots(weights, frozenset(), era)
 
     @property
@@ -192,20 +190,20 @@ class SourceOrders:
     @property
     def pools(self) -> Pools:
         """The pools of a plan of one store."""
-        return self.order(self._only()).pools
+        return self.order(self._get_only_source()).pools
 
-    def _only(self) -> int:
+    def _get_only_source(self) -> int:
         _ = self.store
         return 0
 
     def source_spec(self, number: int) -> SourceSpec:
         """Return the mixture's settings of one source."""
-        given = self.data.sources if isinstance(self.data, Mixture) else {}
-        return given.get(self.names[number], SourceSpec())
+        source_specs = self.data.sources if isinstance(self.data, Mixture) else {}
+        return source_specs.get(self.names[number], SourceSpec())
 
     def _get_spec(self, number: int, era: int) -> PlanSpec:
-        own = self.source_spec(number)
-        return self.spec.with_source_settings(self._seq_lens[era], own.seed, own.overlong)
+        source_spec = self.source_spec(number)
+        return self.spec.with_source_settings(self._seq_lens[era], source_spec.seed, source_spec.overlong)
 
     def order(self, number: int, era: int = 0) -> SourceOrder:
         """Return the order of a source in an era."""
@@ -221,15 +219,15 @@ class SourceOrders:
         if era == 0:
             order = SourceOrder(name, self.stores[name], spec)
         else:
-            before = self.order(number, era - 1)
-            cut = self.cut(number, era)
+            previous_order = self.order(number, era - 1)
+            source_cut = self.get_source_cut(number, era)
             served = self.count_served(number, era - 1)
-            order = continue_after_cut(before, spec, cut, served, self.epoch_limit(number))
-        known = self._plan_cache.pop((era, number), None)
-        if known is not None:
-            order.learn(known)
+            order = continue_after_cut(previous_order, spec, source_cut, served, self.epoch_limit(number))
+        count_cache = self._count_caches.pop((era, number), None)
+        if count_cache is not None:
+            order.load_count_cache(count_cache)
         if len(self.names) > 1:
-            order.kept = 2
+            order.max_cached_pools = 2
         return order
 
     def latest(self) -> list[SourceOrder]:
@@ -239,22 +237,22 @@ class SourceOrders:
         """
         orders: dict[int, SourceOrder] = {}
         for era, numbers in enumerate(self.weighted_sources_by_era):
-            cut = all(self.cuts.get((era, number)) for number in numbers)
-            if era and not cut and not all(order.is_counted for order in orders.values()):
+            has_all_cuts = all(self.source_cuts.get((era, number)) for number in numbers)
+            if era and not has_all_cuts and not all(order.is_counted for order in orders.values()):
                 break
             orders |= {number: self.order(number, era) for number in numbers}
         return list(orders.values())
 
-    def cut(self, number: int, era: int) -> SourceCut | None:
+    def get_source_cut(self, number: int, era: int) -> SourceCut | None:
         """Return where a source was left when an era began; None where its lanes lent each other."""
-        if (era, number) not in self.cuts:
+        if (era, number) not in self.source_cuts:
             served = self.count_served(number, era - 1)
-            self.cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)
-        return self.cuts[era, number]
+            self.source_cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)
+        return self.source_cuts[era, number]
 
     def count_served(self, number: int, era: int) -> NDArray[np.int64]:
         """Count the own sequences that each lane of a source serves in an era which another follows."""
-        position = self.course.cuts[era][0]
+        position = self.course.seq_len_changes[era][0]
         if position:
             # Not further: whether a source is exhausted behind the cut follows from the cut.
             self.timeline.segment_at(position - 1)
@@ -276,27 +274,25 @@ class SourceOrders:
     @cached_property
     def weighted_sources(self) -> tuple[int, ...]:
         """Numbers of the sources that have a weight somewhere in the run."""
-        return tuple(
-            sorted({number for numbers in self.weighted_sources_by_era for number in numbers})
-        )
+        return tuple(sorted({number for numbers in self.weighted_sources_by_era for number in numbers}))
 
     @cached_property
     def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
         """By era, the numbers of the sources that have a weight somewhere in it."""
         eras = []
-        for held in self.course.weights_by_era():
-            named = set().union(*(list_weighted_sources(weights, self.names) for weights in held))
-            eras.append(tuple(n for n, name in enumerate(self.names) if name in named))
+        for era_weights in self.course.weights_by_era():
+            source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in era_weights))
+            eras.append(tuple(n for n, name in enumerate(self.names) if name in source_names))
         return tuple(eras)
 
     def _measure(self, number: int, era: int) -> SourceStatistics:
         """Measure the size of a source, which weights are turned into sequences with."""
-        measured = self._measured.get((era, number))
-        if measured is None:
+        statistics = self._source_statistics.get((era, number))
+        if statistics is None:
             name = self.names[number]
-            measured = measure_source(name, self.stores[name], self._get_spec(number, era))
-            self._measured[era, number] = measured
-        return measured
+            statistics = measure_source(name, self.stores[name], self._get_spec(number, era))
+            self._source_statistics[era, number] = statistics
+        return statistics
 
     def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
         """Return the weight of every source that has one above 0, adding up to 1.
@@ -311,9 +307,7 @@ class SourceOrders:
         caps = None
         if mixture.most_epochs is not None:
             if self.spec.steps is None:
-                raise SettingsError(
-                    ["steps: missing; most_epochs is of a run of a known number of steps"]
-                )
+                raise SettingsError(["steps: missing; most_epochs is of a run of a known number of steps"])
             caps = EpochCap(
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
@@ -336,8 +330,8 @@ class SourceOrders:
         }
         if not flat:
             return {}
-        measured = {name: self._measure(self.names.index(name), era) for name in flat}
-        shares = compute_sequence_shares(flat, mixture.unit, measured)
+        source_statistics = {name: self._measure(self.names.index(name), era) for name in flat}
+        shares = compute_sequence_shares(flat, mixture.unit, source_statistics)
         # The weights were not made for those that remain when others are exhausted.
         counts = apportion(shares, self.spec.lanes, near=bool(exhausted))
         return {self.names.index(name): count for name, count in counts.items()}
@@ -363,7 +357,8 @@ class SourceOrders:
         """Count what every epoch leaves out of all sources; reads all lengths."""
         counts = [order.pools.left_out() for order in self.latest()]
         return ExcludedDocuments(
-            sum(one.documents for one in counts), sum(one.tokens for one in counts)
+            sum(excluded.documents for excluded in counts),
+            sum(excluded.tokens for excluded in counts),
         )
 
     @property
@@ -381,11 +376,11 @@ class SourceOrders:
         pools, done = sum(order.pools.count for order in orders), 0
         for order in orders:
 
-            def tell(counted: int, _of: int, done: int = done) -> None:
+            def report_progress(pools_counted: int, _pools: int, done: int = done) -> None:
                 if progress:
-                    progress(done + counted, pools)
+                    progress(done + pools_counted, pools)
 
-            order.count_all(tell)
+            order.count_all(report_progress)
             done += order.pools.count
         if not self.is_counted:
             # The beginning of a later era is known now.
@@ -394,8 +389,8 @@ class SourceOrders:
     @property
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts every pool first."""
-        return self.order(self._only(), len(self._seq_lens) - 1).sequences
+        return self.order(self._get_only_source(), len(self._seq_lens) - 1).sequences
 
 
-def _may_give_nothing(spec: PlanSpec, store: PlanStore) -> bool:
+def _may_be_empty(spec: PlanSpec, store: PlanStore) -> bool:
     return spec.overlong == "drop" or not store.tokens

@@ -22,11 +22,8 @@ def with_journal(plan: Plan, state: Any) -> Plan:
         if number is not None:
             _refuse_changed(number, journal[number])
         _refuse_without_stores(plan, journal)
-        told = [
-            {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
-            for entry in journal
-        ]
-        return plan.edited(*(edit_from_plain(entry) for entry in told))
+        plain_edits = [{k: v for k, v in entry.items() if k not in ("added", "fingerprint")} for entry in journal]
+        return plan.edited(*(edit_from_plain(entry) for entry in plain_edits))
     except StateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:

@@ -41,52 +41,52 @@ class RunLayout:
     """What is known of a run without any length: its stretches, and where its weights change.
 
     Attributes:
-        stretches: by step; each begins with its first step.
+        step_ranges: by step; each begins with its first step.
         changes: by position; the first at 0.
-        cuts: positions from which another ``seq_len`` holds, each with it.
+        seq_len_changes: positions from which another ``seq_len`` holds, each with it.
         bans: positions from which documents are banned: (position, source, numbers).
     """
 
-    stretches: tuple[StepRange, ...]
+    step_ranges: tuple[StepRange, ...]
     changes: tuple[WeightChange, ...]
-    cuts: tuple[tuple[int, int], ...]
+    seq_len_changes: tuple[tuple[int, int], ...]
     bans: tuple[tuple[int, str, tuple[int, ...]], ...]
 
     def weights_by_era(self) -> tuple[tuple[Weights, ...], ...]:
         """The weights that hold somewhere after so many changes of ``seq_len``."""
-        begins = [0, *(position for position, _ in self.cuts)]
-        found = []
+        begins = [0, *(position for position, _ in self.seq_len_changes)]
+        eras = []
         for begin, end in zip(begins, [*begins[1:], None], strict=True):
             first = bisect_right(self.changes, begin, key=lambda change: change.position) - 1
-            found.append(
+            eras.append(
                 tuple(
                     change.weights
                     for change in self.changes[first:]
                     if end is None or max(begin, change.position) < end
                 )
             )
-        return tuple(found)
+        return tuple(eras)
 
     def range_at(self, position: int) -> StepRange:
         """The stretch that holds a position."""
-        place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position)
-        return self.stretches[max(place - 1, 0)]
+        range_index = bisect_right(self.step_ranges, position, key=lambda step_range: step_range.position)
+        return self.step_ranges[max(range_index - 1, 0)]
 
     def first_position(self, step: int) -> int:
         """The first position of a step."""
-        at = self.range_of_step(step)
-        return at.position + (step - at.step) * at.size
+        step_range = self.range_of_step(step)
+        return step_range.position + (step - step_range.step) * step_range.size
 
     def step_at(self, position: int) -> tuple[int, int]:
         """The step that holds a position, and the place inside it; of a skipped position the step after."""
-        at = self.range_at(position)
-        if position < at.position:
-            return at.step, 0
-        step, inside = divmod(position - at.position, at.size)
-        place = self.stretches.index(at)
-        if place + 1 < len(self.stretches) and at.step + step >= self.stretches[place + 1].step:
-            return self.stretches[place + 1].step, 0
-        return at.step + step, inside
+        step_range = self.range_at(position)
+        if position < step_range.position:
+            return step_range.step, 0
+        step, inside = divmod(position - step_range.position, step_range.size)
+        range_index = self.step_ranges.index(step_range)
+        if range_index + 1 < len(self.step_ranges) and step_range.step + step >= self.step_ranges[range_index + 1].step:
+            return self.step_ranges[range_index + 1].step, 0
+        return step_range.step + step, inside
 
     def steps_until(self, position: int) -> int:
         """The steps that hold anything before a position: after so many, every step begins at it or behind."""
@@ -95,8 +95,8 @@ class RunLayout:
 
     def range_of_step(self, step: int) -> StepRange:
         """The stretch that holds a step."""
-        place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
-        return self.stretches[max(place - 1, 0)]
+        range_index = bisect_right(self.step_ranges, step, key=lambda step_range: step_range.step)
+        return self.step_ranges[max(range_index - 1, 0)]
 
 
 def build_run_layout(
@@ -116,46 +116,49 @@ def build_run_layout(
     Raises:
         PlanError: an edit lies too far ahead to be counted.
     """
-    stretches, changes = [first], [WeightChange(0, weights)]
-    cuts: list[tuple[int, int]] = []
+    step_ranges, changes = [first], [WeightChange(0, weights)]
+    seq_len_changes: list[tuple[int, int]] = []
     bans: list[tuple[int, str, tuple[int, ...]]] = []
-    left, waiting, tokens = list(stages), list(edits), 0
-    while left or waiting:
-        now = stretches[-1]
-        stage_step = _compute_stage_step(left[0], now, tokens) if left else None
-        if stage_step is not None and (not waiting or stage_step <= waiting[0].step):
-            at = now.position + (stage_step - now.step) * now.size
-            changes.append(WeightChange(at, left.pop(0).weights))
+    remaining_stages, remaining_edits, tokens = list(stages), list(edits), 0
+    while remaining_stages or remaining_edits:
+        current_range = step_ranges[-1]
+        stage_step = _compute_stage_step(remaining_stages[0], current_range, tokens) if remaining_stages else None
+        if stage_step is not None and (not remaining_edits or stage_step <= remaining_edits[0].step):
+            at = current_range.position + (stage_step - current_range.step) * current_range.size
+            changes.append(WeightChange(at, remaining_stages.pop(0).weights))
             continue
-        edit = waiting.pop(0)
-        tokens += (edit.step - now.step) * now.size * now.seq_len
-        position = now.position + (edit.step - now.step + edit.skip) * now.size
+        edit = remaining_edits.pop(0)
+        tokens += (edit.step - current_range.step) * current_range.size * current_range.seq_len
+        position = current_range.position + (edit.step - current_range.step + edit.skip) * current_range.size
         if position > _MAX_POSITION:
             raise PlanError(
                 f"The edit at step {edit.step:,} begins at sequence {position:,}, and no run has more than "
                 f"{_MAX_POSITION:,}. Give a smaller skip or step."
             )
-        after = StepRange(
-            edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
+        next_range = StepRange(
+            edit.step,
+            position,
+            edit.global_batch_size or current_range.size,
+            edit.seq_len or current_range.seq_len,
         )
-        if after.step == now.step:
-            stretches.pop()
-        stretches.append(after)
-        if edit.seq_len and edit.seq_len != now.seq_len:
-            cuts.append((position, edit.seq_len))
+        if next_range.step == current_range.step:
+            step_ranges.pop()
+        step_ranges.append(next_range)
+        if edit.seq_len and edit.seq_len != current_range.seq_len:
+            seq_len_changes.append((position, edit.seq_len))
         if edit.weights is not None:
             changes.append(WeightChange(position, edit.weights))
-            left = []
+            remaining_stages = []
         bans += [(position, name, tuple(numbers)) for name, numbers in edit.ban.items()]
-    return RunLayout(tuple(stretches), tuple(changes), tuple(cuts), tuple(bans))
+    return RunLayout(tuple(step_ranges), tuple(changes), tuple(seq_len_changes), tuple(bans))
 
 
-def _compute_stage_step(stage: Stage, now: StepRange, tokens: int) -> int:
-    """The first step of a stage, if nothing changes before; ``tokens`` are those before ``now``."""
+def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> int:
+    """The first step of a stage, if nothing changes before; ``tokens`` are those before ``current_range``."""
     if stage.step is not None:
-        return max(stage.step, now.step)
-    more = max((stage.tokens or 0) - tokens, 0)
-    return now.step - (-more // (now.size * now.seq_len))
+        return max(stage.step, current_range.step)
+    missing_tokens = max((stage.tokens or 0) - tokens, 0)
+    return current_range.step - (-missing_tokens // (current_range.size * current_range.seq_len))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,13 +215,13 @@ class TimelineSegment:
             return None
         return self.position + self.schedule.turn(int(local[0]), number - before)
 
-    def place(self, source: int, lane: int, index: int) -> int | None:
+    def find_position(self, source: int, lane: int, index: int) -> int | None:
         """The position of a sequence of a source, if it follows in this segment and its schedule goes on."""
         local = np.flatnonzero(self.sources == source)
         before = int(self.bases[source, lane])
         if not local.size or index < before:
             return None
-        return self.position + self.schedule.place(int(local[0]), lane, index - before)
+        return self.position + self.schedule.find_position(int(local[0]), lane, index - before)
 
 
 class SourceTail(NamedTuple):
@@ -239,19 +242,19 @@ class SourceTail(NamedTuple):
 
     def at(self, turns: Ints) -> tuple[Ints, Ints]:
         """(lane, index) of what turns of the source serve, counted in its era; index -1 where nothing is left."""
-        left = np.cumsum(self.ends - self.begins)
+        lane_ends = np.cumsum(self.ends - self.begins)
         numbers = turns - int(self.begins.sum())
-        lanes = left.searchsorted(numbers, side="right")
-        gone = lanes == len(left)
-        lanes[gone] = 0
-        indices = self.ends[lanes] + numbers - left[lanes]
-        return lanes, np.where(gone, -1, indices)
+        lanes = lane_ends.searchsorted(numbers, side="right")
+        is_past_end = lanes == len(lane_ends)
+        lanes[is_past_end] = 0
+        indices = self.ends[lanes] + numbers - lane_ends[lanes]
+        return lanes, np.where(is_past_end, -1, indices)
 
     def served_at(self, turns: int) -> Ints:
         """What of each lane's sequences is served before a turn: int64 [lanes]."""
-        left = self.ends - self.begins
-        before = np.cumsum(left) - left
-        served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, left)
+        remaining = self.ends - self.begins
+        before = np.cumsum(remaining) - remaining
+        served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, remaining)
         return served
 
     def turn(self, lane: int, index: int) -> int | None:
@@ -294,12 +297,12 @@ class Timeline:
         self._lanes = shape[1]
         self.exhausted: dict[int, int] = {}
         self.end: int | None = None
-        self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
-        self._eras = [0, *(position for position, _ in course.cuts)]
+        self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.seq_len_changes)})
+        self._eras = [0, *(position for position, _ in course.seq_len_changes)]
         self._segments: list[TimelineSegment] = []
         # By era and source, where there are several lanes: its tail, and up to where it has none for certain.
         self._tails: dict[tuple[int, int], SourceTail] = {}
-        self._without: dict[tuple[int, int], int] = {}
+        self._tailless_until: dict[tuple[int, int], int] = {}
         self.sure = 0
         self._append(0, np.zeros(shape, np.int64))
 
@@ -307,10 +310,10 @@ class Timeline:
         era = bisect_right(self._eras, position) - 1
         if self._segments and era != self._segments[-1].era:
             served = np.zeros_like(served)
-        place = bisect_right(self._course.changes, position, key=lambda change: change.position)
-        weights = self._course.changes[place - 1].weights
-        gone = frozenset(n for n, where in self.exhausted.items() if where <= position)
-        slots = self._slots(weights, gone, era)
+        change_index = bisect_right(self._course.changes, position, key=lambda change: change.position)
+        weights = self._course.changes[change_index - 1].weights
+        exhausted = frozenset(n for n, exhausted_at in self.exhausted.items() if exhausted_at <= position)
+        slots = self._slots(weights, exhausted, era)
         if not slots:
             self.end = position if self.end is None else min(self.end, position)
             return
@@ -324,16 +327,16 @@ class Timeline:
             self._extend_to(position)
         if self.end is not None and position >= self.end:
             return None
-        place = bisect_right(self._segments, position, key=lambda segment: segment.position)
-        return self._segments[place - 1]
+        segment_index = bisect_right(self._segments, position, key=lambda segment: segment.position)
+        return self._segments[segment_index - 1]
 
     def until(self, segment: TimelineSegment) -> int | None:
         """Where a segment ends, as far as is known now; None where nothing is known to follow."""
-        place = self._segments.index(segment)
-        if place + 1 < len(self._segments):
-            return self._segments[place + 1].position
-        later = bisect_right(self._marks, segment.position)
-        ends = [self._marks[later]] if later < len(self._marks) else []
+        segment_index = self._segments.index(segment)
+        if segment_index + 1 < len(self._segments):
+            return self._segments[segment_index + 1].position
+        mark_index = bisect_right(self._marks, segment.position)
+        ends = [self._marks[mark_index]] if mark_index < len(self._marks) else []
         ends += [self.end] if self.end is not None else []
         return min(ends) if ends else None
 
@@ -343,51 +346,51 @@ class Timeline:
 
     def _extend_to(self, position: int) -> None:
         """Make sure of the last segment up to its end or past ``position``, whichever comes first."""
-        now = self._segments[-1]
-        later = bisect_right(self._marks, now.position)
-        end = self._marks[later] if later < len(self._marks) else None
+        segment = self._segments[-1]
+        mark_index = bisect_right(self._marks, segment.position)
+        end = self._marks[mark_index] if mark_index < len(self._marks) else None
         # In strides, so that asking one position after another is not a question of its own each.
-        wanted = max(position + 1, self.sure + _STRIDE)
-        wanted = -(-wanted // self._lanes) * self._lanes
+        target = max(position + 1, self.sure + _STRIDE)
+        target = -(-target // self._lanes) * self._lanes
         if end is not None:
-            wanted = min(wanted, end)
-        first = self._first_exhausted(now, wanted)
+            target = min(target, end)
+        first = self._find_first_exhausted(segment, target)
         if first is None:
-            self.sure = wanted
-            if wanted == end:
-                self._append(wanted, now.served(wanted))
+            self.sure = target
+            if target == end:
+                self._append(target, segment.served(target))
             return
-        where, number = first
-        self.exhausted[number] = where
+        exhausted_at, number = first
+        self.exhausted[number] = exhausted_at
         if self._stop:
-            self.end = where
+            self.end = exhausted_at
         else:
-            self._append(where, now.served(where))
-        self.sure = max(self.sure, where)
+            self._append(exhausted_at, segment.served(exhausted_at))
+        self.sure = max(self.sure, exhausted_at)
 
-    def _first_exhausted(self, now: TimelineSegment, wanted: int) -> tuple[int, int] | None:
-        """(position, source) of the first that is exhausted before ``wanted``."""
-        served = now.served(wanted)
-        found, ending = [], {}
-        for number in now.sources.tolist():
-            ends = self._limit(number, now.era, served[number])
+    def _find_first_exhausted(self, segment: TimelineSegment, target: int) -> tuple[int, int] | None:
+        """(position, source) of the first that is exhausted before ``target``."""
+        served = segment.served(target)
+        exhausted_sources, ends_by_source = [], {}
+        for number in segment.sources.tolist():
+            ends = self._limit(number, segment.era, served[number])
             if ends is None:
                 continue
-            ending[number] = ends
+            ends_by_source[number] = ends
             total = int(ends.sum())
             if int(served[number].sum()) > total:
                 # The lanes of a group of positions are of one schedule.
-                where = -(-(now.turn(number, total) or now.position) // self._lanes) * self._lanes
-                found.append((where, number))
-        first = min(found, default=None)
+                exhausted_at = -(-(segment.turn(number, total) or segment.position) // self._lanes) * self._lanes
+                exhausted_sources.append((exhausted_at, number))
+        first = min(exhausted_sources, default=None)
         # Behind the first that is gone the schedule is another.
-        sure = first[0] if first else wanted
-        for number in now.sources.tolist() if self._lanes > 1 else []:
-            tail = self._find_tail(number, now.era, ending[number]) if number in ending else None
+        sure = first[0] if first else target
+        for number in segment.sources.tolist() if self._lanes > 1 else []:
+            tail = self._find_tail(number, segment.era, ends_by_source[number]) if number in ends_by_source else None
             if tail is None or tail.position >= sure:
-                self._without[now.era, number] = sure
+                self._tailless_until[segment.era, number] = sure
             else:
-                self._tails[now.era, number] = tail
+                self._tails[segment.era, number] = tail
         return first
 
     def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
@@ -396,8 +399,8 @@ class Timeline:
             if segment.era != era:
                 continue
             until = self.until(segment)
-            places = [segment.place(number, lane, int(end)) for lane, end in enumerate(ends)]
-            first = min((place for place in places if place is not None), default=None)
+            positions = [segment.find_position(number, lane, int(end)) for lane, end in enumerate(ends)]
+            first = min((position for position in positions if position is not None), default=None)
             if first is not None and (until is None or first < until):
                 return SourceTail(first, segment.served(first)[number], ends)
         raise AssertionError("a lane that was asked for more than it has is in some segment")
@@ -405,18 +408,18 @@ class Timeline:
     def tail(self, number: int, segment: TimelineSegment, until: int) -> SourceTail | None:
         """The tail of a source in the era of a segment, if it begins before a position of the segment."""
         key = (segment.era, number)
-        if self._lanes == 1 or until <= self._without.get(key, 0):
+        if self._lanes == 1 or until <= self._tailless_until.get(key, 0):
             return None
         if key not in self._tails:
             ends = self._limit(number, segment.era, segment.served(until)[number])
             if ends is None:
-                self._without[key] = until
+                self._tailless_until[key] = until
                 return None
             self._tails[key] = self._find_tail(number, segment.era, ends)
         tail = self._tails[key]
         return tail if tail.position < until else None
 
-    def dealt(self, segment: TimelineSegment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
+    def locate_sequences(self, segment: TimelineSegment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
         """(source, lane, index in the era) of what positions of a segment hold, and whether lanes lend in a tail.
 
         Unlike ``segment.at`` the lane is that which has the sequence; index -1 is an empty one.
@@ -427,8 +430,8 @@ class Timeline:
         for number in segment.sources.tolist() if self._lanes > 1 else []:
             tail = self.tail(number, segment, until)
             if tail is not None:
-                late = (sources == number) & (positions >= tail.position)
-                lanes[late], indices[late] = tail.at(segment.turns(number, positions[late]))
+                is_in_tail = (sources == number) & (positions >= tail.position)
+                lanes[is_in_tail], indices[is_in_tail] = tail.at(segment.turns(number, positions[is_in_tail]))
                 shared = True
         return sources, lanes, indices, shared
 
@@ -437,15 +440,11 @@ class Timeline:
         era = bisect_right(self._eras, position) - 1
         return {
             number: int(tail.ends.sum())
-            for (of, number), tail in self._tails.items()
-            if of == era
-            and tail.position < position
-            and self.exhausted.get(number, position + 1) > position
+            for (tail_era, number), tail in self._tails.items()
+            if tail_era == era and tail.position < position and self.exhausted.get(number, position + 1) > position
         }
 
-    def adopt(
-        self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None
-    ) -> None:
+    def adopt(self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None) -> None:
         """Take over what was found out up to a position.
 
         Args:
@@ -453,16 +452,16 @@ class Timeline:
             position: up to which no other is.
             tails: what :meth:`tails` told there, as sequences of each lane.
         """
-        for where, number in sorted((where, number) for number, where in exhausted.items()):
+        for exhausted_at, number in sorted((exhausted_at, number) for number, exhausted_at in exhausted.items()):
             if number in self.exhausted:
                 continue
-            self._begin_marked_segments(where)
-            self.exhausted[number] = where
-            self.sure = max(self.sure, where)
+            self._begin_marked_segments(exhausted_at)
+            self.exhausted[number] = exhausted_at
+            self.sure = max(self.sure, exhausted_at)
             if self._stop:
-                self.end = where
+                self.end = exhausted_at
             else:
-                self._append(where, self._segments[-1].served(where))
+                self._append(exhausted_at, self._segments[-1].served(exhausted_at))
         self._begin_marked_segments(position)
         self.sure = max(self.sure, position)
         if self._lanes > 1:
@@ -478,15 +477,15 @@ class Timeline:
                 if number in tails:
                     self._tails[key] = self._find_tail(number, era, tails[number])
                 elif key not in self._tails and number not in self.exhausted:
-                    self._without[key] = max(self._without.get(key, 0), position)
+                    self._tailless_until[key] = max(self._tailless_until.get(key, 0), position)
 
     def _begin_marked_segments(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
-        while (later := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
+        while (mark_index := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
             # Past the end of the run nothing begins.
-            if self._marks[later] > position or self.end is not None:
+            if self._marks[mark_index] > position or self.end is not None:
                 break
-            self._append(self._marks[later], self._segments[-1].served(self._marks[later]))
+            self._append(self._marks[mark_index], self._segments[-1].served(self._marks[mark_index]))
 
     def find_end(self) -> int:
         """The position at which the run ends because its sources are exhausted."""

@@ -21,16 +21,16 @@ def compute_min_sequences(lengths: NDArray[np.int64], seq_len: int) -> int:
         lengths: tokens of each document, int64 [N].
         seq_len: tokens of a sequence.
     """
-    whole = int((lengths // seq_len).sum())
-    rest = lengths % seq_len
-    counts = np.bincount(rest[rest > 0], minlength=seq_len + 1).astype(np.int64)
+    full_sequences = int((lengths // seq_len).sum())
+    remainders = lengths % seq_len
+    counts = np.bincount(remainders[remainders > 0], minlength=seq_len + 1).astype(np.int64)
     # number[w], tokens[w]: of the documents of at most w tokens.
-    number, tokens = np.cumsum(counts), np.cumsum(counts * np.arange(seq_len + 1))
+    documents, tokens = np.cumsum(counts), np.cumsum(counts * np.arange(seq_len + 1))
     half = seq_len // 2
     smallest = np.arange(1, half + 1)
-    above_half = number[seq_len] - number[half]
-    halves = number[seq_len - smallest] - number[half]
+    above_half = documents[seq_len] - documents[half]
+    halves = documents[seq_len - smallest] - documents[half]
     room = halves * seq_len - (tokens[seq_len - smallest] - tokens[half])
     small = tokens[half] - tokens[smallest - 1]
-    more = -(-(small - room) // seq_len)
-    return whole + int(above_half + np.maximum(more, 0).max(initial=0))
+    extra_sequences = -(-(small - room) // seq_len)
+    return full_sequences + int(above_half + np.maximum(extra_sequences, 0).max(initial=0))

@@ -29,13 +29,13 @@ class Permutation:
         key: 128 bits as two 64-bit halves.
     """
 
-    __slots__ = ("_keys", "_left", "_right", "_table", "size")
+    __slots__ = ("_keys", "_left_radix", "_right_radix", "_table", "size")
 
     def __init__(self, size: int, key: HashKey) -> None:
         self.size = size
         self._table = shuffle_range(size, key) if size <= MAX_MATERIALISED else None
         root = math.isqrt(max(size - 1, 0)) + 1
-        self._left, self._right = root, -(-size // root)
+        self._left_radix, self._right_radix = root, -(-size // root)
         self._keys = [np.uint64(k) for k in derive_round_keys(key, ROUNDS)]
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -45,71 +45,71 @@ class Permutation:
         out = self._walk(positions.astype(np.uint64))
         outside = np.flatnonzero(out >= self.size)
         while outside.size:
-            again = self._walk(out[outside])
-            out[outside] = again
-            outside = outside[again >= self.size]
+            rewalked = self._walk(out[outside])
+            out[outside] = rewalked
+            outside = outside[rewalked >= self.size]
         return out.view(np.int64)
 
-    def places(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_positions(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions at which ``items`` stand, int64 of the same length: the way back of :meth:`at`."""
         if self._table is not None:
-            found = np.empty(self.size, np.int64)
-            found[self._table] = np.arange(self.size)
-            return found[items]
+            positions = np.empty(self.size, np.int64)
+            positions[self._table] = np.arange(self.size)
+            return positions[items]
         out = self._walk_back(items.astype(np.uint64))
         outside = np.flatnonzero(out >= self.size)
         while outside.size:
-            again = self._walk_back(out[outside])
-            out[outside] = again
-            outside = outside[again >= self.size]
+            rewalked = self._walk_back(out[outside])
+            out[outside] = rewalked
+            outside = outside[rewalked >= self.size]
         return out.view(np.int64)
 
     def _walk_back(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = np.divmod(values, np.uint64(self._right))
+        left, right = np.divmod(values, np.uint64(self._right_radix))
         for number, key in reversed(list(enumerate(self._keys))):
             if number % 2 == 0:
-                left = _take_hash(left, right, key, self._left)
+                left = _subtract_hash(left, right, key, self._left_radix)
             else:
-                right = _take_hash(right, left, key, self._right)
-        left *= np.uint64(self._right)
+                right = _subtract_hash(right, left, key, self._right_radix)
+        left *= np.uint64(self._right_radix)
         left += right
         return left
 
     def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = np.divmod(values, np.uint64(self._right))
+        left, right = np.divmod(values, np.uint64(self._right_radix))
         for number, key in enumerate(self._keys):
             if number % 2 == 0:
-                left = _add_hash(left, right, key, self._left)
+                left = _add_hash(left, right, key, self._left_radix)
             else:
-                right = _add_hash(right, left, key, self._right)
-        left *= np.uint64(self._right)
+                right = _add_hash(right, left, key, self._right_radix)
+        left *= np.uint64(self._right_radix)
         left += right
         return left
 
 
-def _hash(other: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
+def _hash(other_half: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
     """A hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
-    value = mix_in_place(other ^ key)
+    value = mix_in_place(other_half ^ key)
     value >>= _U32
     value *= np.uint64(radix)
     value >>= _U32
     return value
 
 
-def _take_hash(
-    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+def _subtract_hash(
+    half: NDArray[np.uint64], other_half: NDArray[np.uint64], key: np.uint64, radix: int
 ) -> NDArray[np.uint64]:
     """``(half - hash(other)) mod radix``."""
-    value = half + np.uint64(radix) - _hash(other, key, radix)
+    value = half + np.uint64(radix) - _hash(other_half, key, radix)
     value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
     return value
 
 
 def _add_hash(
-    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+    half: NDArray[np.uint64], other_half: NDArray[np.uint64], key: np.uint64, radix: int
 ) -> NDArray[np.uint64]:
     """``(half + hash(other)) mod radix``."""
-    value = _hash(other, key, radix)
+    value = _hash(other_half, key, radix)
     value += half
     value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
     return value

@@ -103,57 +103,51 @@ class PlanSpec(PackingOptions):
         if not is_bool(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
         if self.epochs is not None and self.steps is not None:
-            problems.append(
-                f"steps: {self.steps} and epochs: {self.epochs} exclude each other; give one"
-            )
+            problems.append(f"steps: {self.steps} and epochs: {self.epochs} exclude each other; give one")
         if not isinstance(self.packing, str) or not is_strategy(self.packing):
             hint = suggest(str(self.packing), STRATEGIES)
             problems.append(f"packing: {self.packing!r} is none of {', '.join(STRATEGIES)}{hint}")
-        for name, known in (("overlong", OverlongMode), ("last", LastStepPolicy)):
-            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+        for name, literal_type in (("overlong", OverlongMode), ("last", LastStepPolicy)):
+            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
             if value not in options:
-                problems.append(
-                    f"{name}: {value!r} is none of {', '.join(options)}{suggest(str(value), options)}"
-                )
-        wrong = {problem.split(":")[0] for problem in problems}
-        if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
+                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{suggest(str(value), options)}")
+        invalid_fields = {problem.split(":")[0] for problem in problems}
+        if not invalid_fields & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
-        if not wrong & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
+        if not invalid_fields & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
             problems.append(
                 f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
                 f"below it that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
             )
-        if not wrong & {"align", "seq_len"} and self.seq_len % self.align:
-            below = self.seq_len // self.align * self.align
-            fitting = " or ".join(str(n) for n in (below, below + self.align) if n)
-            problems.append(
-                f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is"
-            )
-        if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
+        if not invalid_fields & {"align", "seq_len"} and self.seq_len % self.align:
+            lower_multiple = self.seq_len // self.align * self.align
+            fitting = " or ".join(str(n) for n in (lower_multiple, lower_multiple + self.align) if n)
+            problems.append(f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is")
+        if self.steps is not None and not invalid_fields & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
             if positions > MAX_POSITIONS:
                 problems.append(
                     f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
                     f"more than {MAX_POSITIONS}; lower one of the two"
                 )
-        if self.group_by_length and "group_by_length" not in wrong:
-            problems += self._list_grouping_problems(wrong)
+        if self.group_by_length and "group_by_length" not in invalid_fields:
+            problems += self._list_grouping_problems(invalid_fields)
         raise_problems(problems)
 
-    def _list_grouping_problems(self, wrong: set[str]) -> list[str]:
+    def _list_grouping_problems(self, invalid_fields: set[str]) -> list[str]:
         """Why rows cannot be grouped by their length."""
         problems = []
-        if self.packing != "none" and "packing" not in wrong:
+        if self.packing != "none" and "packing" not in invalid_fields:
             problems.append(
                 f"group_by_length: rows packed by {self.packing!r} are full, so there is nothing to group; give "
                 "packing='none', or leave it out"
             )
-        if self.lanes > 1 and "lanes" not in wrong:
+        if self.lanes > 1 and "lanes" not in invalid_fields:
             problems.append(
                 f"group_by_length: with {self.lanes} lanes a position belongs to a lane and cannot be moved; give "
                 "lanes=1, or leave it out"
             )
-        if "global_batch_size" not in wrong:
+        if "global_batch_size" not in invalid_fields:
             problems += list_window_problems(self.group_by_length, self.global_batch_size)
         return problems
 
@@ -172,22 +166,16 @@ class PlanSpec(PackingOptions):
         # A block that was asked for is never cut.
         return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
 
-    def with_source_settings(
-        self, seq_len: int, seed: int | None, overlong: OverlongMode | None
-    ) -> "PlanSpec":
+    def with_source_settings(self, seq_len: int, seed: int | None, overlong: OverlongMode | None) -> "PlanSpec":
         """The same for one source, with what is said of it alone."""
-        own = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
-        return own if seed is None else replace(own, seed=seed)
+        source_spec = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
+        return source_spec if seed is None else replace(source_spec, seed=seed)
 
     def block_for(self, documents: int) -> int:
         """The block used for a source of so many documents."""
         if self.block:
             return self.block
-        return (
-            BLOCK_DOCUMENTS
-            if documents >= MIN_BLOCKED_DOCUMENTS and self.pool_size % BLOCK_DOCUMENTS == 0
-            else 1
-        )
+        return BLOCK_DOCUMENTS if documents >= MIN_BLOCKED_DOCUMENTS and self.pool_size % BLOCK_DOCUMENTS == 0 else 1
 
 
 def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
@@ -195,11 +183,9 @@ def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
     rows = steps * global_batch_size
     if rows <= MAX_GROUPED_ROWS:
         return []
-    most = MAX_GROUPED_ROWS // global_batch_size
+    max_steps = MAX_GROUPED_ROWS // global_batch_size
     sizes = f"{steps} steps of global_batch_size {global_batch_size}"
-    return [
-        f"group_by_length: {sizes} are {rows} rows, more than {MAX_GROUPED_ROWS}; give at most {most}"
-    ]
+    return [f"group_by_length: {sizes} are {rows} rows, more than {MAX_GROUPED_ROWS}; give at most {max_steps}"]
 
 
 def describe_window_conflict(step: int, steps: int) -> str:

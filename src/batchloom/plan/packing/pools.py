@@ -46,7 +46,7 @@ class PartialLengths(Protocol):
     """Lengths under which some documents alone are served, since those of all others are 0."""
 
     @property
-    def chosen(self) -> int:
+    def document_count(self) -> int:
         """How many are served."""
         ...
 
@@ -98,7 +98,7 @@ class Pools:
 
     Attributes:
         documents: how many the source has.
-        chosen: how many of them are served, where the others are left out whatever the plan.
+        served_documents: how many of them are served, where the others are left out whatever the plan.
         layers: how many of them each generation added.
         count: how many pools there are.
         blocks: of each layer, how many neighbouring documents are permuted as one.
@@ -110,16 +110,16 @@ class Pools:
         "_source",
         "_spec",
         "blocks",
-        "chosen",
         "count",
         "documents",
         "layers",
+        "served_documents",
     )
 
     def __init__(self, lengths: DocumentLengths, spec: PlanSpec, source: str) -> None:
         self._lengths, self._spec, self._source = lengths, spec, source
         self.documents = lengths.size
-        self.chosen = lengths.chosen if isinstance(lengths, PartialLengths) else lengths.size
+        self.served_documents = lengths.document_count if isinstance(lengths, PartialLengths) else lengths.size
         self.layers = lengths.layers if isinstance(lengths, LayeredLengths) else (lengths.size,)
         self._layers: list[_GenerationPools] = []
         first = self.count = 0
@@ -134,8 +134,8 @@ class Pools:
 
     def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> HashKey:
         """A key; those of the first layer do not name it, so that they are the same in any generation."""
-        further = (layer,) if layer else ()
-        return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *further)
+        layer_parts = (layer,) if layer else ()
+        return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *layer_parts)
 
     def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> HashKey:
         """The key of a purpose of one pool, which is numbered inside its layer."""
@@ -145,34 +145,32 @@ class Pools:
     def _find_layer(self, pool: int) -> int:
         return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
-    def members(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+    def members(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
         """Numbers of the documents of a pool, in the order they are packed, int64 [N].
 
         Args:
             pool: its number.
-            most: about so many are enough: those of its first blocks.
+            max_documents: about so many are enough: those of its first blocks.
         """
-        layer, members = self._draw_members(pool, most)
+        layer, members = self._draw_members(pool, max_documents)
         if layer.block == 1:
             return members
         return members[shuffle_range(len(members), self._pool_key("members", pool))]
 
-    def _draw_members(
-        self, pool: int, most: int | None = None
-    ) -> tuple[_GenerationPools, NDArray[np.int64]]:
+    def _draw_members(self, pool: int, max_documents: int | None = None) -> tuple[_GenerationPools, NDArray[np.int64]]:
         """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
         layer, size = self._layers[self._find_layer(pool)], self._spec.pool_size
-        place = pool - layer.first_pool
-        taken = min(size, most or size)
+        pool_index = pool - layer.first_pool
+        draw_count = min(size, max_documents or size)
         if layer.blocks is None:
-            stop = min(place * size + taken, layer.documents)
-            return layer, np.arange(layer.first + place * size, layer.first + stop)
+            stop = min(pool_index * size + draw_count, layer.documents)
+            return layer, np.arange(layer.first + pool_index * size, layer.first + stop)
         blocks = size // layer.block
-        stop = min(place * blocks + -(-taken // layer.block), layer.blocks.size)
-        chosen = layer.blocks.at(np.arange(place * blocks, stop))
+        stop = min(pool_index * blocks + -(-draw_count // layer.block), layer.blocks.size)
+        block_numbers = layer.blocks.at(np.arange(pool_index * blocks, stop))
         if layer.block == 1:
-            return layer, chosen + layer.first
-        members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
+            return layer, block_numbers + layer.first
+        members = (block_numbers[:, None] * layer.block + np.arange(layer.block)).ravel()
         return layer, members[members < layer.documents] + layer.first
 
     def find_pool(self, document: int) -> int:
@@ -181,7 +179,7 @@ class Pools:
         layer = self._layers[number]
         block = (document - layer.first) // layer.block
         if layer.blocks is not None:
-            block = int(layer.blocks.places(np.array([block]))[0])
+            block = int(layer.blocks.find_positions(np.array([block]))[0])
         return layer.first_pool + block * layer.block // self._spec.pool_size
 
     def fit_members(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -190,11 +188,12 @@ class Pools:
 
     def refuse_overlong(self) -> None:
         """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
-        for start, lengths in self._stretches():
+        for start, lengths in self._iter_length_chunks():
             if lengths.max(initial=0) > self._spec.seq_len:
-                worst = int((lengths > self._spec.seq_len).argmax())
+                first_overlong = int((lengths > self._spec.seq_len).argmax())
                 raise PlanError(
-                    f"Document {start + worst} of source {self._source!r} has {lengths[worst]} tokens, more than "
+                    f"Document {start + first_overlong} of source {self._source!r} has {lengths[first_overlong]} "
+                    "tokens, more than "
                     f"seq_len {self._spec.seq_len}, and overlong='error' was asked for. Raise seq_len, or choose "
                     "overlong='split', 'drop' or 'truncate'."
                 )
@@ -204,17 +203,17 @@ class Pools:
         documents = tokens = 0
         seq_len, overlong = self._spec.seq_len, self._spec.overlong
         if overlong in ("drop", "truncate"):
-            for _, lengths in self._stretches():
-                long = lengths[lengths > seq_len].astype(np.int64)
-                documents += long.size if overlong == "drop" else 0
-                tokens += int(long.sum()) - (0 if overlong == "drop" else seq_len * long.size)
+            for _, lengths in self._iter_length_chunks():
+                overlong_lengths = lengths[lengths > seq_len].astype(np.int64)
+                documents += overlong_lengths.size if overlong == "drop" else 0
+                tokens += int(overlong_lengths.sum()) - (0 if overlong == "drop" else seq_len * overlong_lengths.size)
         return ExcludedDocuments(documents, tokens)
 
     def longest(self) -> int:
         """Tokens of the longest document."""
-        return max(int(lengths.max(initial=0)) for _, lengths in self._stretches())
+        return max(int(lengths.max(initial=0)) for _, lengths in self._iter_length_chunks())
 
-    def _stretches(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    def _iter_length_chunks(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """All lengths in store order, a bounded number at a time, each with its first document."""
         for start in range(0, self.documents, _CHUNK_DOCUMENTS):
             yield (
@@ -225,21 +224,17 @@ class Pools:
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
         # How many there are hangs on the order of the documents only where they are packed as they come.
-        members = (
-            self._draw_members(pool)[1]
-            if self._spec.packing in ORDER_FREE_STRATEGIES
-            else self.members(pool)
-        )
+        members = self._draw_members(pool)[1] if self._spec.packing in ORDER_FREE_STRATEGIES else self.members(pool)
         return self.count_packed(self.fit_members(members))
 
-    def count_packed(self, fitted: NDArray[np.int64]) -> int:
+    def count_packed(self, fitted_lengths: NDArray[np.int64]) -> int:
         """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
-        taken = align_lengths(fitted, self._spec.align)
-        return count_sequences(taken, self._spec.seq_len, self._spec.packing)
+        aligned_lengths = align_lengths(fitted_lengths, self._spec.align)
+        return count_sequences(aligned_lengths, self._spec.seq_len, self._spec.packing)
 
-    def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
-        """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
-        return self.fit_members(self.members(pool, most))
+    def fit_pool(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
+        """Lengths of the documents of a pool as they are packed, int64 [N]; ``max_documents`` as of :meth:`members`."""
+        return self.fit_members(self.members(pool, max_documents))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Documents and block of each layer, where there are several: pools end with them."""
@@ -256,25 +251,21 @@ class Pools:
         """All rows of a pool in the order an epoch takes them."""
         members = self.members(pool)
         keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
-        return pack_rows(
-            members, np.zeros_like(members), self.fit_members(members), self._spec, keys
-        )
+        return pack_rows(members, np.zeros_like(members), self.fit_members(members), self._spec, keys)
 
-    def rebuild_rows(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
+    def rebuild_rows(self, rows: Rows, pool: int, previous_epoch: int, epoch: int) -> Rows:
         """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.
 
         Args:
-            rows: of the pool in the order of epoch ``before``.
+            rows: of the pool in the order of epoch ``previous_epoch``.
             pool: its number.
-            before: the epoch of ``rows``.
+            previous_epoch: the epoch of ``rows``.
             epoch: the one that is wanted.
         """
         if not self._spec.shuffle:
             return rows
-        place = np.empty(len(rows), np.int64)
-        place[shuffle_range(len(rows), self._pool_key("sequences", pool, before))] = np.arange(
+        inverse_order = np.empty(len(rows), np.int64)
+        inverse_order[shuffle_range(len(rows), self._pool_key("sequences", pool, previous_epoch))] = np.arange(
             len(rows)
         )
-        return reorder_rows(
-            rows, place[shuffle_range(len(rows), self._pool_key("sequences", pool, epoch))]
-        )
+        return reorder_rows(rows, inverse_order[shuffle_range(len(rows), self._pool_key("sequences", pool, epoch))])

@@ -14,17 +14,15 @@ Ints = NDArray[np.int64]
 
 def fit_lengths(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
     """Lengths as they are packed: what ``overlong`` leaves of each document, int64 [N]."""
-    found = lengths.astype(np.int64)
+    fitted_lengths = lengths.astype(np.int64)
     if spec.overlong == "truncate":
-        return np.minimum(found, spec.seq_len)
+        return np.minimum(fitted_lengths, spec.seq_len)
     if spec.overlong == "drop":
-        found[found > spec.seq_len] = 0
-    return found
+        fitted_lengths[fitted_lengths > spec.seq_len] = 0
+    return fitted_lengths
 
 
-def pack_rows(
-    documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[HashKey, HashKey]
-) -> Rows:
+def pack_rows(documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[HashKey, HashKey]) -> Rows:
     """Pack stretches of documents, and put spans and rows into the order of their keyed hashes.
 
     Args:
@@ -35,23 +33,23 @@ def pack_rows(
             document.
         keys: of the spans inside a row, and of the rows.
     """
-    room = align_lengths(lengths, spec.align)
-    packed = pack(room, spec.seq_len, spec.packing)
-    served = shuffle_range(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
-    order = _order_spans(packed, served, spec, keys[0])
-    taken, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
+    aligned_lengths = align_lengths(lengths, spec.align)
+    packed = pack(aligned_lengths, spec.seq_len, spec.packing)
+    sequence_order = shuffle_range(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
+    order = _order_spans(packed, sequence_order, spec, keys[0])
+    item_indices, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
     pointers = np.zeros(packed.count + 1, np.int64)
-    np.cumsum(np.bincount(packed.sequences, minlength=packed.count)[served], out=pointers[1:])
+    np.cumsum(np.bincount(packed.sequences, minlength=packed.count)[sequence_order], out=pointers[1:])
     begins = np.cumsum(sizes) - sizes
     first = begins[pointers[:-1]] if packed.count else begins
     rows = Rows(
         pointers=pointers,
         sources=np.zeros(len(order), np.int32),
-        documents=documents[taken],
-        starts=starts + firsts[taken],
+        documents=documents[item_indices],
+        starts=starts + firsts[item_indices],
         # The last piece of a stretch takes more of its row than it has tokens.
-        lengths=sizes if room is lengths else np.minimum(sizes, lengths[taken] - starts),
-        places=begins - np.repeat(first, np.diff(pointers)),
+        lengths=sizes if aligned_lengths is lengths else np.minimum(sizes, lengths[item_indices] - starts),
+        row_offsets=begins - np.repeat(first, np.diff(pointers)),
     )
     if spec.shuffle:
         return rows
@@ -59,40 +57,42 @@ def pack_rows(
     return reorder_rows(rows, np.lexsort((rows.starts[first], rows.documents[first])))
 
 
-def repack_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...]) -> Rows:
+def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: tuple[int, ...]) -> Rows:
     """What is left of a pool, packed anew under another spec; neighbouring pieces of a document are one again.
 
     Nothing of it is left out as too long: what a pool once held is served.
 
     Args:
-        left: rows not served yet.
+        remaining_rows: rows not served yet.
         name: of the source.
         spec: the new settings.
-        place: epoch and slot of the pool behind them, and of several lanes the lane.
+        pool_location: epoch and slot of the pool behind them, and of several lanes the lane.
     """
-    order = np.lexsort((left.starts, left.documents))
-    documents, starts, lengths = left.documents[order], left.starts[order], left.lengths[order]
-    joins = (documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])
-    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), bool), ~joins]))
+    order = np.lexsort((remaining_rows.starts, remaining_rows.documents))
+    documents, starts, lengths = (
+        remaining_rows.documents[order],
+        remaining_rows.starts[order],
+        remaining_rows.lengths[order],
+    )
+    continues_previous = (documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), bool), ~continues_previous]))
     sizes = np.add.reduceat(lengths, first) if len(first) else lengths
-    keys = [
-        derive_key(spec.seed, name, purpose, *place) for purpose in ("rest spans", "rest sequences")
-    ]
+    keys = [derive_key(spec.seed, name, purpose, *pool_location) for purpose in ("rest spans", "rest sequences")]
     return pack_rows(documents[first], starts[first], sizes, spec, (keys[0], keys[1]))
 
 
-def _order_spans(packed: PackingResult, served: Ints, spec: PlanSpec, key: HashKey) -> Ints:
+def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, key: HashKey) -> Ints:
     """Spans row by row, the rows as they are served; inside a row shuffled, or as in the store."""
-    items, turns = packed.items, np.empty(packed.count, np.int64)
-    turns[served] = np.arange(packed.count)
-    rows = turns[packed.sequences]
+    items, inverse_order = packed.items, np.empty(packed.count, np.int64)
+    inverse_order[sequence_order] = np.arange(packed.count)
+    rows = inverse_order[packed.sequences]
     if not spec.shuffle:
         return np.lexsort((packed.starts, items, rows))
     # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
     row_bits = int(rows.max(initial=0)).bit_length()
-    by_row = np.argsort(rows.astype(np.uint16) if row_bits <= 16 else rows, kind="stable")
+    spans_by_row = np.argsort(rows.astype(np.uint16) if row_bits <= 16 else rows, kind="stable")
     if spec.packing == "wrap":
-        return by_row
+        return spans_by_row
     # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
     # pieces of one document never share a row, so the item's hash alone orders them.
     bits = max(len(rows) - 1, 1).bit_length()
@@ -101,6 +101,6 @@ def _order_spans(packed: PackingResult, served: Ints, spec: PlanSpec, key: HashK
     keys = (rows.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
     keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))
     keys |= np.arange(len(rows), dtype=np.uint64)
-    keys = keys[by_row]
+    keys = keys[spans_by_row]
     keys.sort(kind="stable")
     return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)

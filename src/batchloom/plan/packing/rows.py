@@ -19,7 +19,7 @@ class Rows:
         documents: number of the document in its source, int64 [N].
         starts: first token of the span inside its document, int64 [N].
         lengths: tokens of the span, at least 1, int64 [N].
-        places: where the span begins inside its row, int64 [N]. Behind a span its row holds nothing
+        row_offsets: where the span begins inside its row, int64 [N]. Behind a span its row holds nothing
             up to the next multiple of the plan's ``align``.
         banned: whether the span's document is banned, so that it is served as padding, bool [N]; None where
             none is.
@@ -30,7 +30,7 @@ class Rows:
     documents: NDArray[np.int64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    places: NDArray[np.int64]
+    row_offsets: NDArray[np.int64]
     banned: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
         rows.documents[first:last],
         rows.starts[first:last],
         rows.lengths[first:last],
-        rows.places[first:last],
+        rows.row_offsets[first:last],
         None if rows.banned is None else rows.banned[first:last],
     )
 
@@ -72,46 +72,44 @@ def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
     sizes = np.diff(rows.pointers)[order]
     pointers = np.zeros(len(order) + 1, np.int64)
     np.cumsum(sizes, out=pointers[1:])
-    chosen = np.repeat(rows.pointers[:-1][order] - pointers[:-1], sizes)
-    chosen += np.arange(len(chosen))
+    span_indices = np.repeat(rows.pointers[:-1][order] - pointers[:-1], sizes)
+    span_indices += np.arange(len(span_indices))
     return Rows(
         pointers,
-        rows.sources[chosen],
-        rows.documents[chosen],
-        rows.starts[chosen],
-        rows.lengths[chosen],
-        rows.places[chosen],
-        None if rows.banned is None else rows.banned[chosen],
+        rows.sources[span_indices],
+        rows.documents[span_indices],
+        rows.starts[span_indices],
+        rows.lengths[span_indices],
+        rows.row_offsets[span_indices],
+        None if rows.banned is None else rows.banned[span_indices],
     )
 
 
-def join_rows(pieces: list[Rows], count: int) -> Rows:
+def join_rows(row_slices: list[Rows], count: int) -> Rows:
     """All pieces one after the other, then empty rows until there are ``count``."""
-    if len(pieces) == 1 and len(pieces[0]) == count:
-        return pieces[0]
+    if len(row_slices) == 1 and len(row_slices[0]) == count:
+        return row_slices[0]
     pointers = np.zeros(count + 1, np.int64)
     row = 0
-    for piece in pieces:
-        pointers[row + 1 : row + len(piece) + 1] = pointers[row] + piece.pointers[1:]
-        row += len(piece)
+    for row_slice in row_slices:
+        pointers[row + 1 : row + len(row_slice) + 1] = pointers[row] + row_slice.pointers[1:]
+        row += len(row_slice)
     pointers[row + 1 :] = pointers[row]
     return Rows(
         pointers,
-        _concatenate([piece.sources for piece in pieces], np.int32),
-        _concatenate([piece.documents for piece in pieces], np.int64),
-        _concatenate([piece.starts for piece in pieces], np.int64),
-        _concatenate([piece.lengths for piece in pieces], np.int64),
-        _concatenate([piece.places for piece in pieces], np.int64),
-        _join_bans(pieces),
+        _concatenate([row_slice.sources for row_slice in row_slices], np.int32),
+        _concatenate([row_slice.documents for row_slice in row_slices], np.int64),
+        _concatenate([row_slice.starts for row_slice in row_slices], np.int64),
+        _concatenate([row_slice.lengths for row_slice in row_slices], np.int64),
+        _concatenate([row_slice.row_offsets for row_slice in row_slices], np.int64),
+        _join_bans(row_slices),
     )
 
 
-def _join_bans(pieces: list[Rows]) -> NDArray[np.bool_] | None:
-    if all(piece.banned is None for piece in pieces):
+def _join_bans(row_slices: list[Rows]) -> NDArray[np.bool_] | None:
+    if all(row_slice.banned is None for row_slice in row_slices):
         return None
-    return np.concatenate(
-        [np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in pieces]
-    )
+    return np.concatenate([np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in row_slices])
 
 
 def _concatenate(arrays: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:

@@ -55,7 +55,7 @@ BestFitMove = tuple[int, int, int, int]
 
 
 def compute_best_fit_moves(
-    histogram: list[tuple[int, int]], seq_len: int, *, counted: bool = False
+    histogram: list[tuple[int, int]], seq_len: int, *, count_only: bool = False
 ) -> tuple[int, list[BestFitMove]]:
     """Best-fit decreasing over (length, how many) from the longest down.
 
@@ -65,35 +65,35 @@ def compute_best_fit_moves(
     moves: list[BestFitMove] = []
     waiting = [0] * (seq_len + 1)
     # Which capacities have sequences waiting, a byte each: the smallest that fits is one search of the processor's.
-    waits = bytearray(seq_len + 1)
-    smallest, moved, count = waits.find, moves.append, 0
+    has_waiting = bytearray(seq_len + 1)
+    find_capacity, append_move, count = has_waiting.find, moves.append, 0
     for length, items in histogram:
-        left = items
-        while left:
-            capacity = smallest(1, length)
+        remaining_items = items
+        while remaining_items:
+            capacity = find_capacity(1, length)
             if capacity < 0:
                 capacity = seq_len
-                bins = -(-left // (seq_len // length))
-                waits[capacity] = 1
+                bins = -(-remaining_items // (seq_len // length))
+                has_waiting[capacity] = 1
                 count += bins
             else:
                 bins = waiting[capacity]
-            each = capacity // length
-            full = left // each
-            if full >= bins:
-                full = bins
-                waits[capacity] = 0
-            elif not full:
-                full, each = 1, left
+            items_per_bin = capacity // length
+            filled_bins = remaining_items // items_per_bin
+            if filled_bins >= bins:
+                filled_bins = bins
+                has_waiting[capacity] = 0
+            elif not filled_bins:
+                filled_bins, items_per_bin = 1, remaining_items
                 if bins == 1:
-                    waits[capacity] = 0
-            waiting[capacity] = bins - full
-            room = capacity - each * length
-            waiting[room] += full
-            waits[room] = 1
-            if not counted:
-                moved((capacity, full, each, room))
-            left -= full * each
+                    has_waiting[capacity] = 0
+            waiting[capacity] = bins - filled_bins
+            room = capacity - items_per_bin * length
+            waiting[room] += filled_bins
+            has_waiting[room] = 1
+            if not count_only:
+                append_move((capacity, filled_bins, items_per_bin, room))
+            remaining_items -= filled_bins * items_per_bin
     return count, moves
 
 
@@ -104,7 +104,7 @@ def _count_lengths(lengths: ItemLengths) -> list[tuple[int, int]]:
 
 
 def _count_best_fit(lengths: ItemLengths, seq_len: int) -> int:
-    return compute_best_fit_moves(_count_lengths(lengths), seq_len, counted=True)[0]
+    return compute_best_fit_moves(_count_lengths(lengths), seq_len, count_only=True)[0]
 
 
 def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
@@ -118,19 +118,19 @@ def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.
     queues[int(ends[-1]) - count :] = array("q", np.arange(count).tobytes())
     heads = (ends - entered).tolist()
     tails = heads.copy()
-    taken_from = []
+    queue_starts = []
     for capacity, full, _, room in moves:
         head, tail = heads[capacity], tails[room]
         # Of Python's own arrays, since most stretches are a few numbers long.
         queues[tail : tail + full] = queues[head : head + full]
-        taken_from.append(head)
+        queue_starts.append(head)
         heads[capacity], tails[room] = head + full, tail + full
     bins = table[:, 1]
-    place = np.repeat(np.array(taken_from, np.int64) - (np.cumsum(bins) - bins), bins)
-    place += np.arange(len(place))
-    taken = np.frombuffer(queues, np.int64)[place].repeat(table[:, 2].repeat(bins))
+    queue_positions = np.repeat(np.array(queue_starts, np.int64) - (np.cumsum(bins) - bins), bins)
+    queue_positions += np.arange(len(queue_positions))
+    sorted_sequences = np.frombuffer(queues, np.int64)[queue_positions].repeat(table[:, 2].repeat(bins))
     sequences = np.empty(len(lengths), np.int64)
-    sequences[argsort_longest_first(lengths)] = taken
+    sequences[argsort_longest_first(lengths)] = sorted_sequences
     return count, sequences
 
 
@@ -174,9 +174,7 @@ def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np
     return max(sequences, default=-1) + 1, np.array(sequences, np.int64)
 
 
-def _pack_sliding_window(
-    lengths: ItemLengths, seq_len: int, *, size: int
-) -> tuple[int, NDArray[np.int64]]:
+def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
     """Fill one sequence after the other from a window that slides over the items.
 
     The window holds the first ``size`` items that are in no sequence yet, and the next one enters as soon
@@ -185,68 +183,66 @@ def _pack_sliding_window(
     longest of them first.
     """
     by_length = np.argsort(lengths, kind="stable")
-    places = np.empty(len(lengths), np.int64)
-    places[by_length] = np.arange(len(lengths))
+    length_ranks = np.empty(len(lengths), np.int64)
+    length_ranks[by_length] = np.arange(len(lengths))
     counts = np.bincount(lengths, minlength=seq_len + 1)
     # Equal lengths are taken in order, so the first place not taken yet tells which item a length stands for.
     heads = (np.cumsum(counts) - counts).tolist()
     waiting = np.bincount(lengths[:size], minlength=seq_len + 1)
-    waits, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
-    longest, entering = waits.rfind, iter(lengths[size:].tolist())
-    in_order = zip(places.tolist(), lengths.tolist(), strict=True)
-    taken: list[int] = []
+    has_waiting, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
+    find_longest, entering = has_waiting.rfind, iter(lengths[size:].tolist())
+    in_order = zip(length_ranks.tolist(), lengths.tolist(), strict=True)
+    packed_ranks: list[int] = []
     ends: list[int] = []
-    take, full = taken.append, len(lengths) >= size
-    while len(taken) < len(lengths):
-        if full:
+    append_rank, is_window_full = packed_ranks.append, len(lengths) >= size
+    while len(packed_ranks) < len(lengths):
+        if is_window_full:
             # The first that is in no sequence yet.
-            for place, length in in_order:
-                if place >= heads[length]:
+            for length_rank, length in in_order:
+                if length_rank >= heads[length]:
                     break
         else:
-            length = longest(1)
+            length = find_longest(1)
         room = seq_len
         while length > 0:
-            take(heads[length])
+            append_rank(heads[length])
             heads[length] += 1
             waiting[length] -= 1
             if not waiting[length]:
-                waits[length] = 0
+                has_waiting[length] = 0
             # Where no item is left, a length of 0 enters, which is never looked for.
             entered = next(entering, 0)
             waiting[entered] += 1
-            waits[entered] = 1
+            has_waiting[entered] = 1
             room -= length
-            length = longest(1, 1, room + 1)
-        full = entered > 0
-        ends.append(len(taken))
+            length = find_longest(1, 1, room + 1)
+        is_window_full = entered > 0
+        ends.append(len(packed_ranks))
     sequences = np.empty(len(lengths), np.int64)
-    order = by_length[np.array(taken, np.int64)]
-    sequences[order] = np.searchsorted(ends, np.arange(len(taken)), side="right")
+    order = by_length[np.array(packed_ranks, np.int64)]
+    sequences[order] = np.searchsorted(ends, np.arange(len(packed_ranks)), side="right")
     return len(ends), sequences
 
 
 def _make_window_packer(size: int) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
     """Best fit inside each window of ``size`` consecutive items."""
-    assign, stretch = _pack_best_fit, size
+    assign, chunk_size = _pack_best_fit, size
     if size <= _MAX_SMALL_WINDOW:
-        assign, stretch = partial(_pack_small_windows, size=size), _BATCH_WINDOWS // size * size
+        assign, chunk_size = partial(_pack_small_windows, size=size), _BATCH_WINDOWS // size * size
 
     def pack_windows(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
         sequences = np.empty(len(lengths), np.int64)
         total = 0
-        for start in range(0, len(lengths), stretch):
-            count, inside = assign(lengths[start : start + stretch], seq_len)
-            sequences[start : start + stretch] = inside + total
+        for start in range(0, len(lengths), chunk_size):
+            count, window_sequences = assign(lengths[start : start + chunk_size], seq_len)
+            sequences[start : start + chunk_size] = window_sequences + total
             total += count
         return total, sequences
 
     return pack_windows
 
 
-def _pack_small_windows(
-    lengths: ItemLengths, seq_len: int, *, size: int
-) -> tuple[int, NDArray[np.int64]]:
+def _pack_small_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
     """What ``_pack_best_fit`` gives in each window, in all windows at once, an item of each a step."""
     windows = -(-len(lengths) // size)
     bits, columns = size.bit_length(), np.arange(windows)
@@ -256,21 +252,21 @@ def _pack_small_windows(
     keys = ((seq_len - grid.reshape(windows, size)) << bits) | np.arange(size)
     keys.sort(axis=1)
     longest_first = keys.T.copy()
-    needs = (seq_len - (longest_first >> bits)).astype(np.uint64) << high
+    required_room = (seq_len - (longest_first >> bits)).astype(np.uint64) << high
     # A sequence is one number: its room, the step that left it so, its own number. One not opened
     # yet has more room than any other, so the smallest number that an item fits is its best fit.
     states = np.repeat(np.arange(size, dtype=np.uint64) | np.uint64(seq_len) << high, windows)
     states = states.reshape(size, windows)
-    chosen = np.empty((size, windows), np.int64)
+    sequence_numbers = np.empty((size, windows), np.int64)
     for step in range(size):
         # What an item does not fit wraps around to a number above all others.
-        least = (states[: step + 1] - needs[step]).min(axis=0)
-        number = least & low
-        chosen[step] = number
-        states[chosen[step], columns] = (least >> high << high) | np.uint64(step << bits) | number
+        best_states = (states[: step + 1] - required_room[step]).min(axis=0)
+        number = best_states & low
+        sequence_numbers[step] = number
+        states[sequence_numbers[step], columns] = (best_states >> high << high) | np.uint64(step << bits) | number
     counts = (states >> high < seq_len).sum(axis=0)
     sequences = np.empty((windows, size), np.int64)
-    sequences[columns, longest_first & ((1 << bits) - 1)] = chosen + (np.cumsum(counts) - counts)
+    sequences[columns, longest_first & ((1 << bits) - 1)] = sequence_numbers + (np.cumsum(counts) - counts)
     return int(counts.sum()), sequences.ravel()[: len(lengths)]
 
 
@@ -282,8 +278,8 @@ def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     """Concatenate and cut: every sequence but the last is full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    cuts = np.arange(seq_len, total, seq_len)
-    bounds = np.sort(np.concatenate([np.zeros(1, np.int64), ends, cuts]))
+    sequence_bounds = np.arange(seq_len, total, seq_len)
+    bounds = np.sort(np.concatenate([np.zeros(1, np.int64), ends, sequence_bounds]))
     begins, bounds = bounds[:-1], bounds[1:]
     begins, bounds = begins[begins < bounds], bounds[begins < bounds]
     items = np.searchsorted(ends, begins, side="right")
@@ -304,9 +300,7 @@ STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 def is_strategy(name: str) -> bool:
     """Whether ``name`` is a packing strategy (``window_N`` for any N from 1 to 9,999,999)."""
-    return name in ("best_fit", "wrap", "first_fit", "none") or bool(
-        _WINDOW_PATTERN.fullmatch(name)
-    )
+    return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
 def strategy_to_identity(strategy: str) -> str:
@@ -337,14 +331,14 @@ def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
     """How many sequences :func:`pack` makes of these lengths (int64 [N], each at least 0)."""
     if strategy == "wrap":
         return -(-int(lengths.sum()) // seq_len)
-    whole = int((lengths // seq_len).sum())
-    rest = lengths % seq_len
-    rest = rest[rest > 0]
+    full_sequences = int((lengths // seq_len).sum())
+    remainders = lengths % seq_len
+    remainders = remainders[remainders > 0]
     if strategy == "none":
-        return whole + len(rest)
+        return full_sequences + len(remainders)
     if strategy == "best_fit":
-        return whole + _count_best_fit(rest, seq_len)
-    return whole + _choose_assigner(strategy)(rest, seq_len)[0]
+        return full_sequences + _count_best_fit(remainders, seq_len)
+    return full_sequences + _choose_assigner(strategy)(remainders, seq_len)[0]
 
 
 def pack(lengths: ItemLengths, seq_len: int, strategy: str) -> PackingResult:
@@ -362,17 +356,17 @@ def pack(lengths: ItemLengths, seq_len: int, strategy: str) -> PackingResult:
         return _pack_wrap(lengths, seq_len)
     items = np.flatnonzero(lengths % seq_len)
     count, sequences = _choose_assigner(strategy)(lengths[items] % seq_len, seq_len)
-    whole = lengths // seq_len
-    starts = whole[items] * seq_len
-    rest = lengths[items] - starts
-    if not whole.any():
-        return PackingResult(count, items, starts, rest, sequences)
-    cut = np.repeat(np.arange(len(lengths)), whole)
-    piece = np.arange(len(cut)) - np.repeat(np.cumsum(whole) - whole, whole)
+    full_sequences = lengths // seq_len
+    starts = full_sequences[items] * seq_len
+    remainders = lengths[items] - starts
+    if not full_sequences.any():
+        return PackingResult(count, items, starts, remainders, sequences)
+    full_items = np.repeat(np.arange(len(lengths)), full_sequences)
+    chunk_index = np.arange(len(full_items)) - np.repeat(np.cumsum(full_sequences) - full_sequences, full_sequences)
     return PackingResult(
-        count=count + len(cut),
-        items=np.concatenate([items, cut]),
-        starts=np.concatenate([starts, piece * seq_len]),
-        lengths=np.concatenate([rest, np.full(len(cut), seq_len, np.int64)]),
-        sequences=np.concatenate([sequences, count + np.arange(len(cut))]),
+        count=count + len(full_items),
+        items=np.concatenate([items, full_items]),
+        starts=np.concatenate([starts, chunk_index * seq_len]),
+        lengths=np.concatenate([remainders, np.full(len(full_items), seq_len, np.int64)]),
+        sequences=np.concatenate([sequences, count + np.arange(len(full_items))]),
     )

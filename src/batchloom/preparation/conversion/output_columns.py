@@ -31,26 +31,26 @@ def make_row_mapper(mapping: Mapping[str, str], columns: Sequence[str] | None) -
     roles = {column: role for role, column in mapping.items()}
 
     def choose(row: Row) -> Row:
-        made = _rename_columns(row, roles) if roles else row
+        renamed_row = _rename_columns(row, roles) if roles else row
         if columns is None:
-            return made
-        return {name: made[name] for name in columns if name in made}
+            return renamed_row
+        return {name: renamed_row[name] for name in columns if name in renamed_row}
 
     return choose
 
 
 def _rename_columns(row: Row, roles: Mapping[str, str]) -> Row:
     names = [roles.get(name, name) for name in row]
-    made = dict(zip(names, row.values(), strict=True))
-    if len(made) < len(names):
+    renamed_row = dict(zip(names, row.values(), strict=True))
+    if len(renamed_row) < len(names):
         raise _column_conflict_error(next(name for name in names if names.count(name) > 1))
     for column, role in roles.items():
         value = None if column in row else get_column_value(row, column)
         if value is not None:
-            if role in made:
+            if role in renamed_row:
                 raise _column_conflict_error(role)
-            made[role] = value
-    return made
+            renamed_row[role] = value
+    return renamed_row
 
 
 def _column_conflict_error(role: str) -> UnusableRecordError:
@@ -62,13 +62,13 @@ def _column_conflict_error(role: str) -> UnusableRecordError:
 
 def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[str]:
     """What is wrong with the columns asked for, one sentence each, before any row is seen."""
-    problems = [
-        f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]
-    ]
-    named = [column for column in mapping.values() if column]
+    problems = [f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]]
+    mapped_columns = [column for column in mapping.values() if column]
     problems += [
         f"map: column {column!r} is named for several roles; name it once"
-        for column in sorted({one for one in named if named.count(one) > 1})
+        for column in sorted(
+            {mapped_column for mapped_column in mapped_columns if mapped_columns.count(mapped_column) > 1}
+        )
     ]
     if columns is None:
         return problems
@@ -81,33 +81,33 @@ def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[st
         return [*problems, f"columns: {quote_value(columns)} is no list of the names of columns"]
     renamed = {column: role for role, column in mapping.items() if column not in mapping}
     problems += [
-        f"columns: {name!r} is called {renamed[name]!r} after --map; write that"
-        for name in columns
-        if name in renamed
+        f"columns: {name!r} is called {renamed[name]!r} after --map; write that" for name in columns if name in renamed
     ]
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    return problems + [f"columns: {name!r} is named twice" for name in twice]
+    repeated_names = sorted({name for name in columns if columns.count(name) > 1})
+    return problems + [f"columns: {name!r} is named twice" for name in repeated_names]
 
 
 def find_missing_columns(
     mapping: Mapping[str, str], columns: Sequence[str] | None, rows: Iterable[Row]
 ) -> list[tuple[str, str]]:
     """Columns asked for that none of these rows has, each with the option that asks for it."""
-    wanted = {("--map", column) for column in mapping.values()}
-    wanted |= {("--columns", name) for name in columns or () if name not in mapping}
+    missing_columns = {("--map", column) for column in mapping.values()}
+    missing_columns |= {("--columns", name) for name in columns or () if name not in mapping}
     for row in rows:
-        wanted -= {
-            one for one in wanted if one[1] in row or get_column_value(row, one[1]) is not None
+        missing_columns -= {
+            missing_column
+            for missing_column in missing_columns
+            if missing_column[1] in row or get_column_value(row, missing_column[1]) is not None
         }
-        if not wanted:
+        if not missing_columns:
             break
-    return sorted(wanted)
+    return sorted(missing_columns)
 
 
-def unknown_column_error(option: str, column: str, known: Sequence[str]) -> SchemaError:
+def unknown_column_error(option: str, column: str, column_names: Sequence[str]) -> SchemaError:
     """The error of a column that the first records lack."""
-    hint = suggest(column, known) or f"; name one of them with {option}"
+    hint = suggest(column, column_names) or f"; name one of them with {option}"
     return SchemaError(
-        f"no column {column!r} ({option}): the first records have {format_columns(known)}{hint}",
-        known,
+        f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}",
+        column_names,
     )

@@ -140,10 +140,10 @@ def convert(
         OutputError: the output cannot be written.
     """
     target = _parse_target(out)
-    given = as_recipe_inputs(inputs)
-    check_no_manifests(given, "convert")
+    input_paths = as_recipe_inputs(inputs)
+    check_no_manifests(input_paths, "convert")
     recipe = Recipe(
-        inputs=given,
+        inputs=input_paths,
         reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),
         max_bad=max_bad,
     )
@@ -152,9 +152,9 @@ def convert(
         _refuse_existing(target)
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, ReadLimits())
-    listing = _list_conversion_inputs(given, target, hear, follow_links=follow_links)
-    found = _resolve_mapping(listing, rules, recipe.reading.mapping, columns)
-    job = _RowConversion(listing, rules, make_row_mapper(found, columns), max_bad, hear)
+    listing = _list_conversion_inputs(input_paths, target, hear, follow_links=follow_links)
+    resolved_mapping = _resolve_mapping(listing, rules, recipe.reading.mapping, columns)
+    job = _RowConversion(listing, rules, make_row_mapper(resolved_mapping, columns), max_bad, hear)
     return job.run(target)
 
 
@@ -177,9 +177,7 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
 def _check_conversion(recipe: Recipe, columns: Sequence[str] | None, force: object) -> list[str]:
     problems = check_output_columns(recipe.reading.mapping, columns)
     if recipe.reading.text_field is not None and columns is not None:
-        problems.append(
-            "columns: with text_field the one column is 'text'; give the one or the other"
-        )
+        problems.append("columns: with text_field the one column is 'text'; give the one or the other")
     if not is_bool(force):
         problems.append(f"force: {quote_value(force)} is neither True nor False")
     return problems
@@ -188,28 +186,26 @@ def _check_conversion(recipe: Recipe, columns: Sequence[str] | None, force: obje
 def _refuse_existing(target: _ConversionTarget) -> None:
     for path in (target.path, target.quarantine):
         if path is not None and os.path.lexists(path):
-            raise StoreConflictError(
-                f"{path} is there already; choose another --out, or replace it with --force."
-            )
+            raise StoreConflictError(f"{path} is there already; choose another --out, or replace it with --force.")
 
 
 def _list_conversion_inputs(
     inputs: Sequence[str], target: _ConversionTarget, hear: Listener, *, follow_links: bool
 ) -> SourceListing:
     """The input without the output and what an earlier run left of it."""
-    listing = list_sources(inputs, asked=[DeclaredInput(follow_links=follow_links)] * len(inputs))
+    listing = list_sources(inputs, declared_inputs=[DeclaredInput(follow_links=follow_links)] * len(inputs))
     for note in listing.notes:
         hear(Note(note))
     if target.path is None or target.quarantine is None:
         return listing
     names = (target.path, target.quarantine)
-    own = {os.path.realpath(f"{name}{end}") for name in names for end in ("", PARTIAL_SUFFIX)}
-    kept = tuple(one for one in listing.sources if os.path.realpath(one.path) not in own)
-    if not kept:
+    output_paths = {os.path.realpath(f"{name}{end}") for name in names for end in ("", PARTIAL_SUFFIX)}
+    remaining_sources = tuple(source for source in listing.sources if os.path.realpath(source.path) not in output_paths)
+    if not remaining_sources:
         raise InputMissingError(f"{target.path} is the output and the only input; name another.")
-    if len(kept) < len(listing.sources):
+    if len(remaining_sources) < len(listing.sources):
         hear(Note(f"Left out what is the output: {target.path}."))
-    return SourceListing(kept, listing.notes)
+    return SourceListing(remaining_sources, listing.notes)
 
 
 def _resolve_mapping(
@@ -221,17 +217,20 @@ def _resolve_mapping(
     """The mapping by the very names of the columns, which the first records have."""
     if not mapping and columns is None:
         return mapping
-    firsts = [(source, read_sample_rows(source, rules)[0]) for source in listing.sources]
-    rows = [coerce_row(value) for _, found in firsts for value in found]
-    known = tuple(dict.fromkeys(name for row in rows for name in row))
-    mapping = match_mapping_columns(mapping, known)
-    alone = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
+    samples = [(source, read_sample_rows(source, rules)[0]) for source in listing.sources]
+    rows = [coerce_row(value) for _, sample_rows in samples for value in sample_rows]
+    column_names = tuple(dict.fromkeys(name for row in rows for name in row))
+    mapping = match_mapping_columns(mapping, column_names)
+    source_prefix = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
     for option, column in find_missing_columns(mapping, columns, rows):
-        raise SchemaError(f"{alone}{unknown_column_error(option, column, list(known))}", known)
-    for source, found in firsts:
+        raise SchemaError(
+            f"{source_prefix}{unknown_column_error(option, column, list(column_names))}",
+            column_names,
+        )
+    for source, sample_rows in samples:
         # Texts have no columns that could be mapped.
-        if found and source.kind not in ("text", "code"):
-            _refuse_unmapped(source, found, mapping)
+        if sample_rows and source.kind not in ("text", "code"):
+            _refuse_unmapped(source, sample_rows, mapping)
     return mapping
 
 
@@ -260,15 +259,13 @@ class _RowConversion:
 
     def run(self, target: _ConversionTarget) -> ConversionResult:
         """Write the file."""
-        schema, notes = self._schema() if target.form == "parquet" else (None, ())
+        schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._hear(Note(note))
         with ExitStack() as stack:
             if target.path is None or target.quarantine is None:
-                tally, _ = self._write(JsonRowFile(sys.stdout.buffer), self._tell_bad())
-                return ConversionResult(
-                    None, target.form, tally.documents, 0, tally.quarantined, None, ()
-                )
+                counters, _ = self._write(JsonRowFile(sys.stdout.buffer), self._make_bad_reporter())
+                return ConversionResult(None, target.form, counters.documents, 0, counters.quarantined, None, ())
             out = stack.enter_context(AtomicFile(target.path))
             bad = stack.enter_context(AtomicFile(target.quarantine))
             file: RowFile = (
@@ -276,7 +273,7 @@ class _RowConversion:
                 if schema is None
                 else _import_row_tables().ParquetRowFile(out, schema)
             )
-            tally, lines = self._write(
+            counters, lines = self._write(
                 file,
                 lambda source, one: bad.write(encode_quarantine_line(source, self._rules, 0, one)),
             )
@@ -286,118 +283,112 @@ class _RowConversion:
                 bad.remove_previous()
             size = out.finish()
             quarantine = target.quarantine if lines else None
-            return ConversionResult(
-                target.path, target.form, tally.documents, size, lines, quarantine, notes
-            )
+            return ConversionResult(target.path, target.form, counters.documents, size, lines, quarantine, notes)
 
-    def _write(
-        self, file: RowFile, keep_bad: Callable[[Source, BadRecord], object]
-    ) -> tuple[JobCounters, int]:
+    def _write(self, file: RowFile, keep_bad: Callable[[Source, BadRecord], object]) -> tuple[JobCounters, int]:
         """Every row into ``file``; the account, and how many records were bad."""
-        tally = self._tally("convert")
-        for source, found in self._stretches(tally):
-            refused = file.write(found.values, nan=source.kind in COLUMNAR_KINDS)
-            found.bad += [_make_row_fault(found, number, reason) for number, reason in refused]
-            self._count_bad(tally, source, found.bad)
-            for one in found.bad:
-                keep_bad(source, one)
-            tally.kept(len(found.values) - len(refused), 0)
-        tally.verdict()
-        if not tally.documents:
-            raise self._nothing(tally)
+        counters = self._make_counters("convert")
+        for source, batch in self._iter_batches(counters):
+            refused = file.write(batch.values, nan=source.kind in COLUMNAR_KINDS)
+            batch.bad += [_make_row_fault(batch, number, reason) for number, reason in refused]
+            self._count_bad(counters, source, batch.bad)
+            for bad_record in batch.bad:
+                keep_bad(source, bad_record)
+            counters.count_documents(len(batch.values) - len(refused), 0)
+        counters.check_bad_records()
+        if not counters.documents:
+            raise self._empty_input_error(counters)
         file.finish()
-        return tally, tally.quarantined
+        return counters, counters.quarantined
 
-    def _schema(self) -> tuple[Any, tuple[str, ...]]:
+    def _infer_schema(self) -> tuple[Any, tuple[str, ...]]:
         """The Arrow schema of all rows, and what it changes in them."""
-        shape, tally = ColumnType(), self._tally("look")
-        for source, found in self._stretches(tally):
+        shape, counters = ColumnType(), self._make_counters("look")
+        for source, batch in self._iter_batches(counters):
             try:
-                shape.add(found.values)
+                shape.add(batch.values)
             except UntabularError as error:
-                raise self._untabular(source, found, shape, error) from None
-            self._count_bad(tally, source, found.bad)
-            tally.kept(len(found.values), 0)
-        tally.verdict()
-        if not tally.documents:
-            raise self._nothing(tally)
+                raise self._untabular_input_error(source, batch, shape, error) from None
+            self._count_bad(counters, source, batch.bad)
+            counters.count_documents(len(batch.values), 0)
+        counters.check_bad_records()
+        if not counters.documents:
+            raise self._empty_input_error(counters)
         try:
-            return _import_row_tables().build_arrow_schema(shape), tuple(
-                describe_type_changes(shape)
-            )
+            return _import_row_tables().build_arrow_schema(shape), tuple(describe_type_changes(shape))
         except UntabularError as error:
             raise InputError(_describe_untabular(error)) from None
 
-    def _stretches(self, tally: JobCounters) -> Iterator[tuple[Source, Records]]:
+    def _iter_batches(self, counters: JobCounters) -> Iterator[tuple[Source, Records]]:
         """All records in order, as rows of the output."""
         for source in prefetch_sources(self._listing.sources, lambda one: one):
             done = 0
             with PartReader(SourcePart(source, 0, source.size), self._rules) as reader:
-                for found in reader:
-                    self._make_rows(found)
-                    tally.read(reader.consumed - done, found.seen)
+                for batch in reader:
+                    self._make_rows(batch)
+                    counters.count_read(reader.consumed - done, batch.records_read)
                     done = reader.consumed
-                    yield source, found
+                    yield source, batch
                 reader.finish()
-            tally.read(source.size - done, 0)
+            counters.count_read(source.size - done, 0)
 
-    def _make_rows(self, found: Records) -> None:
-        found.values = list(map(coerce_row, found.values))
+    def _make_rows(self, batch: Records) -> None:
+        batch.values = list(map(coerce_row, batch.values))
         if self._choose is None:
             return
-        kept = Records(bad=found.bad, seen=found.seen)
-        for number, row in enumerate(found.values):
+        mapped_batch = Records(bad=batch.bad, records_read=batch.records_read)
+        for number, row in enumerate(batch.values):
             try:
-                kept.values.append(self._choose(row))
+                mapped_batch.values.append(self._choose(row))
             except UnusableRecordError as error:
-                kept.bad.append(_make_row_fault(found, number, error.reason))
+                mapped_batch.bad.append(_make_row_fault(batch, number, error.reason))
             else:
-                kept.records.append(found.records[number])
-                kept.offsets.append(found.offsets[number])
-        found.values, found.records, found.offsets = kept.values, kept.records, kept.offsets
+                mapped_batch.records.append(batch.records[number])
+                mapped_batch.offsets.append(batch.offsets[number])
+        batch.values, batch.records, batch.offsets = (
+            mapped_batch.values,
+            mapped_batch.records,
+            mapped_batch.offsets,
+        )
 
-    def _tally(self, phase: Phase) -> JobCounters:
+    def _make_counters(self, phase: Phase) -> JobCounters:
         return JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)
 
-    def _count_bad(self, tally: JobCounters, source: Source, bad: list[BadRecord]) -> None:
+    def _count_bad(self, counters: JobCounters, source: Source, bad: list[BadRecord]) -> None:
         if bad:
-            tally.bad(str(make_bad_record_error(source, self._rules, 0, bad[0])), len(bad))
+            counters.count_bad(str(make_bad_record_error(source, self._rules, 0, bad[0])), len(bad))
 
-    def _tell_bad(self) -> Callable[[Source, BadRecord], None]:
-        told = 0
+    def _make_bad_reporter(self) -> Callable[[Source, BadRecord], None]:
+        reported_count = 0
 
         def tell(source: Source, bad: BadRecord) -> None:
-            nonlocal told
-            told += 1
-            if told <= _MAX_REPORTED_BAD:
+            nonlocal reported_count
+            reported_count += 1
+            if reported_count <= _MAX_REPORTED_BAD:
                 self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}"))
 
         return tell
 
-    def _nothing(self, tally: JobCounters) -> InputError:
-        first = f" The first that cannot be used: {tally.first}." if tally.first else ""
+    def _empty_input_error(self, counters: JobCounters) -> InputError:
+        first = f" The first that cannot be used: {counters.first}." if counters.first else ""
         return InputMissingError(f"The input holds no record; nothing is written.{first}")
 
-    def _untabular(
-        self, source: Source, found: Records, shape: ColumnType, error: UntabularError
+    def _untabular_input_error(
+        self, source: Source, batch: Records, shape: ColumnType, error: UntabularError
     ) -> InputError:
         """The error of a stretch that does not go with what came before, by its first such row."""
-        number = shape.first_other(found.values, error.path)
+        number = shape.find_mismatched_row(batch.values, error.path)
         if number is None:
             return InputError(f"{source.name}: {_describe_untabular(error)}")
-        return make_bad_record_error(
-            source, self._rules, 0, _make_row_fault(found, number, _describe_untabular(error))
-        )
+        return make_bad_record_error(source, self._rules, 0, _make_row_fault(batch, number, _describe_untabular(error)))
 
 
-def _make_row_fault(found: Records, number: int, reason: str) -> BadRecord:
-    return BadRecord(found.records[number], found.offsets[number], None, reason, "")
+def _make_row_fault(batch: Records, number: int, reason: str) -> BadRecord:
+    return BadRecord(batch.records[number], batch.offsets[number], None, reason, "")
 
 
 def _describe_untabular(error: UntabularError) -> str:
-    column = (
-        f"column {format_column_path(error.path)!r} {error.reason}" if error.path else error.reason
-    )
+    column = f"column {format_column_path(error.path)!r} {error.reason}" if error.path else error.reason
     return (
         f"{column}, which no column of Parquet can hold; use .jsonl, which keeps every row as it is, "
         "or leave the column out with --columns"

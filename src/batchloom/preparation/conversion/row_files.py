@@ -67,8 +67,8 @@ def _describe_unencodable(row: Row) -> str:
         try:
             json.dumps(value, allow_nan=False).encode()
         except TypeError:
-            found = next(_iter_unencodable_types(value), "a value")
-            return f"column {name!r} holds {found}, which JSON cannot hold; {remedy}"
+            type_name = next(_iter_unencodable_types(value), "a value")
+            return f"column {name!r} holds {type_name}, which JSON cannot hold; {remedy}"
         except ValueError:
             return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
         except RecursionError:
@@ -111,9 +111,7 @@ class JsonRowFile:
             # Neither a name nor a time in the header: the same rows give the same bytes.
             self._out = igzip.IGzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[no-untyped-call]
         elif compression == "zstd":
-            self._out = zstandard.ZstdCompressor().stream_writer(
-                cast("IO[bytes]", file), closefd=False
-            )
+            self._out = zstandard.ZstdCompressor().stream_writer(cast("IO[bytes]", file), closefd=False)
 
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
         """See :class:`RowFile`."""

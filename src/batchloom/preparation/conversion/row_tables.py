@@ -26,7 +26,7 @@ def build_arrow_schema(shape: ColumnType) -> pa.Schema:
     """
     if not shape.fields:
         raise UntabularError((), "the rows have no column at all")
-    return pa.schema([(name, _arrow_type(one, (name,))) for name, one in shape.fields.items()])
+    return pa.schema([(name, _arrow_type(field_shape, (name,))) for name, field_shape in shape.fields.items()])
 
 
 def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
@@ -43,7 +43,7 @@ def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
         if not shape.fields:
             raise UntabularError(path, "holds objects without any field")
         return pa.struct(
-            [(name, _arrow_type(one, (*path, name))) for name, one in shape.fields.items()]
+            [(name, _arrow_type(field_shape, (*path, name))) for name, field_shape in shape.fields.items()]
         )
     return _SCALAR_TYPES[shape.kinds[0]]
 
@@ -66,10 +66,7 @@ class ParquetRowFile:
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the seam's
         """See :class:`RowFile`; a table holds NaN as it is."""
         if rows:
-            columns = [
-                pa.array([row.get(field.name) for row in rows], field.type)
-                for field in self._schema
-            ]
+            columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in self._schema]
             self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
             self._size += self._ready[-1].nbytes
         if self._size >= _GROUP_BYTES:

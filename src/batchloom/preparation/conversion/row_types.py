@@ -70,25 +70,25 @@ class ColumnType:
         """
         if len(path) > _MAX_DEPTH:
             raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
-        found = dict.fromkeys(map(type, values))
-        found.pop(type(None), None)
-        for kind in found:
+        value_types = dict.fromkeys(map(type, values))
+        value_types.pop(type(None), None)
+        for kind in value_types:
             kind = list if kind is tuple else kind  # noqa: PLW2901
             if kind not in self.kinds:
                 self.kinds.append(kind)
         self._check_kinds(path)
-        if int in found:
+        if int in value_types:
             numbers = [value for value in values if type(value) is int]
             self.least = min(self.least, *numbers)
             self.most = max(self.most, *numbers)
         if int in self.kinds:
             self._check_numbers(path)
-        if dict in found:
+        if dict in value_types:
             self._add_objects([value for value in values if type(value) is dict], path)
         if list in self.kinds:
             self.items = self.items or ColumnType()
-            within = [value for value in values if type(value) in (list, tuple)]
-            self.items.add(list(chain.from_iterable(within)), (*path, "[]"))
+            nested_lists = [value for value in values if type(value) in (list, tuple)]
+            self.items.add(list(chain.from_iterable(nested_lists)), (*path, "[]"))
 
     def _add_objects(self, rows: list[dict[str, Any]], path: tuple[str, ...]) -> None:
         columns: dict[str, list[Any]] = {}
@@ -100,41 +100,37 @@ class ColumnType:
             self.present[name] = self.present.get(name, 0) + len(values)
             self.fields.setdefault(name, ColumnType()).add(values, (*path, name))
         if len(self.fields) > MAX_COLUMNS:
-            raise UntabularError(
-                path, f"holds objects of more than {MAX_COLUMNS:,} different fields"
-            )
+            raise UntabularError(path, f"holds objects of more than {MAX_COLUMNS:,} different fields")
 
     def _check_kinds(self, path: tuple[str, ...]) -> None:
-        unknown = [kind.__name__ for kind in self.kinds if kind not in _TYPE_LABELS]
-        if unknown:
-            raise UntabularError(path, f"holds values of type {unknown[0]}")
+        unsupported_types = [kind.__name__ for kind in self.kinds if kind not in _TYPE_LABELS]
+        if unsupported_types:
+            raise UntabularError(path, f"holds values of type {unsupported_types[0]}")
         if len(self.kinds) > 1 and set(self.kinds) != {int, float}:
-            called = " and ".join(_TYPE_LABELS[kind] for kind in self.kinds)
-            raise UntabularError(path, f"holds {called}")
+            type_labels = " and ".join(_TYPE_LABELS[kind] for kind in self.kinds)
+            raise UntabularError(path, f"holds {type_labels}")
 
     def _check_numbers(self, path: tuple[str, ...]) -> None:
         if float in self.kinds:
             if max(-self.least, self.most) > _MAX_EXACT_INT:
-                raise UntabularError(
-                    path, "holds fractions and whole numbers too large to be fractions"
-                )
+                raise UntabularError(path, "holds fractions and whole numbers too large to be fractions")
         elif self.most >= 1 << (64 if self.least == 0 else 63) or self.least < -(1 << 63):
             raise UntabularError(path, "holds whole numbers of more than 64 bits")
 
-    def first_other(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
+    def find_mismatched_row(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
         """The number of the first row whose value at ``path`` is not what came first; None where none is."""
         for number, row in enumerate(rows):
-            alone = ColumnType()
+            row_type = ColumnType()
             try:
-                alone.add([row])
+                row_type.add([row])
             except UntabularError:
                 return number
-            mine, usual = alone._at(path), self._at(path)
-            if mine and usual and mine.kinds and mine.kinds[0] is not usual.kinds[0]:
+            value_type, expected_type = row_type._lookup(path), self._lookup(path)
+            if value_type and expected_type and value_type.kinds and value_type.kinds[0] is not expected_type.kinds[0]:
                 return number
         return None
 
-    def _at(self, path: tuple[str, ...]) -> "ColumnType | None":
+    def _lookup(self, path: tuple[str, ...]) -> "ColumnType | None":
         shape: ColumnType | None = self
         for name in path:
             if shape is not None:
@@ -158,21 +154,19 @@ def format_column_path(path: Iterable[str]) -> str:
 def describe_type_changes(shape: ColumnType) -> list[str]:
     """What is not in the table as it was in the rows, one sentence each: nulls and fractions."""
     mixed, absent = [], []
-    for path, one in shape.walk():
-        if len(one.kinds) > 1:
+    for path, column_type in shape.walk():
+        if len(column_type.kinds) > 1:
             mixed.append(format_column_path(path))
         absent += [
             format_column_path((*path, name))
-            for name, count in one.present.items()
-            if count < one.count
+            for name, count in column_type.present.items()
+            if count < column_type.count
         ]
     notes = []
     if mixed:
         notes.append(f"Whole numbers stand as fractions, as equals, in {_format_names(mixed)}.")
     if absent:
-        notes.append(
-            f"Null stands where rows lack {_format_names(absent)}; .jsonl keeps rows as they are."
-        )
+        notes.append(f"Null stands where rows lack {_format_names(absent)}; .jsonl keeps rows as they are.")
     return notes
 
 

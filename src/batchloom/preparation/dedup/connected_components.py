@@ -44,47 +44,47 @@ class _PairSpill:
     def __init__(self, folder: Path, partitions: int) -> None:
         self._folder, self._partitions = folder, partitions
         # The last partition that was one chunk, as it is mostly asked for twice.
-        self._kept: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
+        self._cached_chunk: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
         with describe_io_errors(folder):
             folder.mkdir(parents=True)
 
-    def add(self, one: _DocumentIds, other: _DocumentIds) -> None:
+    def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
         """Put pairs down [K], [K]."""
-        if not len(one):
+        if not len(nodes):
             return
-        partition = mix_in_place(one.copy())
+        partition = mix_in_place(nodes.copy())
         partition %= np.uint64(self._partitions)
         partition = partition.astype(np.min_scalar_type(self._partitions))
         order = np.argsort(partition, kind="stable")
-        pairs = np.stack([one[order], other[order]], axis=1)
+        pairs = np.stack([nodes[order], values[order]], axis=1)
         partition = partition[order]
         starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
         numbers = partition[starts].tolist()
-        for number, piece in zip(numbers, np.split(pairs, starts[1:]), strict=True):
+        for number, partition_pairs in zip(numbers, np.split(pairs, starts[1:]), strict=True):
             path = self._path(number)
             # Opened for each piece: there may be more partitions than a process may open files.
             with describe_io_errors(path), path.open("ab") as file:
-                file.write(np.ascontiguousarray(piece, "<u8").data)
+                file.write(np.ascontiguousarray(partition_pairs, "<u8").data)
 
     def chunks(self, partition: int) -> Iterator[tuple[_DocumentIds, _DocumentIds]]:
         """The pairs of a partition, a chunk at a time, each sorted by its first."""
         path = self._path(partition)
-        if self._kept is not None and self._kept[0] == partition:
-            yield self._kept[1]
+        if self._cached_chunk is not None and self._cached_chunk[0] == partition:
+            yield self._cached_chunk[1]
         elif path.exists():
-            self._kept = None
+            self._cached_chunk = None
             pairs = map_records(path, _PAIR)
             for start in range(0, len(pairs), _CHUNK):
-                one = pairs["one"][start : start + _CHUNK].copy()
-                order = np.argsort(one, kind="stable")
-                chunk = one[order], pairs["other"][start : start + _CHUNK][order]
+                nodes = pairs["one"][start : start + _CHUNK].copy()
+                order = np.argsort(nodes, kind="stable")
+                chunk = nodes[order], pairs["other"][start : start + _CHUNK][order]
                 if len(order) == len(pairs):
-                    self._kept = partition, chunk
+                    self._cached_chunk = partition, chunk
                 yield chunk
 
     def remove(self) -> None:
         """Take the files away."""
-        self._kept = None
+        self._cached_chunk = None
         with describe_io_errors(self._folder):
             shutil.rmtree(self._folder)
 
@@ -92,9 +92,7 @@ class _PairSpill:
         return self._folder / f"{partition:05d}.pairs"
 
 
-def find_components(
-    links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0
-) -> list[Path]:
+def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0) -> list[Path]:
     """Write which documents go and what stays in their place, as :func:`~batchloom.preparation.dedup.gather` reads it.
 
     Args:
@@ -128,9 +126,7 @@ def find_components(
         return _write_component_drops(pairs, parts, scratch, out, partitions, first_new)
 
 
-def _spill_links(
-    links: Sequence[Path], scratch: Path, partitions: int
-) -> tuple[_PairSpill, _PairSpill]:
+def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
     """The part of each document that has a link, and the links both ways."""
     parts, once = (
         _PairSpill(scratch / "parts", partitions),
@@ -160,11 +156,11 @@ def _large_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
     changed = False
     for partition in range(partitions):
         table = _min_neighbours(pairs, partition)
-        for one, other in pairs.chunks(partition):
-            first = np.minimum(one, _lookup_minimum(table, one))
-            outward = other > one
-            changed |= bool((first != one)[outward].any())
-            out.add(other[outward], first[outward])
+        for nodes, neighbours in pairs.chunks(partition):
+            first = np.minimum(nodes, _lookup_minimum(table, nodes))
+            outward = neighbours > nodes
+            changed |= bool((first != nodes)[outward].any())
+            out.add(neighbours[outward], first[outward])
     return changed
 
 
@@ -173,11 +169,11 @@ def _small_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
     changed = False
     for partition in range(partitions):
         table = _min_neighbours(pairs, partition)
-        for one, other in pairs.chunks(partition):
-            first = _lookup_minimum(table, one)
-            linked = first == other
+        for nodes, neighbours in pairs.chunks(partition):
+            first = _lookup_minimum(table, nodes)
+            linked = first == neighbours
             changed |= not bool(linked.all())
-            later = np.where(linked, one, other)
+            later = np.where(linked, nodes, neighbours)
             out.add(later, first)
             out.add(first, later)
     return changed
@@ -189,15 +185,15 @@ def _write_component_drops(
     """Give documents and what stays for them their parts, and write them down by partition."""
     first_parts = _PairSpill(scratch / "first_parts", partitions)
     for partition in range(partitions):
-        part_of = _min_neighbours(parts, partition)
-        for one, other in stars.chunks(partition):
-            outward = other > one
-            first_parts.add(other[outward], _lookup_minimum(part_of, one[outward]))
+        part_table = _min_neighbours(parts, partition)
+        for nodes, neighbours in stars.chunks(partition):
+            outward = neighbours > nodes
+            first_parts.add(neighbours[outward], _lookup_minimum(part_table, nodes[outward]))
     files = []
     for partition in range(partitions):
         later, first = _min_neighbours(stars, partition)
-        which = np.flatnonzero(first < later)
-        later, first = later[which], first[which]
+        dropped_indices = np.flatnonzero(first < later)
+        later, first = later[dropped_indices], first[dropped_indices]
         part = _lookup_minimum(_min_neighbours(parts, partition), later)
         first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
         rows = make_duplicate_rows(later, part, first, first_part)
@@ -212,19 +208,20 @@ def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _D
     """Each document of a partition, sorted, and the smallest of what it is paired with."""
     documents = firsts = np.zeros(0, np.uint64)
     for chunk in pairs.chunks(partition):
-        one, other = chunk
+        nodes, neighbours = chunk
         if len(documents):
-            one, other = np.concatenate([documents, one]), np.concatenate([firsts, other])
-            order = np.argsort(one, kind="stable")
-            one, other = one[order], other[order]
-        starts = np.flatnonzero(np.concatenate([[True], one[1:] != one[:-1]]))
-        documents, firsts = one[starts], np.minimum.reduceat(other, starts)
+            nodes, neighbours = (
+                np.concatenate([documents, nodes]),
+                np.concatenate([firsts, neighbours]),
+            )
+            order = np.argsort(nodes, kind="stable")
+            nodes, neighbours = nodes[order], neighbours[order]
+        starts = np.flatnonzero(np.concatenate([[True], nodes[1:] != nodes[:-1]]))
+        documents, firsts = nodes[starts], np.minimum.reduceat(neighbours, starts)
     return documents, firsts
 
 
-def _lookup_minimum(
-    table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds
-) -> _DocumentIds:
+def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds) -> _DocumentIds:
     """What a table of :func:`_min_neighbours` says of documents that are sorted, each any number of times."""
     new = np.ones(len(documents), bool)
     np.not_equal(documents[1:], documents[:-1], out=new[1:])
@@ -233,13 +230,13 @@ def _lookup_minimum(
     return np.repeat(values, np.diff(starts, append=len(documents)))
 
 
-def _unique_pairs(one: _DocumentIds, other: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
+def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
     """Pairs sorted, equal ones once."""
-    order = np.lexsort((other, one))
-    one, other = one[order], other[order]
-    new = np.ones(len(one), bool)
-    new[1:] = (one[1:] != one[:-1]) | (other[1:] != other[:-1])
-    return one[new], other[new]
+    order = np.lexsort((values, nodes))
+    nodes, values = nodes[order], values[order]
+    new = np.ones(len(nodes), bool)
+    new[1:] = (nodes[1:] != nodes[:-1]) | (values[1:] != values[:-1])
+    return nodes[new], values[new]
 
 
 def _document_ids(rows: NDArray[np.void], prefix: str) -> _DocumentIds:

@@ -27,7 +27,7 @@ class DuplicateCounter:
 
     def __init__(self) -> None:
         self.documents = 0
-        self._held: list[NDArray[np.uint64]] = []
+        self._buffer: list[NDArray[np.uint64]] = []
         self._size = 0
         self._folder: TemporaryDirectory[str] | None = None
 
@@ -45,36 +45,34 @@ class DuplicateCounter:
             OutputError: there is no room for the temporary files.
         """
         self.documents += len(hashes)
-        self._held.append(hashes)
+        self._buffer.append(hashes)
         self._size += len(hashes)
         if self._size >= _MAX_BUFFERED:
-            self._put_down()
+            self._spill_buffer()
 
-    def repeated(self) -> int:
+    def count_repeated(self) -> int:
         """Documents of which an earlier one has the same hash."""
         if self._folder is None:
-            return self.documents - _count_distinct(self._take())
-        self._put_down()
+            return self.documents - _count_distinct(self._drain_buffer())
+        self._spill_buffer()
         paths = sorted(Path(self._folder.name).iterdir())
-        return self.documents - sum(
-            _count_distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths
-        )
+        return self.documents - sum(_count_distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths)
 
-    def _take(self) -> NDArray[np.uint64]:
-        held, self._held, self._size = self._held, [], 0
-        return np.concatenate([np.zeros((0, 2), np.uint64), *held])
+    def _drain_buffer(self) -> NDArray[np.uint64]:
+        buffer, self._buffer, self._size = self._buffer, [], 0
+        return np.concatenate([np.zeros((0, 2), np.uint64), *buffer])
 
-    def _put_down(self) -> None:
+    def _spill_buffer(self) -> None:
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="batchloom-")
-        hashes, folder = self._take(), Path(self._folder.name)
-        file_of = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
-        order = np.argsort(file_of, kind="stable")
+        hashes, folder = self._drain_buffer(), Path(self._folder.name)
+        bucket_numbers = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
+        order = np.argsort(bucket_numbers, kind="stable")
         hashes = hashes[order]
-        stops = np.cumsum(np.bincount(file_of, minlength=_BUCKETS))
-        for number, piece in enumerate(np.split(hashes, stops[:-1])):
+        stops = np.cumsum(np.bincount(bucket_numbers, minlength=_BUCKETS))
+        for number, bucket in enumerate(np.split(hashes, stops[:-1])):
             with wrap_write_errors(folder), (folder / f"{number:03d}").open("ab") as file:
-                file.write(piece.astype("<u8").tobytes())
+                file.write(bucket.astype("<u8").tobytes())
 
 
 def _count_distinct(hashes: NDArray[np.uint64]) -> int:

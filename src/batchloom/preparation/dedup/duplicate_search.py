@@ -30,16 +30,16 @@ _U32 = np.uint64(32)
 
 
 class _KeyBatch(NamedTuple):
-    """Keys by column [K]; ``place`` is the unit above the number."""
+    """Keys by column [K]; ``document_ids`` is the unit above the number."""
 
     high: NDArray[np.uint64]
     low: NDArray[np.uint64] | None
-    place: NDArray[np.uint64]
+    document_ids: NDArray[np.uint64]
     part: NDArray[np.uint32]
 
-    def take(self, which: NDArray[np.int64]) -> "_KeyBatch":
-        low = None if self.low is None else self.low[which]
-        return _KeyBatch(self.high[which], low, self.place[which], self.part[which])
+    def take(self, indices: NDArray[np.int64]) -> "_KeyBatch":
+        low = None if self.low is None else self.low[indices]
+        return _KeyBatch(self.high[indices], low, self.document_ids[indices], self.part[indices])
 
 
 def search_duplicates(
@@ -69,7 +69,7 @@ def search_duplicates(
             for run in iter_key_range(path, *range_, kind):
                 search.add(unit, run)
         search.compare(last=True)
-        return search.found
+        return search.duplicate_count
 
 
 @final
@@ -77,83 +77,91 @@ class _DuplicateMatcher:
     """Compares batches of keys, given in input order, with those that stay."""
 
     def __init__(self, first_new: int, file: IO[bytes]) -> None:
-        self.found = 0
+        self.duplicate_count = 0
         self._first_new, self._file = first_new, file
-        self._stay: _KeyBatch | None = None
+        self._first_keys: _KeyBatch | None = None
         self._batch: list[_KeyBatch] = []
         self._size = 0
 
     def add(self, unit: int, records: NDArray[np.void]) -> None:
-        place = records["number"].astype(np.uint64)
-        place |= np.uint64(unit << 32)
+        document_ids = records["number"].astype(np.uint64)
+        document_ids |= np.uint64(unit << 32)
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
-        self._batch.append(_KeyBatch(records["high"].copy(), low, place, records["part"].copy()))
+        self._batch.append(_KeyBatch(records["high"].copy(), low, document_ids, records["part"].copy()))
         self._size += len(records)
         if self._size >= _BATCH_KEYS:
             self.compare()
 
     def compare(self, *, last: bool = False) -> None:
-        every = _concat_batches([] if self._stay is None else [self._stay], self._batch)
+        keys = _concat_batches([] if self._first_keys is None else [self._first_keys], self._batch)
         self._batch, self._size = [], 0
-        if every is None:
+        if keys is None:
             return
-        order = argsort_keys(every.high, every.low)
-        high = every.high[order]
+        order = argsort_keys(keys.high, keys.low)
+        high = keys.high[order]
         new = np.ones(len(order), bool)
         np.not_equal(high[1:], high[:-1], out=new[1:])
         del high
-        if every.low is not None:
-            low = every.low[order]
+        if keys.low is not None:
+            low = keys.low[order]
             new[1:] |= low[1:] != low[:-1]
             del low
         firsts = np.flatnonzero(new)
-        again = np.flatnonzero(~new)
-        first_of = order[firsts[np.searchsorted(firsts, again, "right") - 1]]
-        self._put_down(every, order[again], first_of)
+        repeats = np.flatnonzero(~new)
+        first_indices = order[firsts[np.searchsorted(firsts, repeats, "right") - 1]]
+        self._write_duplicates(keys, order[repeats], first_indices)
         if not last:
-            self._stay = every.take(order[firsts])
+            self._first_keys = keys.take(order[firsts])
 
-    def _put_down(self, keys: _KeyBatch, go: NDArray[np.int64], stay: NDArray[np.int64]) -> None:
-        mine = keys.place[go] >= np.uint64(self._first_new << 32)
-        go, stay = go[mine], stay[mine]
+    def _write_duplicates(
+        self,
+        keys: _KeyBatch,
+        duplicate_indices: NDArray[np.int64],
+        first_indices: NDArray[np.int64],
+    ) -> None:
+        is_new = keys.document_ids[duplicate_indices] >= np.uint64(self._first_new << 32)
+        duplicate_indices, first_indices = duplicate_indices[is_new], first_indices[is_new]
         # What goes is of this batch, and batches come in input order, so the file is sorted.
-        order = np.argsort(keys.place[go], kind="stable")
-        go, stay = go[order], stay[order]
-        rows = make_duplicate_rows(keys.place[go], keys.part[go], keys.place[stay], keys.part[stay])
+        order = np.argsort(keys.document_ids[duplicate_indices], kind="stable")
+        duplicate_indices, first_indices = duplicate_indices[order], first_indices[order]
+        rows = make_duplicate_rows(
+            keys.document_ids[duplicate_indices],
+            keys.part[duplicate_indices],
+            keys.document_ids[first_indices],
+            keys.part[first_indices],
+        )
         self._file.write(rows.data)
-        self.found += len(rows)
+        self.duplicate_count += len(rows)
 
 
-def _concat_batches(stay: list[_KeyBatch], batch: list[_KeyBatch]) -> _KeyBatch | None:
-    pieces = [*stay, *batch]
-    if not batch or len(pieces) == 1:
+def _concat_batches(first_keys: list[_KeyBatch], batch: list[_KeyBatch]) -> _KeyBatch | None:
+    batches = [*first_keys, *batch]
+    if not batch or len(batches) == 1:
         return batch[0] if batch else None
-    lows = [piece.low for piece in pieces if piece.low is not None]
+    lows = [key_batch.low for key_batch in batches if key_batch.low is not None]
     return _KeyBatch(
-        np.concatenate([piece.high for piece in pieces]),
+        np.concatenate([key_batch.high for key_batch in batches]),
         np.concatenate(lows) if lows else None,
-        np.concatenate([piece.place for piece in pieces]),
-        np.concatenate([piece.part for piece in pieces]),
+        np.concatenate([key_batch.document_ids for key_batch in batches]),
+        np.concatenate([key_batch.part for key_batch in batches]),
     )
 
 
 def make_duplicate_rows(
-    place: NDArray[np.uint64],
+    document_ids: NDArray[np.uint64],
     part: NDArray[np.integer],
     first: NDArray[np.uint64],
     first_part: NDArray[np.integer],
 ) -> NDArray[np.void]:
     """Records of DUPLICATE from places (the unit above the number) and parts [K]."""
-    rows = np.empty(len(place), DUPLICATE)
-    for prefix, places, parts in (("", place, part), ("first_", first, first_part)):
-        rows[f"{prefix}unit"], rows[f"{prefix}number"] = places >> _U32, places.astype("<u4")
+    rows = np.empty(len(document_ids), DUPLICATE)
+    for prefix, ids, parts in (("", document_ids, part), ("first_", first, first_part)):
+        rows[f"{prefix}unit"], rows[f"{prefix}number"] = ids >> _U32, ids.astype("<u4")
         rows[f"{prefix}part"] = parts
     return rows
 
 
-def read_unit_duplicates(
-    files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32
-) -> NDArray[np.void]:
+def read_unit_duplicates(files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32) -> NDArray[np.void]:
     """What goes of one unit, with what stays in its place: DUPLICATE sorted by number.
 
     Args:
@@ -165,20 +173,20 @@ def read_unit_duplicates(
     Raises:
         OutputError: a file cannot be read, or was cut.
     """
-    pieces = [np.zeros(0, DUPLICATE)]
+    row_batches = [np.zeros(0, DUPLICATE)]
     for path in files:
         rows = map_records(path, DUPLICATE)
         begin = bisect_left(rows, (unit, start), key=_document_position)
         end = bisect_left(rows, (unit, stop), begin, key=_document_position)
-        some = rows[begin:end].copy()
-        if ((some["unit"] != unit) | (some["number"] < start) | (some["number"] >= stop)).any():
+        unit_rows = rows[begin:end].copy()
+        if ((unit_rows["unit"] != unit) | (unit_rows["number"] < start) | (unit_rows["number"] >= stop)).any():
             raise OutputError(
                 f"{path} was overwritten: its records are in no order; "
                 "delete the work folder it lies in, to begin anew."
             )
-        pieces.append(some)
-    every = np.concatenate(pieces)
-    return every[np.argsort(every["number"], kind="stable")]
+        row_batches.append(unit_rows)
+    duplicates = np.concatenate(row_batches)
+    return duplicates[np.argsort(duplicates["number"], kind="stable")]
 
 
 def _document_position(row: np.void) -> tuple[int, int]:

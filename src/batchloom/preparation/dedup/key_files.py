@@ -31,24 +31,24 @@ def write_key_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OutputError: it cannot be opened, or not be finished.
     """
-    aside = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
     with contextlib.ExitStack() as stack:
         with describe_io_errors(path):
-            file = aside.open("wb")
-        stack.callback(_discard_partial, file, aside)
+            file = partial_path.open("wb")
+        stack.callback(_discard_partial, file, partial_path)
         yield file
         with describe_io_errors(path):
             file.flush()
             os.fsync(file.fileno())
-            aside.replace(path)
+            partial_path.replace(path)
 
 
-def _discard_partial(file: BinaryIO, aside: Path) -> None:
+def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
     # What could not be written has been told already; closing would only tell it again.
     with contextlib.suppress(OSError):
         file.close()
     with contextlib.suppress(OSError):
-        aside.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
@@ -59,8 +59,8 @@ def count_records(path: Path, kind: np.dtype[np.void]) -> int:
     """
     with describe_io_errors(path):
         size = path.stat().st_size
-    count, rest = divmod(size, kind.itemsize)
-    if rest:
+    count, remainder = divmod(size, kind.itemsize)
+    if remainder:
         raise OutputError(
             f"{path} has {size:,} bytes, no multiple of {kind.itemsize}: it was cut or overwritten; "
             "delete the work folder it lies in, to begin anew."

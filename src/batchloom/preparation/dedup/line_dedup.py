@@ -28,15 +28,15 @@ _CHUNK_NUMBERS = 1 << 22
 _CACHE_CHARACTERS = 1 << 14
 
 
-def count_segments(text: str, pieces: RepeatUnit) -> int:
+def count_segments(text: str, repeat_unit: RepeatUnit) -> int:
     """How many pieces a text has; an empty one has one."""
-    if pieces == "lines":
+    if repeat_unit == "lines":
         return text.count("\n") + 1
     return sum(1 for _ in _BLANK_LINE.finditer(text)) + 1
 
 
 def hash_segments(
-    texts: Sequence[str], parts: Sequence[int], start: int, pieces: RepeatUnit
+    texts: Sequence[str], parts: Sequence[int], start: int, repeat_unit: RepeatUnit
 ) -> tuple[NDArray[np.void], int]:
     """The keys of the pieces of texts, KEY [pieces that are not blank], and the number after the last.
 
@@ -46,23 +46,23 @@ def hash_segments(
         texts: of the next documents of a unit.
         parts: the place of each text's file part in the unit.
         start: the number of the first piece, which is that of the pieces before it in the unit.
-        pieces: ``lines`` or ``paragraphs``.
+        repeat_unit: ``lines`` or ``paragraphs``.
 
     Raises:
         InputError: a unit has more pieces than can be numbered.
     """
     digests: list[bytes] = []
-    shown = [np.zeros(0, bool)]
-    for some in _iter_text_batches(texts):
-        split = _split_segments(some, pieces)
-        encoded = map(str.encode, filter(None, split))
+    non_blank_masks = [np.zeros(0, bool)]
+    for text_batch in _iter_text_batches(texts):
+        segments = _split_segments(text_batch, repeat_unit)
+        encoded = map(str.encode, filter(None, segments))
         digests.append(b"".join(map(xxhash.xxh3_128_digest, encoded)))
-        shown.append(np.fromiter(map(bool, split), bool, len(split)))
-    numbers = np.flatnonzero(np.concatenate(shown))
-    stop = start + sum(map(len, shown))
+        non_blank_masks.append(np.fromiter(map(bool, segments), bool, len(segments)))
+    numbers = np.flatnonzero(np.concatenate(non_blank_masks))
+    stop = start + sum(map(len, non_blank_masks))
     if stop > _MAX_SEGMENTS:
         raise InputError(
-            f"One unit of input has more than {_MAX_SEGMENTS:,} {pieces}, too many to number; cut the file it "
+            f"One unit of input has more than {_MAX_SEGMENTS:,} {repeat_unit}, too many to number; cut the file it "
             f"comes from into "
             "several."
         )
@@ -70,7 +70,7 @@ def hash_segments(
     # A digest is big-endian, its high half first.
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     records["high"], records["low"] = halves[:, 0], halves[:, 1]
-    counts = [count_segments(text, pieces) for text in texts]
+    counts = [count_segments(text, repeat_unit) for text in texts]
     records["part"] = np.repeat(np.asarray(parts, np.uint32), counts)[numbers]
     records["number"] = numbers + start
     return records, stop
@@ -79,24 +79,24 @@ def hash_segments(
 def _iter_text_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Stretches of texts whose pieces stay in a core's cache together."""
     first = size = 0
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         size += len(text)
         if size >= _CACHE_CHARACTERS:
-            yield texts[first : place + 1]
-            first, size = place + 1, 0
+            yield texts[first : index + 1]
+            first, size = index + 1, 0
     if first < len(texts):
         yield texts[first:]
 
 
-def _split_segments(texts: Sequence[str], pieces: RepeatUnit) -> list[str]:
+def _split_segments(texts: Sequence[str], repeat_unit: RepeatUnit) -> list[str]:
     """The pieces of texts without the white space at their ends."""
-    if pieces == "lines":
+    if repeat_unit == "lines":
         return list(map(str.strip, "\n".join(texts).split("\n")))
-    return [piece.strip() for text in texts for piece in _BLANK_LINE.split(text)]
+    return [segment.strip() for text in texts for segment in _BLANK_LINE.split(text)]
 
 
 def remove_segments(
-    texts: Sequence[str], dropped: NDArray[np.integer], start: int, pieces: RepeatUnit
+    texts: Sequence[str], dropped: NDArray[np.integer], start: int, repeat_unit: RepeatUnit
 ) -> tuple[list[str | None], int]:
     """Texts without the pieces that go, and the number after their last piece.
 
@@ -106,30 +106,34 @@ def remove_segments(
         texts: of the next documents of a unit, as :func:`hash_segments` was given them.
         dropped: numbers of the pieces that go, ascending; others than those of these texts do not matter.
         start: the number of the first piece.
-        pieces: ``lines`` or ``paragraphs``.
+        repeat_unit: ``lines`` or ``paragraphs``.
 
     Returns:
         For each text what is left, None where pieces went and nothing but white space is left.
     """
-    bounds = start + np.cumsum([0, *(count_segments(text, pieces) for text in texts)])
-    places = np.searchsorted(dropped, bounds).tolist()
-    left: list[str | None] = list(texts)
-    for at in np.flatnonzero(np.diff(places)).tolist():
-        going = (dropped[places[at] : places[at + 1]] - bounds[at]).tolist()
-        rest = _drop_segments(texts[at], going, pieces)
-        left[at] = rest if rest.strip() else None
-    return left, int(bounds[-1])
+    bounds = start + np.cumsum([0, *(count_segments(text, repeat_unit) for text in texts)])
+    drop_bounds = np.searchsorted(dropped, bounds).tolist()
+    remaining_texts: list[str | None] = list(texts)
+    for text_index in np.flatnonzero(np.diff(drop_bounds)).tolist():
+        dropped_segments = (
+            dropped[drop_bounds[text_index] : drop_bounds[text_index + 1]] - bounds[text_index]
+        ).tolist()
+        remaining_text = _drop_segments(texts[text_index], dropped_segments, repeat_unit)
+        remaining_texts[text_index] = remaining_text if remaining_text.strip() else None
+    return remaining_texts, int(bounds[-1])
 
 
-def _drop_segments(text: str, going: list[int], pieces: RepeatUnit) -> str:
-    gone = set(going)
-    if pieces == "lines":
-        return "\n".join([line for place, line in enumerate(text.split("\n")) if place not in gone])
-    both = _PARAGRAPH_SEPARATOR.split(text)
-    stay = [place for place in range(0, len(both), 2) if place // 2 not in gone]
+def _drop_segments(text: str, dropped_segments: list[int], repeat_unit: RepeatUnit) -> str:
+    dropped_set = set(dropped_segments)
+    if repeat_unit == "lines":
+        return "\n".join([line for index, line in enumerate(text.split("\n")) if index not in dropped_set])
+    segments_and_separators = _PARAGRAPH_SEPARATOR.split(text)
+    kept_indices = [index for index in range(0, len(segments_and_separators), 2) if index // 2 not in dropped_set]
     # The text ends with its last paragraph, without what parted that from the next.
-    kept = [both[place] + both[place + 1] for place in stay[:-1]]
-    return "".join([*kept, *(both[place] for place in stay[-1:])])
+    kept_paragraphs = [
+        segments_and_separators[index] + segments_and_separators[index + 1] for index in kept_indices[:-1]
+    ]
+    return "".join([*kept_paragraphs, *(segments_and_separators[index] for index in kept_indices[-1:])])
 
 
 @final
@@ -139,12 +143,12 @@ class LineDeduplicator:
     Args:
         files: what :func:`~batchloom.preparation.dedup.find` wrote.
         unit: the number of the unit.
-        pieces: ``lines`` or ``paragraphs``.
+        repeat_unit: ``lines`` or ``paragraphs``.
     """
 
-    def __init__(self, files: Sequence[Path], unit: int, pieces: RepeatUnit) -> None:
-        self._files, self._unit, self.pieces = files, unit, pieces
-        self._next = self._known = 0
+    def __init__(self, files: Sequence[Path], unit: int, repeat_unit: RepeatUnit) -> None:
+        self._files, self._unit, self.repeat_unit = files, unit, repeat_unit
+        self._next = self._loaded_stop = 0
         self._dropped = np.zeros(0, np.uint32)
 
     def __call__(self, texts: Sequence[str]) -> list[str | None]:
@@ -153,10 +157,10 @@ class LineDeduplicator:
         Raises:
             OutputError: a file cannot be read, or was cut.
         """
-        stop = self._next + sum(count_segments(text, self.pieces) for text in texts)
-        if stop > self._known:
-            self._known = stop + _CHUNK_NUMBERS
-            rows = read_unit_duplicates(self._files, self._unit, self._next, self._known)
+        stop = self._next + sum(count_segments(text, self.repeat_unit) for text in texts)
+        if stop > self._loaded_stop:
+            self._loaded_stop = stop + _CHUNK_NUMBERS
+            rows = read_unit_duplicates(self._files, self._unit, self._next, self._loaded_stop)
             self._dropped = rows["number"].copy()
-        left, self._next = remove_segments(texts, self._dropped, self._next, self.pieces)
-        return left
+        remaining_texts, self._next = remove_segments(texts, self._dropped, self._next, self.repeat_unit)
+        return remaining_texts

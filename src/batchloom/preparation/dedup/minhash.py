@@ -54,21 +54,17 @@ def choose_banding(similarity: float, hashes: int = 112) -> tuple[int, int]:
         SettingsError: so few hashes cannot find pairs that little alike.
     """
     if not 0 < similarity <= 1:
-        raise SettingsError(
-            [f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"]
-        )
-    fit = [
-        rows
-        for rows in range(1, hashes + 1)
-        if match_probability(similarity, hashes // rows, rows) >= TARGET_RECALL
+        raise SettingsError([f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"])
+    fitting_rows = [
+        rows for rows in range(1, hashes + 1) if match_probability(similarity, hashes // rows, rows) >= TARGET_RECALL
     ]
-    if not fit:
+    if not fitting_rows:
         problem = (
             f"dedup.similarity: {hashes} hashes a document do not find pairs as little alike as {similarity}; "
             "ask for a higher similarity"
         )
         raise SettingsError([problem])
-    return hashes // fit[-1], fit[-1]
+    return hashes // fitting_rows[-1], fitting_rows[-1]
 
 
 def compute_signatures(
@@ -120,56 +116,52 @@ def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray
     """The sketch of one long document, piece by piece, uint64 [1, hashes]."""
     sketch = np.full((1, hashes), _EMPTY_BIN)
     for start in range(0, len(ids) - shingle + 1, _CHUNK_TOKENS):
-        piece = ids[start : start + _CHUNK_TOKENS + shingle - 1]
-        np.minimum(sketch, _sketch(piece, np.array([len(piece)]), hashes, shingle), out=sketch)
+        chunk = ids[start : start + _CHUNK_TOKENS + shingle - 1]
+        np.minimum(sketch, _sketch(chunk, np.array([len(chunk)]), hashes, shingle), out=sketch)
     return sketch
 
 
-def _sketch(
-    ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int
-) -> NDArray[np.uint64]:
+def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int) -> NDArray[np.uint64]:
     """The smallest (round, hash) of each bin of each document, uint64 [D, hashes]."""
     values, counts = _hash_shingles(ids, lengths, shingle)
-    of = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
+    bin_offsets = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
     sketches = np.full(len(lengths) * hashes, _EMPTY_BIN)
-    round_, once = 0, False
+    round_, deduplicated = 0, False
     while len(values):
-        if round_ >= _MAX_ROUNDS and not once:
-            values, of = _unique_shingles(values, of)
-            once = True
+        if round_ >= _MAX_ROUNDS and not deduplicated:
+            values, bin_offsets = _unique_shingles(values, bin_offsets)
+            deduplicated = True
         # Later rounds change no bin that is filled, so where little is left many are thrown at once.
         end = 2 * hashes if round_ >= hashes else hashes
-        rounds = np.arange(
-            round_, min(end, round_ + 1 + _BLOCK_TOKENS // 16 // len(values)), dtype="u8"
-        )
-        thrown = mix_in_place(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
-        bins = thrown >> _U32
+        rounds = np.arange(round_, min(end, round_ + 1 + _BLOCK_TOKENS // 16 // len(values)), dtype="u8")
+        round_hashes = mix_in_place(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
+        bins = round_hashes >> _U32
         if round_ < hashes:
             bins *= np.uint64(hashes)
             bins >>= _U32
         else:
             # After as many rounds of chance as bins, every shingle goes into each bin in its turn.
             bins[:] = rounds[:, None] - np.uint64(hashes)
-        bins += of
-        thrown &= _LOW_MASK
-        thrown |= rounds[:, None] << _U32
-        np.minimum.at(sketches, bins.ravel().view(np.int64), thrown.ravel())
+        bins += bin_offsets
+        round_hashes &= _LOW_MASK
+        round_hashes |= rounds[:, None] << _U32
+        np.minimum.at(sketches, bins.ravel().view(np.int64), round_hashes.ravel())
         empty = (sketches.reshape(-1, hashes) == _EMPTY_BIN).any(axis=1)
-        left = empty[of // np.uint64(hashes)]
-        values, of = values[left], of[left]
+        unfilled = empty[bin_offsets // np.uint64(hashes)]
+        values, bin_offsets = values[unfilled], bin_offsets[unfilled]
         round_ += len(rounds)
     return sketches.reshape(-1, hashes)
 
 
 def _unique_shingles(
-    values: NDArray[np.uint64], of: NDArray[np.uint64]
+    values: NDArray[np.uint64], bin_offsets: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """The different shingles of each document: thrown twice, one falls where it fell."""
-    order = np.lexsort((values, of))
-    values, of = values[order], of[order]
+    order = np.lexsort((values, bin_offsets))
+    values, bin_offsets = values[order], bin_offsets[order]
     new = np.ones(len(values), bool)
-    new[1:] = (values[1:] != values[:-1]) | (of[1:] != of[:-1])
-    return values[new], of[new]
+    new[1:] = (values[1:] != values[:-1]) | (bin_offsets[1:] != bin_offsets[:-1])
+    return values[new], bin_offsets[new]
 
 
 def _hash_shingles(
@@ -180,19 +172,19 @@ def _hash_shingles(
     The hash is the polynomial of the ids + 1 in an odd constant modulo 2^64; a short document is
     padded with zeros, so it is like no document of another length.
     """
-    whole = ids.astype(np.uint64)
-    whole += np.uint64(1)
+    padded_ids = ids.astype(np.uint64)
+    padded_ids += np.uint64(1)
     padded = np.where(lengths, np.maximum(lengths, shingle), 0)
     if (padded != lengths).any():
         room = np.zeros(int(padded.sum()), np.uint64)
         shifts = np.cumsum(padded - lengths) - (padded - lengths)
-        room[np.arange(len(whole)) + np.repeat(shifts, lengths)] = whole
-        whole = room
-    values = np.zeros(max(0, len(whole) - shingle + 1), np.uint64)
-    for place in range(shingle):
+        room[np.arange(len(padded_ids)) + np.repeat(shifts, lengths)] = padded_ids
+        padded_ids = room
+    values = np.zeros(max(0, len(padded_ids) - shingle + 1), np.uint64)
+    for offset in range(shingle):
         values *= np.uint64(_SHINGLE_SEED)
-        values += whole[place : place + len(values)]
-    inside = np.ones(len(whole), bool)
+        values += padded_ids[offset : offset + len(values)]
+    inside = np.ones(len(padded_ids), bool)
     stops = np.cumsum(padded)[padded > 0]
     for back in range(1, shingle):
         inside[stops - back] = False

@@ -43,41 +43,39 @@ def map_signatures(path: Path, bands: int) -> NDArray[np.uint64]:
 
 def write_signature_keys(
     path: Path,
-    bands: NDArray[np.uint64],
+    signatures: NDArray[np.uint64],
     parts: NDArray[np.uint32],
     exact: Sequence[Path] = (),
     unit: int = 0,
-    gone: NDArray[np.int64] | None = None,
+    excluded: NDArray[np.int64] | None = None,
 ) -> None:
     """Write the keys of one unit as :func:`~batchloom.preparation.dedup.find` takes them, SIGNATURE_KEY.
 
     Args:
         path: the file to write.
-        bands: keys of the unit's documents by number [D, bands], as :func:`map_signatures` maps them.
+        signatures: keys of the unit's documents by number [D, bands], as :func:`map_signatures` maps them.
         parts: the place of each document's file part in the unit [D].
         exact: what was found of exact duplicates; they take no part.
         unit: the number of the unit.
-        gone: numbers of other documents that take no part.
+        excluded: numbers of other documents that take no part.
 
     Raises:
         OutputError: a file cannot be read or written, or was cut.
     """
-    count = bands.shape[1]
-    stretch = max(1, _CHUNK_KEYS // count)
+    count = signatures.shape[1]
+    chunk_documents = max(1, _CHUNK_KEYS // count)
     with open_key_writer(path, SIGNATURE_KEY) as add:
-        for start in range(0, len(bands), stretch):
-            piece = bands[start : start + stretch]
-            keep = (piece != NO_KEY).any(axis=1)
-            keep[read_unit_duplicates(exact, unit, start, start + len(piece))["number"] - start] = (
-                False
-            )
-            if gone is not None:
-                keep[gone[(gone >= start) & (gone < start + len(piece))] - start] = False
+        for start in range(0, len(signatures), chunk_documents):
+            chunk = signatures[start : start + chunk_documents]
+            keep = (chunk != NO_KEY).any(axis=1)
+            keep[read_unit_duplicates(exact, unit, start, start + len(chunk))["number"] - start] = False
+            if excluded is not None:
+                keep[excluded[(excluded >= start) & (excluded < start + len(chunk))] - start] = False
             numbers = np.flatnonzero(keep)
             records = np.empty((len(numbers), count), SIGNATURE_KEY)
-            records["high"] = piece[numbers]
+            records["high"] = chunk[numbers]
             records["number"] = (numbers + start)[:, None]
-            records["part"] = parts[start : start + len(piece)][numbers, None]
+            records["part"] = parts[start : start + len(chunk)][numbers, None]
             add(records.reshape(-1))
-            release_pages(bands)
+            release_pages(signatures)
             release_pages(parts)

@@ -46,25 +46,28 @@ class SeenTexts:
         Args:
             digests: of the texts, 16 bytes each [D].
         """
-        known, before = self._numbers, len(self._numbers)
+        numbers_by_digest, before = self._numbers, len(self._numbers)
         if before + len(digests) > len(self._lengths):
-            numbers = np.array([known.get(one, _UNKNOWN_LENGTH) for one in digests], np.int64)
+            numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
             return SeenBatch(numbers, numbers == _UNKNOWN_LENGTH)
-        numbers = np.array([known.setdefault(one, len(known)) for one in digests], np.int64)
+        numbers = np.array(
+            [numbers_by_digest.setdefault(digest, len(numbers_by_digest)) for digest in digests],
+            np.int64,
+        )
         # Numbers are given in order, so that a new one is above all before it.
         highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))
         return SeenBatch(numbers, numbers > highest)
 
-    def lengths(self, seen: SeenBatch, made: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def lengths(self, batch: SeenBatch, fresh_lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The tokens of each text of a batch, those of its first for one that had been there, uint32 [D].
 
         Args:
-            seen: what was known of the batch; batches come in the order in which they were looked at.
-            made: the tokens of each of the fresh.
+            batch: what was known of the batch; batches come in the order in which they were looked at.
+            fresh_lengths: the tokens of each of the fresh.
         """
-        lengths = np.empty(len(seen.fresh), np.uint32)
-        lengths[seen.fresh] = made
-        new = seen.fresh & (seen.numbers != _UNKNOWN_LENGTH)
-        self._lengths[seen.numbers[new]] = lengths[new]
-        lengths[~seen.fresh] = self._lengths[seen.numbers[~seen.fresh]]
+        lengths = np.empty(len(batch.fresh), np.uint32)
+        lengths[batch.fresh] = fresh_lengths
+        new = batch.fresh & (batch.numbers != _UNKNOWN_LENGTH)
+        self._lengths[batch.numbers[new]] = lengths[new]
+        lengths[~batch.fresh] = self._lengths[batch.numbers[~batch.fresh]]
         return lengths

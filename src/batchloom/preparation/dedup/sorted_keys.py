@@ -42,18 +42,16 @@ def argsort_keys(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> ND
     if low is None:
         return order
     high, low = high[order], low[order]
-    crowded = (high[1:] == high[:-1]) & (low[1:] != low[:-1])
-    if crowded.any():
-        among = np.isin(high, high[1:][crowded])
-        again = np.lexsort((order[among], low[among], high[among]))
-        order[among] = order[among][again]
+    collisions = (high[1:] == high[:-1]) & (low[1:] != low[:-1])
+    if collisions.any():
+        in_collision = np.isin(high, high[1:][collisions])
+        suborder = np.lexsort((order[in_collision], low[in_collision], high[in_collision]))
+        order[in_collision] = order[in_collision][suborder]
     return order
 
 
 @contextlib.contextmanager
-def open_key_writer(
-    path: Path, kind: np.dtype[np.void] = KEY
-) -> Iterator[Callable[[NDArray[np.void]], None]]:
+def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Callable[[NDArray[np.void]], None]]:
     """The keys of one unit while they are written; gives the function that takes them.
 
     It takes records of ``kind`` [K], of documents whose numbers never go down. The file is
@@ -79,7 +77,7 @@ class _RunSorter:
 
     def __init__(self, path: Path, file: IO[bytes], kind: np.dtype[np.void]) -> None:
         self._path, self._file, self._kind = path, file, kind
-        self._held: list[NDArray[np.void]] = []
+        self._buffer: list[NDArray[np.void]] = []
         self._size = 0
         self._last = 0
 
@@ -94,16 +92,16 @@ class _RunSorter:
         self._last = int(numbers[-1])
         while self._size + len(records) >= RUN_KEYS:
             room = RUN_KEYS - self._size
-            self._put_down(np.concatenate([*self._held, records[:room]]))
-            records, self._held, self._size = records[room:], [], 0
-        self._held.append(records)
+            self._write_run(np.concatenate([*self._buffer, records[:room]]))
+            records, self._buffer, self._size = records[room:], [], 0
+        self._buffer.append(records)
         self._size += len(records)
 
     def finish(self) -> None:
         if self._size:
-            self._put_down(np.concatenate(self._held))
+            self._write_run(np.concatenate(self._buffer))
 
-    def _put_down(self, records: NDArray[np.void]) -> None:
+    def _write_run(self, records: NDArray[np.void]) -> None:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
         order = argsort_keys(records["high"].copy(), low)
         # Several times as fast as indexing, for records.
@@ -156,7 +154,7 @@ def iter_key_range(
 ) -> Iterator[NDArray[np.void]]:
     """The keys of one range, a run after the other, as mapped memory that is let go of when the next is asked for."""
     records = map_records(path, kind)
-    begin, end = ((place << 64) // partitions for place in (partition, partition + 1))
+    begin, end = ((boundary << 64) // partitions for boundary in (partition, partition + 1))
     for start in range(0, len(records), RUN_KEYS):
         run = records[start : start + RUN_KEYS]
         high = run["high"]

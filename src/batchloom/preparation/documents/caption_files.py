@@ -32,27 +32,31 @@ def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         UnusableRecordError: a file is none of these, by the ending of its name.
     """
-    named = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
-    if named is None:
+    file_name_column = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
+    if file_name_column is None:
         return row
-    value = row[named]
-    found: dict[str, list[str]] = {}
+    value = row[file_name_column]
+    media_columns: dict[str, list[str]] = {}
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str):
             raise UnusableRecordError(
-                f"column {named!r} holds {describe_json_type(name)}, not the name of a file beside the table"
+                f"column {file_name_column!r} holds {describe_json_type(name)}, not the name of a file beside the table"
             )
         kind = detect_medium_kind(name)
         if kind is None:
             raise UnusableRecordError(
-                f"column {named!r} names {name!r:.200}, which is no image, sound or video by its ending; leave it out"
+                f"column {file_name_column!r} names {name!r:.200}, which is no image, sound or video by its ending; "
+                "leave it out"
             )
-        found.setdefault(f"{kind}s", []).append(name)
-    if both := next((column for column in found if row.get(column)), None):
+        media_columns.setdefault(f"{kind}s", []).append(name)
+    if filled_column := next((column for column in media_columns if row.get(column)), None):
         raise UnusableRecordError(
-            f"columns {named!r} and {both!r} both name media; leave one of them out"
+            f"columns {file_name_column!r} and {filled_column!r} both name media; leave one of them out"
         )
-    return {**{name: one for name, one in row.items() if name not in _FILE_NAME_COLUMNS}, **found}
+    return {
+        **{name: cell for name, cell in row.items() if name not in _FILE_NAME_COLUMNS},
+        **media_columns,
+    }
 
 
 def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
@@ -75,22 +79,19 @@ def list_media_by_stem(folder: str) -> MediaByStem:
     Raises:
         InputError: it cannot be read.
     """
-    found: dict[str, list[tuple[int, str, MediumKind]]] = {}
+    files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - names alone, of very many
             kind = detect_medium_kind(name)
             if kind is not None and not name.startswith("."):
                 stem = name.rpartition(".")[0]
-                found.setdefault(stem, []).append((MEDIUM_KINDS.index(kind), name, kind))
+                files_by_stem.setdefault(stem, []).append((MEDIUM_KINDS.index(kind), name, kind))
     except OSError as error:
         raise InputError(
             f"Folder {folder} cannot be read, so its captions cannot be told from other texts: "
             f"{describe_os_error(error)}."
         ) from error
-    return {
-        stem: tuple(Medium(kind, name) for _, name, kind in sorted(some))
-        for stem, some in found.items()
-    }
+    return {stem: tuple(Medium(kind, name) for _, name, kind in sorted(files)) for stem, files in files_by_stem.items()}
 
 
 def make_captioned(media: tuple[Medium, ...], text: str) -> InterleavedText:

@@ -58,9 +58,7 @@ class MediaTextEncoder:
         TokenizerError: it has no control token for media.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
         self.tokenizer, self.families = tokenizer, families
         _check_placeholders(tokenizer, families)
         self.sizes = tokenizer.id_bytes()
@@ -112,19 +110,18 @@ class ChatEncoder:
         self.sizes, self.is_control = self.text.sizes, self.text.is_control
         self.control = self.text.control
         control, chat = tokenizer.control, tokenizer.chat
-        words = {number: token for token, number in control.items()}
-        named = {"eos_token": words[tokenizer.end_id]}
+        token_by_id = {number: token for token, number in control.items()}
+        special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
-            named["bos_token"] = words[tokenizer.bos_id]
+            special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
         self.renderer = ConversationRenderer(
             choose_template(template, {**chat.templates, **templates}, control, tokenizer.name),
-            {**named, **chat.tokens},
+            {**special_tokens, **chat.tokens},
             control,
             added=tokenizer.added,
             date=date,
             media={
-                kind: PlaceholderFormat(one.placeholder, one.alone)
-                for kind, one in families.items()
+                kind: PlaceholderFormat(family.placeholder, family.fallback_text) for kind, family in families.items()
             },
         )
 
@@ -140,9 +137,7 @@ class ChatEncoder:
         return (*self.renderer.notes, slow)
 
 
-def _check_placeholders(
-    tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]
-) -> None:
+def _check_placeholders(tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
     for kind, family in families.items():
         for token in (family.placeholder, family.token):
             if token not in tokenizer.control:

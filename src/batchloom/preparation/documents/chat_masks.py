@@ -28,13 +28,13 @@ class RenderedText(NamedTuple):
     Attributes:
         text: the text.
         control: where the template wrote control tokens.
-        stretches: what is trained.
+        trained_spans: what is trained.
         lenient: whether a token at an edge of a stretch may reach beyond it.
     """
 
     text: str
     control: Sequence[int]
-    stretches: Sequence[CharacterSpan]
+    trained_spans: Sequence[CharacterSpan]
     lenient: bool
 
 
@@ -53,14 +53,14 @@ class MaskedTokens(NamedTuple):
     starts: NDArray[np.int64]
     in_bytes: bool
 
-    def tokens_at(self, text: str, places: Sequence[int]) -> list[int] | None:
+    def find_tokens(self, text: str, character_offsets: Sequence[int]) -> list[int] | None:
         """The tokens that begin at places of the text; None where one lies inside a token."""
-        wanted = to_byte_offsets(text, places) if self.in_bytes else list(places)
-        at = np.searchsorted(self.starts, wanted)
-        inside = at < self.starts.size
-        if np.any(self.starts[at[inside]] != np.array(wanted, np.int64)[inside]):
+        start_offsets = to_byte_offsets(text, character_offsets) if self.in_bytes else list(character_offsets)
+        token_indices = np.searchsorted(self.starts, start_offsets)
+        in_range = token_indices < self.starts.size
+        if np.any(self.starts[token_indices[in_range]] != np.array(start_offsets, np.int64)[in_range]):
             return None
-        return [int(number) for number in at]
+        return [int(number) for number in token_indices]
 
 
 def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
@@ -73,16 +73,16 @@ def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[M
     if sizes is None:
         return [_mask_by_offsets(encoder, text) for text in texts]
     ids = encoder.tokenizer.encode_batch([text.text for text in texts], control=True)
-    made = _mask_by_bytes(encoder, texts, ids, sizes)
-    spelled = [n for n, one in enumerate(made) if one is _SPELLED_CONTROL]
-    if spelled:
-        some = [texts[n] for n in spelled]
-        apart = _mask_by_bytes(encoder, some, _encode_segments(encoder, some), sizes)
-        for n, one in zip(spelled, apart, strict=True):
-            made[n] = one
+    results = _mask_by_bytes(encoder, texts, ids, sizes)
+    spelled_numbers = [n for n, result in enumerate(results) if result is _SPELLED_CONTROL]
+    if spelled_numbers:
+        spelled_texts = [texts[n] for n in spelled_numbers]
+        spelled_results = _mask_by_bytes(encoder, spelled_texts, _encode_segments(encoder, spelled_texts), sizes)
+        for n, result in zip(spelled_numbers, spelled_results, strict=True):
+            results[n] = result
     return [
-        _mask_by_offsets(encoder, text) if one is _BYTES_DIFFER else one
-        for text, one in zip(texts, made, strict=True)
+        _mask_by_offsets(encoder, text) if result is _BYTES_DIFFER else result
+        for text, result in zip(texts, results, strict=True)
     ]
 
 
@@ -102,30 +102,30 @@ def _mask_by_bytes(
     lengths: list[int] = []
     control: list[Sequence[int]] = []
     edges: list[Sequence[int]] = []
-    for text, written, stretches, _ in texts:
-        bare = text.isascii()
-        if bare or unicodedata.is_normalized("NFC", text):
-            lengths.append(len(text) if bare else len(text.encode()))
+    for text, control_offsets, trained_spans, _ in texts:
+        is_ascii = text.isascii()
+        if is_ascii or unicodedata.is_normalized("NFC", text):
+            lengths.append(len(text) if is_ascii else len(text.encode()))
         else:
             lengths.append(-1)
-        ends = stretches[0] if len(stretches) == 1 else list(chain(*stretches))
-        control.append(written if bare else to_byte_offsets(text, written))
-        edges.append(ends if bare else to_byte_offsets(text, ends))
-    uneven = np.diff(tokens.base) != lengths
-    spelled = find_misaligned_texts(tokens, encoder.is_control[ids], bounds, control)
-    mask, wrong = _mark_trained(tokens, texts, edges)
-    made: list[MaskedTokens | str] = []
+        ends = trained_spans[0] if len(trained_spans) == 1 else list(chain(*trained_spans))
+        control.append(control_offsets if is_ascii else to_byte_offsets(text, control_offsets))
+        edges.append(ends if is_ascii else to_byte_offsets(text, ends))
+    differing = np.diff(tokens.base) != lengths
+    misaligned = find_misaligned_texts(tokens, encoder.is_control[ids], bounds, control)
+    mask, edge_problems = _mark_trained(tokens, texts, edges)
+    results: list[MaskedTokens | str] = []
     starts = tokens.starts - np.repeat(tokens.base[:-1], np.diff(bounds))
-    cuts = bounds.tolist()
+    token_bounds = bounds.tolist()
     for n in range(len(texts)):
-        part = slice(cuts[n], cuts[n + 1])
-        made.append(MaskedTokens(ids[part], mask[part], starts[part], in_bytes=True))
-    for n, why in wrong.items():
-        made[n] = why
-    for why, flags in ((_SPELLED_CONTROL, spelled), (_BYTES_DIFFER, uneven)):
+        part = slice(token_bounds[n], token_bounds[n + 1])
+        results.append(MaskedTokens(ids[part], mask[part], starts[part], in_bytes=True))
+    for n, problem in edge_problems.items():
+        results[n] = problem
+    for problem, flags in ((_SPELLED_CONTROL, misaligned), (_BYTES_DIFFER, differing)):
         for n in np.flatnonzero(flags).tolist():
-            made[n] = why
-    return made
+            results[n] = problem
+    return results
 
 
 def _mark_trained(
@@ -133,25 +133,23 @@ def _mark_trained(
 ) -> tuple[NDArray[np.bool_], dict[int, str]]:
     """The mask of a batch, and what is wrong with the edges of a text's stretches."""
     flat = np.fromiter(chain.from_iterable(edges), np.int64)
-    counts = np.array([len(text.stretches) for text in texts], np.int64)
+    counts = np.array([len(text.trained_spans) for text in texts], np.int64)
     owner = np.repeat(np.arange(len(texts)), counts)
     mask, early, late = mark_tokens(tokens, CharacterRanges(owner, flat[::2], flat[1::2]))
     first = np.cumsum(counts) - counts
-    wrong: dict[int, str] = {}
-    for at in np.flatnonzero(early | late).tolist():
-        number = int(owner[at])
+    edge_problems: dict[int, str] = {}
+    for span_index in np.flatnonzero(early | late).tolist():
+        number = int(owner[span_index])
         text = texts[number]
         if not text.lenient:
-            stretch = text.stretches[at - int(first[number])]
-            wrong.setdefault(
-                number, _describe_straddle(text.text, stretch, at_start=bool(early[at]))
-            )
-    return mask, wrong
+            span = text.trained_spans[span_index - int(first[number])]
+            edge_problems.setdefault(number, _describe_straddle(text.text, span, at_start=bool(early[span_index])))
+    return mask, edge_problems
 
 
-def _describe_straddle(text: str, stretch: CharacterSpan, *, at_start: bool) -> str:
-    place = stretch[0] if at_start else stretch[1]
-    around = f"{text[max(0, place - 12) : place]!a} and {text[place : place + 12]!a}"
+def _describe_straddle(text: str, span: CharacterSpan, *, at_start: bool) -> str:
+    edge = span[0] if at_start else span[1]
+    around = f"{text[max(0, edge - 12) : edge]!a} and {text[edge : edge + 12]!a}"
     side = "begins" if at_start else "ends"
     return (
         f"a token reaches over the place where trained text {side}, between {around}: strip white "
@@ -161,32 +159,35 @@ def _describe_straddle(text: str, stretch: CharacterSpan, *, at_start: bool) -> 
 
 def _encode_segments(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> EncodedIds:
     """Ids of texts cut at the template's own control tokens, the rest encoded as plain text."""
-    pieces: list[str] = []
-    plan: list[list[int]] = []
-    for one in texts:
-        ids, at = [], 0
-        for place in one.control:
-            match = encoder.control.match(one.text, place)
-            if match is None or place < at:
+    segments: list[str] = []
+    control_ids: list[list[int]] = []
+    for text in texts:
+        ids, segment_start = [], 0
+        for offset in text.control:
+            match = encoder.control.match(text.text, offset)
+            if match is None or offset < segment_start:
                 continue
-            pieces.append(one.text[at:place])
+            segments.append(text.text[segment_start:offset])
             ids.append(encoder.tokenizer.control[match.group()])
-            at = match.end()
-        pieces.append(one.text[at:])
-        plan.append(ids)
-    plain, cuts = encoder.tokenizer.encode_batch(pieces)
-    made: list[NDArray[np.uint32]] = []
+            segment_start = match.end()
+        segments.append(text.text[segment_start:])
+        control_ids.append(ids)
+    plain, segment_bounds = encoder.tokenizer.encode_batch(segments)
+    id_arrays: list[NDArray[np.uint32]] = []
     lengths = [0]
-    piece = 0
-    for ids in plan:
-        before = len(made)
+    segment_index = 0
+    for ids in control_ids:
+        before = len(id_arrays)
         for number in ids:
-            made += [plain[cuts[piece] : cuts[piece + 1]], np.array([number], np.uint32)]
-            piece += 1
-        made.append(plain[cuts[piece] : cuts[piece + 1]])
-        piece += 1
-        lengths.append(sum(part.size for part in made[before:]))
-    return np.concatenate(made), np.cumsum(lengths)
+            id_arrays += [
+                plain[segment_bounds[segment_index] : segment_bounds[segment_index + 1]],
+                np.array([number], np.uint32),
+            ]
+            segment_index += 1
+        id_arrays.append(plain[segment_bounds[segment_index] : segment_bounds[segment_index + 1]])
+        segment_index += 1
+        lengths.append(sum(part.size for part in id_arrays[before:]))
+    return np.concatenate(id_arrays), np.cumsum(lengths)
 
 
 def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedTokens | str:
@@ -200,11 +201,10 @@ def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedToken
     control = [
         start
         for number, start, stop in zip(ids.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        if encoder.is_control[number]
-        and encoder.tokenizer.control.get(text.text[start:stop]) == number
+        if encoder.is_control[number] and encoder.tokenizer.control.get(text.text[start:stop]) == number
     ]
     if control != list(text.control):
         return _SPELLED_CONTROL
     tokens = TokenBytes(starts, stops, np.array([0, len(text.text)], np.int64))
-    mask, wrong = _mark_trained(tokens, [text], [list(chain(*text.stretches))])
-    return wrong[0] if wrong else MaskedTokens(ids, mask, starts, in_bytes=False)
+    mask, edge_problems = _mark_trained(tokens, [text], [list(chain(*text.trained_spans))])
+    return edge_problems[0] if edge_problems else MaskedTokens(ids, mask, starts, in_bytes=False)

@@ -89,7 +89,7 @@ def encode_conversations(
         OverlongError: a conversation is too long, and ``overlong`` is ``error``.
     """
     out = _ConversationResults()
-    waiting: list[_RenderedConversation] = []
+    rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, conversation in enumerate(conversations):
         try:
@@ -97,7 +97,7 @@ def encode_conversations(
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
-            stretches = compute_trained_spans(conversation, rendered, rules.train_on)
+            trained_spans = compute_trained_spans(conversation, rendered, rules.train_on)
             check_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
@@ -105,24 +105,27 @@ def encode_conversations(
             out.dropped.append(EncodeFault(number, str(error)))
         else:
             lenient = rendered.generation is not None
-            texts.append(RenderedText(rendered.text, rendered.control, stretches, lenient))
-            waiting.append(_RenderedConversation(number, conversation, rendered, media))
-    masked = mask_texts(encoder, texts) if texts else []
-    for one, text, made in zip(waiting, texts, masked, strict=True):
+            texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient))
+            rendered_conversations.append(_RenderedConversation(number, conversation, rendered, media))
+    results = mask_texts(encoder, texts) if texts else []
+    for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
         try:
-            proved, placed = _mask_and_verify(encoder, one, text, made, prove=rules.prove)
+            proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=rules.prove)
         except RenderError as error:
-            out.faults.append(EncodeFault(one.number, str(error)))
+            out.faults.append(EncodeFault(rendered_conversation.number, str(error)))
             continue
-        if one.rendered.altered:
-            out.altered.update(one.rendered.altered)
+        if rendered_conversation.rendered.altered:
+            out.altered.update(rendered_conversation.rendered.altered)
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
-            _apply_overlong(out, one, proved, placed, rules)
+            _apply_overlong(out, rendered_conversation, proved, placed, rules)
         elif proved.mask.any():
-            out.add(one.number, proved.ids, proved.mask, placed)
+            out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
-                EncodeFault(one.number, "nothing to train: its trained turns have no tokens")
+                EncodeFault(
+                    rendered_conversation.number,
+                    "nothing to train: its trained turns have no tokens",
+                )
             )
     return out.result()
 
@@ -138,9 +141,9 @@ class _RenderedConversation(NamedTuple):
 
 def _mask_and_verify(
     encoder: ChatEncoder,
-    one: _RenderedConversation,
+    rendered_conversation: _RenderedConversation,
     text: RenderedText,
-    made: MaskedTokens | str,
+    masked_tokens: MaskedTokens | str,
     *,
     prove: bool,
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
@@ -149,15 +152,20 @@ def _mask_and_verify(
     Raises:
         RenderError: it cannot be used.
     """
-    if isinstance(made, str):
-        raise RenderError(made)
+    if isinstance(masked_tokens, str):
+        raise RenderError(masked_tokens)
     placed: list[PlacedMedium] = []
-    if one.media is not None:
-        made, placed = expand_media_tokens(made, one.media, one.conversation.media, encoder)
-        text = text._replace(stretches=subtract_media(text.stretches, one.media.media))
-    if prove and (problem := _find_mask_mismatch(encoder, text, made)):
+    if rendered_conversation.media is not None:
+        masked_tokens, placed = expand_media_tokens(
+            masked_tokens,
+            rendered_conversation.media,
+            rendered_conversation.conversation.media,
+            encoder,
+        )
+        text = text._replace(trained_spans=subtract_media(text.trained_spans, rendered_conversation.media.media))
+    if prove and (problem := _find_mask_mismatch(encoder, text, masked_tokens)):
         raise RenderError(problem)
-    return made, placed
+    return masked_tokens, placed
 
 
 def check_surrogates(text: str) -> None:
@@ -210,81 +218,87 @@ class _ConversationResults:
 
 def _apply_overlong(
     out: _ConversationResults,
-    one: _RenderedConversation,
-    made: MaskedTokens,
+    rendered_conversation: _RenderedConversation,
+    masked_tokens: MaskedTokens,
     placed: Sequence[PlacedMedium],
     rules: ChatRules,
 ) -> None:
     """Do with a conversation of too many tokens what the rules say."""
-    number, rendered, limit = one.number, one.rendered, rules.max_tokens or 0
-    long = f"{made.ids.size:,} tokens where {limit:,} are allowed"
+    number, rendered, limit = (
+        rendered_conversation.number,
+        rendered_conversation.rendered,
+        rules.max_tokens or 0,
+    )
+    excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":
         raise OverlongError(
             number,
-            f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
+            f"has {excess}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
         )
     if rules.overlong == "drop":
-        out.dropped.append(EncodeFault(number, f"overlong: {long}"))
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         return
     if rules.overlong == "split" and placed:
-        out.dropped.append(
-            EncodeFault(number, f"overlong: {long}, and what holds media is never cut")
-        )
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and what holds media is never cut"))
         return
     if rules.overlong == "split":
-        _split_conversation(out, number, made, limit)
+        _split_conversation(out, number, masked_tokens, limit)
         return
     turns = sorted(turn.head for turn in rendered.turns if turn is not None)
-    heads = made.tokens_at(rendered.text, turns)
+    heads = masked_tokens.find_tokens(rendered.text, turns)
     if not heads:
-        why = rendered.problem or "its turns do not begin with tokens of their own"
-        out.dropped.append(EncodeFault(number, f"overlong: {long}, and it cannot be cut: {why}"))
+        reason = rendered.problem or "its turns do not begin with tokens of their own"
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and it cannot be cut: {reason}"))
         return
     heads[0] = 0
-    kept = count_fitting_tokens(made.mask, heads, limit)
-    if kept:
-        out.add(number, made.ids[:kept], made.mask[:kept], truncate_media(placed, kept))
+    fitting_tokens = count_fitting_tokens(masked_tokens.mask, heads, limit)
+    if fitting_tokens:
+        out.add(
+            number,
+            masked_tokens.ids[:fitting_tokens],
+            masked_tokens.mask[:fitting_tokens],
+            truncate_media(placed, fitting_tokens),
+        )
     else:
-        out.dropped.append(EncodeFault(number, f"overlong: {long}, and no whole trained turns fit"))
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no whole trained turns fit"))
 
 
-def _split_conversation(
-    out: _ConversationResults, number: int, made: MaskedTokens, limit: int
-) -> None:
+def _split_conversation(out: _ConversationResults, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
     """Make documents of the pieces of a conversation."""
-    for start, stop, trains in split_at_limit(made.mask, limit):
+    for start, stop, trains in split_at_limit(masked_tokens.mask, limit):
         if trains:
-            out.add(number, made.ids[start:stop], made.mask[start:stop])
+            out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop])
         else:
-            where = f"tokens {start:,} to {stop:,} of {made.mask.size:,}, a piece of a conversation"
-            out.dropped.append(EncodeFault(number, f"nothing to train: {where}"))
+            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.mask.size:,}, a piece of a conversation"
+            out.dropped.append(EncodeFault(number, f"nothing to train: {token_range}"))
 
 
-def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, made: MaskedTokens) -> str:
+def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens: MaskedTokens) -> str:
     """Why the decoded trained tokens are not the trained text, empty where they are.
 
     A tokenizer that works on bytes must give the text to the letter. The others may put a space
     before a text or take white space from its ends, and what their normalizer changes comes back
     changed: they are compared without white space and in Unicode's compatibility form.
     """
-    control = int(encoder.is_control[made.ids].sum())
+    control = int(encoder.is_control[masked_tokens.ids].sum())
     if text.lenient or control > len(text.control):  # unknown tokens decode to no text
         return ""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], masked_tokens.mask.astype(np.int8), [0]])))
     runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    wanted = "".join(text.text[start:stop] for start, stop in text.stretches)
-    found = "".join(encoder.tokenizer.decode(made.ids[start:stop]) for start, stop in runs)
-    if not made.in_bytes:
-        wanted, found = (
-            "".join(unicodedata.normalize("NFKC", some).split()) for some in (wanted, found)
+    expected_text = "".join(text.text[start:stop] for start, stop in text.trained_spans)
+    decoded_text = "".join(encoder.tokenizer.decode(masked_tokens.ids[start:stop]) for start, stop in runs)
+    if not masked_tokens.in_bytes:
+        expected_text, decoded_text = (
+            "".join(unicodedata.normalize("NFKC", compared_text).split())
+            for compared_text in (expected_text, decoded_text)
         )
-    if wanted == found:
+    if expected_text == decoded_text:
         return ""
-    at = next(
-        (n for n, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
-        min(len(wanted), len(found)),
+    mismatch_index = next(
+        (n for n, (a, b) in enumerate(zip(expected_text, decoded_text, strict=False)) if a != b),
+        min(len(expected_text), len(decoded_text)),
     )
     return (
-        f"its trained tokens decode to another text: {found[at : at + 20]!a} where "
-        f"{wanted[at : at + 20]!a} is trained"
+        f"its trained tokens decode to another text: {decoded_text[mismatch_index : mismatch_index + 20]!a} where "
+        f"{expected_text[mismatch_index : mismatch_index + 20]!a} is trained"
     )

@@ -31,27 +31,27 @@ class DirectEncoding:
 
     Attributes:
         tokenizer: turns text into ids.
-        reading: how the records of a source become documents.
-        refuse: is told of each record that cannot be used, and may raise.
+        get_parser: how the records of a source become documents.
+        on_bad_record: is told of each record that cannot be used, and may raise.
         template: the chat template, as a recipe names it.
-        seen: is told of the bytes and the records of each stretch that was read.
+        on_read: is told of the bytes and the records of each stretch that was read.
     """
 
     tokenizer: Tokenizer
-    reading: Callable[[Source], RecordParser]
-    refuse: Callable[[Source, BadRecord], object]
+    get_parser: Callable[[Source], RecordParser]
+    on_bad_record: Callable[[Source, BadRecord], object]
     template: str | None = None
-    seen: Callable[[int, int], object] = lambda _bytes, _records: None
+    on_read: Callable[[int, int], object] = lambda _bytes, _records: None
 
 
 def encode_directly(
-    sources: Sequence[Source], how: DirectEncoding, rank: int = 0, world_size: int = 1
+    sources: Sequence[Source], encoding: DirectEncoding, rank: int = 0, world_size: int = 1
 ) -> Iterator[EncodedBatch]:
     """The documents of ``sources`` in order, many at a time, as ``prepare`` would encode them.
 
     Args:
         sources: the listed input.
-        how: tokenizer, reading, template.
+        encoding: tokenizer, reading, template.
         rank: document i is given where i mod ``world_size`` is this; what is bad or empty as it is
             read is none.
         world_size: see there; what is not of this rank is read and not encoded.
@@ -60,32 +60,32 @@ def encode_directly(
         InputError: a source cannot be read or holds preferences, or ``how.refuse`` raises for a record.
         TemplateError: the template cannot be used.
     """
-    encoder = _LazyEncoder(how)
+    encoder = _LazyEncoder(encoding)
     number = 0
     for source in sources:
-        reading, consumed = how.reading(source), 0
-        _refuse_preferences(source, reading)
-        with PartReader(SourcePart(source, 0, source.size), reading.rules) as reader:
-            for found in reader:
-                how.seen(reader.consumed - consumed, found.seen)
+        record_parser, consumed = encoding.get_parser(source), 0
+        _refuse_preferences(source, record_parser)
+        with PartReader(SourcePart(source, 0, source.size), record_parser.rules) as reader:
+            for batch in reader:
+                encoding.on_read(reader.consumed - consumed, batch.records_read)
                 consumed = reader.consumed
-                reading.parse_records(found)
-                for bad in found.bad:
-                    how.refuse(source, bad)
-                normalize_records(found, reading.way, normalized=True)
+                record_parser.parse_records(batch)
+                for bad in batch.bad:
+                    encoding.on_bad_record(source, bad)
+                normalize_records(batch, record_parser.record_kind, normalized=True)
                 first = (rank - number) % world_size
-                number += len(found.values)
-                mine = slice(first, None, world_size)
-                documents, places = found.values[mine], found.records[mine]
+                number += len(batch.values)
+                rank_slice = slice(first, None, world_size)
+                documents, record_numbers = batch.values[rank_slice], batch.records[rank_slice]
                 if not documents:
                     continue
-                offsets = found.offsets[mine]
-                made = encoder.encode(reading, documents)
-                for left in made.faults:
-                    at = left.number
-                    bad = BadRecord(places[at], offsets[at], None, left.reason, left.snippet)
-                    how.refuse(source, bad)
-                yield made
+                offsets = batch.offsets[rank_slice]
+                encoded_batch = encoder.encode(record_parser, documents)
+                for fault in encoded_batch.faults:
+                    index = fault.number
+                    bad = BadRecord(record_numbers[index], offsets[index], None, fault.reason, fault.snippet)
+                    encoding.on_bad_record(source, bad)
+                yield encoded_batch
             reader.finish()
 
 
@@ -105,28 +105,27 @@ class _DirectContext:
 class _LazyEncoder:
     """Tokenizer and template, compared and made ready when the first documents are there."""
 
-    def __init__(self, how: DirectEncoding) -> None:
-        self._how = how
+    def __init__(self, encoding: DirectEncoding) -> None:
+        self._encoding = encoding
         self._ready: _DirectContext | None = None
 
-    def encode(self, reading: RecordParser, documents: list[Any]) -> EncodedBatch:
+    def encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
         ready = self._ready
         if ready is None:
-            texts = [
-                text for one in islice(documents, _COMPARED_DOCUMENTS) for text in iter_texts(one)
-            ]
-            ready = _DirectContext(verify_engine(self._how.tokenizer, texts), DIRECT_DTYPE, None)
-        if ready.chat is None and reading.templated:
+            texts = [text for document in islice(documents, _COMPARED_DOCUMENTS) for text in iter_texts(document)]
+            ready = _DirectContext(verify_engine(self._encoding.tokenizer, texts), DIRECT_DTYPE, None)
+        if ready.chat is None and record_parser.templated:
             exact = verify_control_tokens(ready.tokenizer, ())
-            ready = replace(ready, chat=ChatEncoder(exact, self._how.template))
+            ready = replace(ready, chat=ChatEncoder(exact, self._encoding.template))
         self._ready = ready
-        return encode_documents(ready, reading, documents)
+        return encode_documents(ready, record_parser, documents)
 
 
-def _refuse_preferences(source: Source, reading: RecordParser) -> None:
-    if reading.preferences:
+def _refuse_preferences(source: Source, record_parser: RecordParser) -> None:
+    if record_parser.preferences:
         raise InputError(
-            f"{source.name} holds preferences ({reading.detected}), and rows of it would train the answers that are "
+            f"{source.name} holds preferences ({record_parser.detected}), and rows of it would train the answers "
+            "that are "
             "not wanted, too. Say what is to be trained: a formatter of SFTDataset that returns the prompt and the "
             "wanted answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
         )
@@ -143,10 +142,10 @@ class EncodedDocuments:
     """
 
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
-        tokens = [one.tokens for one in encoded]
-        lengths = np.concatenate([np.zeros(0, np.uint32), *(one.lengths for one in encoded)])
+        tokens = [batch.tokens for batch in encoded]
+        lengths = np.concatenate([np.zeros(0, np.uint32), *(batch.lengths for batch in encoded)])
         self.lengths, self.end_id = StoreLengths(lengths), end_id
-        self.masked = any(one.trained is not None for one in encoded)
+        self.masked = any(batch.trained is not None for batch in encoded)
         self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *tokens])
         self._trained = np.concatenate([np.zeros(0, bool), *map(_trained_mask, encoded)])
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths

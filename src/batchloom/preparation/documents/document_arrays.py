@@ -36,29 +36,29 @@ def add_control_tokens(
         dtype: of a token on disk.
     """
     extra = 1 if tokenizer.bos_id is None else 2
-    made = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
-    write_with_control(ids, bounds, tokenizer, made)
-    return made
+    output = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
+    write_with_control(ids, bounds, tokenizer, output)
+    return output
 
 
 def write_with_control(
     ids: NDArray[np.generic],
     bounds: NDArray[np.int64],
     tokenizer: Tokenizer,
-    made: NDArray[np.generic],
+    output: NDArray[np.generic],
 ) -> None:
-    """What :func:`add_control_tokens` gives, put into ``made``."""
+    """What :func:`add_control_tokens` gives, put into ``output``."""
     extra = 1 if tokenizer.bos_id is None else 2
     numbers = np.arange(len(bounds) - 1)
     ends = bounds[1:] + extra * numbers + (extra - 1)
-    plain = np.ones(len(made), bool)
+    plain = np.ones(len(output), bool)
     plain[ends] = False
     if tokenizer.bos_id is not None:
         begins = bounds[:-1] + extra * numbers
         plain[begins] = False
-        made[begins] = tokenizer.bos_id
-    made[ends] = tokenizer.end_id
-    made[plain] = ids
+        output[begins] = tokenizer.bos_id
+    output[ends] = tokenizer.end_id
+    output[plain] = ids
 
 
 def strip_control_tokens(
@@ -69,9 +69,9 @@ def strip_control_tokens(
     if not before + behind:
         return ids, lengths.astype(np.uint32)
     stops = np.cumsum(lengths)
-    stays = np.ones(len(ids), bool)
-    for place in range(before):
-        stays[stops - lengths + place] = False
-    for place in range(behind):
-        stays[stops - 1 - place] = False
-    return ids[stays], (lengths - (before + behind)).astype(np.uint32)
+    keep_mask = np.ones(len(ids), bool)
+    for offset in range(before):
+        keep_mask[stops - lengths + offset] = False
+    for offset in range(behind):
+        keep_mask[stops - 1 - offset] = False
+    return ids[keep_mask], (lengths - (before + behind)).astype(np.uint32)

@@ -41,7 +41,7 @@ class EncodeContext:
 
     Attributes:
         rules: how sources are cut and text files read.
-        readings: how the records of each source become documents.
+        record_parsers: how the records of each source become documents.
         bounds: finds where parts meet.
         normalize: whether text is normalised.
         tokenizer: turns text into ids.
@@ -56,7 +56,7 @@ class EncodeContext:
     """
 
     rules: ReadRules
-    readings: RecordParsers
+    record_parsers: RecordParsers
     bounds: RecordBounds
     normalize: bool
     tokenizer: Tokenizer
@@ -70,9 +70,9 @@ class EncodeContext:
     media: MediaTextEncoder | None = None
 
     @property
-    def pieces(self) -> RepeatUnit | None:
+    def repeat_unit(self) -> RepeatUnit | None:
         """What is left out where it stood before; None where only whole documents are."""
-        return self.dedup.pieces
+        return self.dedup.repeat_unit
 
     @property
     def compared(self) -> bool:
@@ -80,37 +80,30 @@ class EncodeContext:
         return self.dedup.mode == "near"
 
 
-def normalize_records(found: Records, way: RecordKind, *, normalized: bool) -> None:
+def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:
     """Normalise the texts of a stretch, and leave out those that say nothing."""
-    if way == "text-pairs" and normalized:
-        found.values = [
-            PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in found.values
-        ]
-    if way == "interleaved":
+    if record_kind == "text-pairs" and normalized:
+        batch.values = [PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in batch.values]
+    if record_kind == "interleaved":
         if normalized:
-            found.values = [
-                InterleavedText([normalize(text) for text in one.texts], one.media)
-                for one in found.values
+            batch.values = [
+                InterleavedText([normalize(text) for text in document.texts], document.media)
+                for document in batch.values
             ]
-        _filter_records(
-            found, [any(text and not text.isspace() for text in d.texts) for d in found.values]
-        )
-    if way != "text":
+        _filter_records(batch, [any(text and not text.isspace() for text in d.texts) for d in batch.values])
+    if record_kind != "text":
         return
     if normalized:
-        found.values = [
-            text if text.isascii() and "\r" not in text else normalize(text)
-            for text in found.values
-        ]
-    if "" in found.values or any(map(str.isspace, found.values)):
-        _filter_records(found, [bool(text) and not text.isspace() for text in found.values])
+        batch.values = [text if text.isascii() and "\r" not in text else normalize(text) for text in batch.values]
+    if "" in batch.values or any(map(str.isspace, batch.values)):
+        _filter_records(batch, [bool(text) and not text.isspace() for text in batch.values])
 
 
-def _filter_records(found: Records, kept: Sequence[bool]) -> None:
-    if not all(kept):
-        found.values = list(compress(found.values, kept))
-        found.records = list(compress(found.records, kept))
-        found.offsets = list(compress(found.offsets, kept))
+def _filter_records(batch: Records, keep_mask: Sequence[bool]) -> None:
+    if not all(keep_mask):
+        batch.values = list(compress(batch.values, keep_mask))
+        batch.records = list(compress(batch.records, keep_mask))
+        batch.offsets = list(compress(batch.offsets, keep_mask))
 
 
 class EncodingComponents(Protocol):
@@ -141,36 +134,32 @@ class EncodingComponents(Protocol):
         """Whether documents are compared by their tokens."""
 
 
-def encode_documents(
-    task: EncodingComponents, reading: RecordParser, documents: list[Any]
-) -> EncodedBatch:
+def encode_documents(task: EncodingComponents, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
     """Tokenize documents of one reading."""
-    if reading.way == "tokens":
-        made = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
-    elif reading.way == "interleaved":
+    if record_parser.record_kind == "tokens":
+        encoded_batch = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
+    elif record_parser.record_kind == "interleaved":
         if task.media is None:
             raise AssertionError("a job with media has a tokenizer for them")
-        made = encode_interleaved(documents, task.media, task.dtype)
-    elif reading.chat is None:
+        encoded_batch = encode_interleaved(documents, task.media, task.dtype)
+    elif record_parser.chat is None:
         if task.fim is None:
             return encode_texts(documents, task.tokenizer, task.dtype)
-        return encode_fim_texts(
-            documents, task.tokenizer, task.dtype, task.fim, compared=task.compared
-        )
-    elif reading.way == "text-pairs":
-        made = encode_text_pairs(documents, task.tokenizer, reading.chat, task.dtype)
+        return encode_fim_texts(documents, task.tokenizer, task.dtype, task.fim, compared=task.compared)
+    elif record_parser.record_kind == "text-pairs":
+        encoded_batch = encode_text_pairs(documents, task.tokenizer, record_parser.chat, task.dtype)
     elif task.chat is None:
         raise AssertionError("a job with conversations has a template")
-    elif reading.way == "pairs":
-        made = encode_preference_pairs(documents, task.chat, reading.chat, task.dtype)
-    elif reading.way == "labels":
-        made = encode_labelled_answers(documents, task.chat, reading.chat, task.dtype)
+    elif record_parser.record_kind == "pairs":
+        encoded_batch = encode_preference_pairs(documents, task.chat, record_parser.chat, task.dtype)
+    elif record_parser.record_kind == "labels":
+        encoded_batch = encode_labelled_answers(documents, task.chat, record_parser.chat, task.dtype)
     else:
-        made = encode_chats(documents, task.chat, reading.chat, task.dtype)
-    faults = [left._replace(snippet=make_snippet(documents[left.number])) for left in made.faults]
-    return replace(made, faults=faults)
+        encoded_batch = encode_chats(documents, task.chat, record_parser.chat, task.dtype)
+    faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
+    return replace(encoded_batch, faults=faults)
 
 
-def fault_rule(left: EncodeFault) -> str:
+def fault_rule(fault: EncodeFault) -> str:
     """The rule by which a document was left out: the reason up to its figures."""
-    return left.reason.partition(":")[0]
+    return fault.reason.partition(":")[0]

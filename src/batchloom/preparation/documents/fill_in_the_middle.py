@@ -56,13 +56,13 @@ class FimSegments:
     """Texts as the pieces that are tokenized, in the order in which they will stand.
 
     Attributes:
-        pieces: of all texts.
+        parts: of all texts.
         before: id of the token before each piece, -1 for none, int64 [pieces].
         bounds: first piece of each text, and their number, int64 [texts + 1].
         moved: how many texts were cut.
     """
 
-    pieces: list[str]
+    parts: list[str]
     before: NDArray[np.int64]
     bounds: NDArray[np.int64]
     moved: int
@@ -79,99 +79,99 @@ def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | 
     words = {**tokenizer.added, **tokenizer.control}
     names = _find_sentinels(fim, words, tokenizer.name)
     parts, _ = tokenizer.encode_batch(["a", "a"])
-    if (joined := tokenizer.decode(parts)) != "aa":
+    if (decoded := tokenizer.decode(parts)) != "aa":
         raise TokenizerError(
             f"fim: tokenizer {tokenizer.name!r} writes something where a text begins ('a' and 'a' together are "
-            f"{joined!r}), so that the parts of a text would not be the text again: choose a byte-level one, or leave "
+            f"{decoded!r}), so that the parts of a text would not be the text again: choose a byte-level one, or leave "
             "--fim out."
         )
     key = derive_key("fim", fim.seed)
-    return FimCutter(float(fim.rate), float(fim.spm_rate), key, *(words[one] for one in names))
+    return FimCutter(float(fim.rate), float(fim.spm_rate), key, *(words[name] for name in names))
 
 
-def _find_sentinels(fim: FimRecipe, words: Mapping[str, int], where: str) -> Sequence[str]:
+def _find_sentinels(fim: FimRecipe, words: Mapping[str, int], tokenizer_name: str) -> Sequence[str]:
     """The tokens before prefix, suffix and middle."""
-    named = [one for one in fim.named if one is not None]
-    for one in named:
-        if one not in words:
-            raise TokenizerError(
-                f"fim: tokenizer {where!r} has no token {one!r}{suggest(one, words)}"
-            )
-    if named:
-        return named
+    configured_names = [name for name in fim.sentinels if name is not None]
+    for name in configured_names:
+        if name not in words:
+            raise TokenizerError(f"fim: tokenizer {tokenizer_name!r} has no token {name!r}{suggest(name, words)}")
+    if configured_names:
+        return configured_names
     for names in _KNOWN_SENTINELS:
-        if all(one in words for one in names):
+        if all(name in words for name in names):
             return names
-    known = "; ".join(" ".join(names) for names in _KNOWN_SENTINELS[:2])
+    examples = "; ".join(" ".join(names) for names in _KNOWN_SENTINELS[:2])
     raise TokenizerError(
-        f"fim: tokenizer {where!r} has none of the tokens that fill-in-the-middle is known by ({known} and others): "
+        f"fim: tokenizer {tokenizer_name!r} has none of the tokens that fill-in-the-middle is known by ({examples} "
+        "and others): "
         "add three special tokens to its tokenizer.json, name those it has (fim: {rate: 0.5, prefix: ..., suffix: ..., "
         "middle: ...}), or leave --fim out."
     )
 
 
-def apply_fim(texts: list[str], hashes: NDArray[np.uint64], how: FimCutter) -> FimSegments:
+def apply_fim(texts: list[str], hashes: NDArray[np.uint64], cutter: FimCutter) -> FimSegments:
     """Cut some of the texts, and say in which order their parts stand.
 
     Args:
         texts: the texts.
         hashes: of each, as the store keeps them, uint64 [texts, 2]: all that decides.
-        how: the rates and tokens.
+        cutter: the rates and tokens.
     """
-    own = mix_in_place(hash_indices(hashes[:, 0].view(np.int64), how.key) ^ hashes[:, 1])
-    chosen, suffix_first = (
-        _random_uniform(own, 1) < how.rate,
-        _random_uniform(own, 2) < how.spm_rate,
+    seeds = mix_in_place(hash_indices(hashes[:, 0].view(np.int64), cutter.key) ^ hashes[:, 1])
+    cut_mask, suffix_first = (
+        _random_uniform(seeds, 1) < cutter.rate,
+        _random_uniform(seeds, 2) < cutter.spm_rate,
     )
     sizes = np.array([len(text) for text in texts], np.uint64) + np.uint64(1)
-    places = np.sort([_random_below(own, 3, sizes), _random_below(own, 4, sizes)], axis=0)
-    pieces: list[str] = []
+    cut_offsets = np.sort([_random_below(seeds, 3, sizes), _random_below(seeds, 4, sizes)], axis=0)
+    parts: list[str] = []
     before: list[int] = []
     bounds = np.zeros(len(texts) + 1, np.int64)
-    psm, spm = (how.prefix, how.suffix, how.middle), (how.prefix, how.suffix, how.middle, _NO_TOKEN)
-    rows = zip(texts, chosen.tolist(), suffix_first.tolist(), *places.tolist(), strict=True)
+    psm, spm = (
+        (cutter.prefix, cutter.suffix, cutter.middle),
+        (cutter.prefix, cutter.suffix, cutter.middle, _NO_TOKEN),
+    )
+    rows = zip(texts, cut_mask.tolist(), suffix_first.tolist(), *cut_offsets.tolist(), strict=True)
     for number, (text, is_cut, first, start, stop) in enumerate(rows, 1):
         if not is_cut:
-            pieces.append(text)
+            parts.append(text)
             before.append(_NO_TOKEN)
         elif first:
-            pieces += ("", text[stop:], text[:start], text[start:stop])
+            parts += ("", text[stop:], text[:start], text[start:stop])
             before += spm
         else:
-            pieces += (text[:start], text[stop:], text[start:stop])
+            parts += (text[:start], text[stop:], text[start:stop])
             before += psm
-        bounds[number] = len(pieces)
-    return FimSegments(pieces, np.array(before, np.int64), bounds, int(chosen.sum()))
+        bounds[number] = len(parts)
+    return FimSegments(parts, np.array(before, np.int64), bounds, int(cut_mask.sum()))
 
 
 def insert_sentinels(
-    ids: NDArray[np.uint32], starts: NDArray[np.int64], cut: FimSegments
+    ids: NDArray[np.uint32], starts: NDArray[np.int64], segments: FimSegments
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """The ids of all pieces with the tokens before them, and where each text begins in them.
 
     Args:
         ids: of all pieces, back to back.
         starts: where each begins, and the end [pieces + 1].
-        cut: what they are.
+        segments: what they are.
     """
-    has = cut.before != _NO_TOKEN
-    made = np.insert(ids, starts[:-1][has], cut.before[has].astype(np.uint32))
-    put = np.concatenate([[0], np.cumsum(has)])
-    return made, (starts + put)[cut.bounds]
+    has_sentinel = segments.before != _NO_TOKEN
+    ids_with_sentinels = np.insert(ids, starts[:-1][has_sentinel], segments.before[has_sentinel].astype(np.uint32))
+    sentinel_counts = np.concatenate([[0], np.cumsum(has_sentinel)])
+    return ids_with_sentinels, (starts + sentinel_counts)[segments.bounds]
 
 
-def _random_words(own: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
+def _random_words(seeds: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
     """The numbered word of each text's own generator (SplitMix64)."""
-    return mix_in_place(own + np.uint64(GOLDEN * number % (1 << 64)))
+    return mix_in_place(seeds + np.uint64(GOLDEN * number % (1 << 64)))
 
 
-def _random_uniform(own: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
+def _random_uniform(seeds: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each text."""
-    return (_random_words(own, number) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_random_words(seeds, number) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _random_below(
-    own: NDArray[np.uint64], number: int, sizes: NDArray[np.uint64]
-) -> NDArray[np.int64]:
+def _random_below(seeds: NDArray[np.uint64], number: int, sizes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """A whole number below its size for each text; sizes are below 2**32."""
-    return (((_random_words(own, number) >> _U32_SHIFT) * sizes) >> _U32_SHIFT).astype(np.int64)
+    return (((_random_words(seeds, number) >> _U32_SHIFT) * sizes) >> _U32_SHIFT).astype(np.int64)

@@ -21,16 +21,16 @@ class ParsedRecords:
 
     Attributes:
         part: what is read.
-        reading: how.
-        found: documents; rows that make none are among its bad records.
+        record_parser: how.
+        batch: documents; rows that make none are among its bad records.
         before: records of the source before the part; None where nobody has counted them.
         consumed: bytes of the part, as listed, that were read so far.
         ended: whether the part was read to its end; this stretch holds nothing more of it.
     """
 
     part: SourcePart
-    reading: RecordParser
-    found: Records
+    record_parser: RecordParser
+    batch: Records
     before: int | None
     consumed: int
     ended: bool = False
@@ -38,43 +38,46 @@ class ParsedRecords:
 
 def iter_parsed_records(
     parts: Iterable[tuple[SourcePart, int | None]],
-    readings: RecordParsers,
+    record_parsers: RecordParsers,
     bounds: RecordBounds | None,
-    refused: OnInputError,
+    on_input_error: OnInputError,
 ) -> Iterator[ParsedRecords]:
     """The stretches of parts, one part after the other.
 
     Args:
         parts: parts, each with the characters of documents after which no more is read (None: all).
-        readings: how the records of each source become documents.
+        record_parsers: how the records of each source become documents.
         bounds: moves the ends of nominal parts to where records begin; None where they do.
-        refused: is told of each part that cannot be read (on); the others are read nevertheless.
+        on_input_error: is told of each part that cannot be read (on); the others are read nevertheless.
     """
     ends: dict[str, tuple[int, int | None]] = {}
-    for part, most in parts:
+    for part, max_characters in parts:
         end, before = ends.get(part.source.name, (0, 0))
         if part.start != end:
             before = None
-        seen, size, cut = 0, 0, False
+        record_count, character_count, truncated = 0, 0, False
         try:
-            reading = readings.of(part.source)
-            with PartReader(part, reading.rules, bounds) as reader:
-                for found in reader:
-                    reading.parse_records(found)
-                    seen += found.seen
-                    size += (
+            record_parser = record_parsers.get_parser(part.source)
+            with PartReader(part, record_parser.rules, bounds) as reader:
+                for batch in reader:
+                    record_parser.parse_records(batch)
+                    record_count += batch.records_read
+                    character_count += (
                         0
-                        if most is None
-                        else max(sum(map(estimate_characters, found.values)), _MIN_BATCH_CHARACTERS)
+                        if max_characters is None
+                        else max(sum(map(estimate_characters, batch.values)), _MIN_BATCH_CHARACTERS)
                     )
-                    yield ParsedRecords(part, reading, found, before, reader.consumed)
-                    cut = most is not None and size >= most
-                    if cut:
+                    yield ParsedRecords(part, record_parser, batch, before, reader.consumed)
+                    truncated = max_characters is not None and character_count >= max_characters
+                    if truncated:
                         break
-                if not cut:
+                if not truncated:
                     reader.finish()
-                    size = part.stop - part.start
-                    yield ParsedRecords(part, reading, Records(), before, size, ended=True)
+                    character_count = part.stop - part.start
+                    yield ParsedRecords(part, record_parser, Records(), before, character_count, ended=True)
         except InputError as error:
-            refused(part, error)
-        ends[part.source.name] = part.stop, None if before is None or cut else before + seen
+            on_input_error(part, error)
+        ends[part.source.name] = (
+            part.stop,
+            None if before is None or truncated else before + record_count,
+        )

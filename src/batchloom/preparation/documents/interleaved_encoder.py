@@ -48,37 +48,37 @@ def encode_interleaved(
         dtype: of a token on disk.
     """
     faults: list[EncodeFault] = []
-    made = _encode_plain(documents, encoder) | _encode_with_media(documents, encoder, faults)
-    kept = sorted(made)
+    document_tokens = _encode_plain(documents, encoder) | _encode_with_media(documents, encoder, faults)
+    numbers = sorted(document_tokens)
     tokenizer = encoder.tokenizer
     before = 0 if tokenizer.bos_id is None else 1
-    lengths = np.array([made[number].ids.size for number in kept], np.int64)
+    lengths = np.array([document_tokens[number].ids.size for number in numbers], np.int64)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    ids = np.concatenate([np.zeros(0, np.uint32), *(made[number].ids for number in kept)])
-    around = np.ones(1, np.bool_)
-    trained = [flags for n in kept for flags in (*([around] * before), made[n].trained, around)]
+    ids = np.concatenate([np.zeros(0, np.uint32), *(document_tokens[number].ids for number in numbers)])
+    control_flag = np.ones(1, np.bool_)
+    trained = [
+        flags for n in numbers for flags in (*([control_flag] * before), document_tokens[n].trained, control_flag)
+    ]
     return EncodedBatch(
         add_control_tokens(ids, bounds, tokenizer, dtype),
         (lengths + before + 1).astype(np.uint32),
         np.concatenate([np.zeros(0, np.bool_), *trained]),
-        np.array(kept, np.int64),
+        np.array(numbers, np.int64),
         sorted(faults),
         added=(before, 1),
-        media=[[one._replace(start=one.start + before) for one in made[n].media] for n in kept],
+        media=[[medium._replace(start=medium.start + before) for medium in document_tokens[n].media] for n in numbers],
     )
 
 
-def _encode_plain(
-    documents: Sequence[InterleavedText], encoder: ControlEncoder
-) -> dict[int, _InterleavedTokens]:
+def _encode_plain(documents: Sequence[InterleavedText], encoder: ControlEncoder) -> dict[int, _InterleavedTokens]:
     """Those without media."""
-    numbers = [number for number, one in enumerate(documents) if not one.media]
+    numbers = [number for number, document in enumerate(documents) if not document.media]
     ids, bounds = encoder.tokenizer.encode_batch([documents[n].texts[0] for n in numbers])
-    found = {}
-    for at, number in enumerate(numbers):
-        own = ids[bounds[at] : bounds[at + 1]]
-        found[number] = _InterleavedTokens(own, np.ones(own.size, np.bool_), [])
-    return found
+    document_tokens = {}
+    for index, number in enumerate(numbers):
+        document_ids = ids[bounds[index] : bounds[index + 1]]
+        document_tokens[number] = _InterleavedTokens(document_ids, np.ones(document_ids.size, np.bool_), [])
+    return document_tokens
 
 
 def _encode_with_media(
@@ -86,7 +86,7 @@ def _encode_with_media(
 ) -> dict[int, _InterleavedTokens]:
     """Those with media; what cannot be used goes to ``faults``."""
     numbers: list[int] = []
-    written: list[MediaText] = []
+    media_texts: list[MediaText] = []
     texts: list[RenderedText] = []
     for number, document in enumerate(documents):
         if not document.media:
@@ -97,38 +97,39 @@ def _encode_with_media(
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
             continue
-        whole = [(0, len(text.rendered.text))]
-        stretches = subtract_media(whole, text.written)
+        text_spans = [(0, len(text.rendered.text))]
+        trained_spans = subtract_media(text_spans, text.placeholder_ranges)
         numbers.append(number)
-        written.append(text)
-        texts.append(
-            RenderedText(text.rendered.text, text.rendered.control, stretches, lenient=True)
-        )
-    found = {}
-    masked = mask_texts(encoder, texts) if texts else []
-    for number, text, one in zip(numbers, written, masked, strict=True):
+        media_texts.append(text)
+        texts.append(RenderedText(text.rendered.text, text.rendered.control, trained_spans, lenient=True))
+    document_tokens = {}
+    results = mask_texts(encoder, texts) if texts else []
+    for number, text, masked_tokens in zip(numbers, media_texts, results, strict=True):
         try:
-            found[number] = _expand_media(one, text, documents[number], encoder)
+            document_tokens[number] = _expand_media(masked_tokens, text, documents[number], encoder)
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
-    return found
+    return document_tokens
 
 
 def _expand_media(
-    one: MaskedTokens | str, text: MediaText, document: InterleavedText, encoder: ControlEncoder
+    masked_tokens: MaskedTokens | str,
+    text: MediaText,
+    document: InterleavedText,
+    encoder: ControlEncoder,
 ) -> _InterleavedTokens:
-    if isinstance(one, str):
-        raise RenderError(one)
-    masked, placed = expand_media_tokens(one, text, document.media, encoder)
-    return _InterleavedTokens(masked.ids, masked.mask, placed)
+    if isinstance(masked_tokens, str):
+        raise RenderError(masked_tokens)
+    expanded_tokens, placed = expand_media_tokens(masked_tokens, text, document.media, encoder)
+    return _InterleavedTokens(expanded_tokens.ids, expanded_tokens.mask, placed)
 
 
 def _mark_media(document: InterleavedText) -> ConversationText:
     """A document as a text with a mark for each medium."""
-    places, at = [], 0
+    placeholders, offset = [], 0
     for text, medium in zip(document.texts, document.media, strict=False):
-        at += len(text)
-        places.append(PlaceholderSpan(at, at + 1, medium.kind, typed=False))
-        at += 1
+        offset += len(text)
+        placeholders.append(PlaceholderSpan(offset, offset + 1, medium.kind, typed=False))
+        offset += 1
     text = _MEDIUM_MARK.join(document.texts)
-    return ConversationText(text, [], "", [], None, (), tuple(places))
+    return ConversationText(text, [], "", [], None, (), tuple(placeholders))

@@ -21,9 +21,9 @@ def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
         MissingDependencyError: transformers or Pillow is not installed.
     """
     folder = find_processor_folder(media.processor)
-    beside = Path(tokenizer).expanduser()
-    own = beside if beside.is_dir() else None
-    return _open_cached_processor(folder, own, read_processor_files(folder).fingerprint)
+    tokenizer_path = Path(tokenizer).expanduser()
+    tokenizer_folder = tokenizer_path if tokenizer_path.is_dir() else None
+    return _open_cached_processor(folder, tokenizer_folder, read_processor_files(folder).fingerprint)
 
 
 def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
@@ -39,9 +39,7 @@ def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _open_cached_processor(
-    folder: Path, tokenizer: Path | None, fingerprint: str
-) -> MediaProcessor:
+def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: str) -> MediaProcessor:
     processor = open_processor(folder, tokenizer)
     if processor.files.fingerprint != fingerprint:
         raise AssertionError(f"{folder} changes while it is read")

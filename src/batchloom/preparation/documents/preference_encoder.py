@@ -26,9 +26,7 @@ _FLAGS_PROBLEM = (
     "its flags (train, weight) ask for other tokens than the answer: of a preference the answer alone is trained, "
     "remove them"
 )
-_SAME_ANSWERS = (
-    "its chosen and rejected answers are the same tokens: there is no preference in them"
-)
+_SAME_ANSWERS = "its chosen and rejected answers are the same tokens: there is no preference in them"
 _PROMPTS_DIFFER = (
     "the tokens before its chosen answer are not those before its rejected one: give both the same prompt, or use a "
     "template that writes it without looking at the answer"
@@ -49,7 +47,7 @@ class _PreferenceResults:
     """What came of a batch, a preference at a time; at most one reason is told of each."""
 
     altered: Counter[str] = field(default_factory=Counter)
-    kept: list[_AnswerTokens] = field(default_factory=list)
+    answers: list[_AnswerTokens] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
@@ -57,26 +55,22 @@ class _PreferenceResults:
 
     def keep(self, number: int, answers: Sequence[_AnswerTokens], sides: Sequence[int]) -> None:
         """Keep the documents of a preference."""
-        self.kept += answers
+        self.answers += answers
         self.sides += sides
         self.numbers += [number] * len(sides)
 
-    def encoded(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
+    def to_batch(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
         """All of it, flat."""
-        lengths = np.array([answer.ids.size for answer in self.kept], np.uint32)
-        ids = np.concatenate([np.zeros(0, dtype), *(answer.ids for answer in self.kept)])
-        trained = [np.arange(answer.ids.size) >= answer.start for answer in self.kept]
+        lengths = np.array([answer.ids.size for answer in self.answers], np.uint32)
+        ids = np.concatenate([np.zeros(0, dtype), *(answer.ids for answer in self.answers)])
+        trained = [np.arange(answer.ids.size) >= answer.start for answer in self.answers]
         return EncodedBatch(
             ids.astype(dtype),
             lengths,
             np.concatenate([np.zeros(0, bool), *trained]),
             np.array(self.numbers, np.int64),
-            [EncodeFault(*one) for one in sorted(self.faults.items())],
-            [
-                EncodeFault(*one)
-                for one in sorted(self.dropped.items())
-                if one[0] not in self.faults
-            ],
+            [EncodeFault(*entry) for entry in sorted(self.faults.items())],
+            [EncodeFault(*entry) for entry in sorted(self.dropped.items()) if entry[0] not in self.faults],
             np.array(self.sides, np.uint8),
             self.altered,
         )
@@ -98,32 +92,28 @@ def encode_preference_pairs(
         OverlongError: a side is too long, and ``overlong`` is ``error``.
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    made = _encode_sides(
-        sides, encoder, rules, lambda n: (n // 2, f"on its {_PAIR_SIDES[n % 2]} side ")
-    )
-    out = _PreferenceResults(made.altered)
-    for left in made.faults:
-        out.faults.setdefault(
-            left.number // 2, f"its {_PAIR_SIDES[left.number % 2]} side: {left.reason}"
-        )
-    for left in made.dropped:
-        out.dropped.setdefault(left.number // 2, left.reason)
-    answers = _split_answers(made)
+    encoded = _encode_sides(sides, encoder, rules, lambda n: (n // 2, f"on its {_PAIR_SIDES[n % 2]} side "))
+    out = _PreferenceResults(encoded.altered)
+    for fault in encoded.faults:
+        out.faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
+    for fault in encoded.dropped:
+        out.dropped.setdefault(fault.number // 2, fault.reason)
+    answers = _split_answers(encoded)
     for number in range(len(pairs)):
-        both = [answers.get(2 * number, []), answers.get(2 * number + 1, [])]
+        pair_answers = [answers.get(2 * number, []), answers.get(2 * number + 1, [])]
         if number in out.faults or number in out.dropped:
             continue
-        if any(len(pieces) != 1 for pieces in both):
+        if any(len(side_answers) != 1 for side_answers in pair_answers):
             out.dropped[number] = _OVERLONG_PAIR
             continue
-        (chosen,), (rejected,) = both
+        (chosen,), (rejected,) = pair_answers
         if chosen is None or rejected is None:
             out.faults[number] = _FLAGS_PROBLEM
-        elif problem := _pair_problem(chosen, rejected):
+        elif problem := _find_pair_problem(chosen, rejected):
             out.faults[number] = problem
         else:
             out.keep(number, (chosen, rejected), (CHOSEN, REJECTED))
-    return out.encoded(dtype)
+    return out.to_batch(dtype)
 
 
 def encode_labelled_answers(
@@ -133,12 +123,14 @@ def encode_labelled_answers(
     dtype: np.dtype[np.generic],
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations whose answers are labelled; raises as :func:`encode_preference_pairs`."""
-    talks = [one.conversation for one in labelled]
-    made = _encode_sides(talks, encoder, rules, lambda n: (n, ""))
+    conversations = [example.conversation for example in labelled]
+    encoded = _encode_sides(conversations, encoder, rules, lambda n: (n, ""))
     out = _PreferenceResults(
-        made.altered, faults=_index_reasons(made.faults), dropped=_index_reasons(made.dropped)
+        encoded.altered,
+        faults=_index_reasons(encoded.faults),
+        dropped=_index_reasons(encoded.dropped),
     )
-    for number, answers in _split_answers(made).items():
+    for number, answers in _split_answers(encoded).items():
         answer = answers[0]
         if len(answers) != 1 or number in out.dropped:
             # Of a conversation that was cut a piece without an answer is left out, and none is kept.
@@ -147,11 +139,11 @@ def encode_labelled_answers(
             out.faults[number] = _FLAGS_PROBLEM
         else:
             out.keep(number, (answer,), (GOOD if labelled[number].label else BAD,))
-    return out.encoded(dtype)
+    return out.to_batch(dtype)
 
 
-def _index_reasons(left: Sequence[EncodeFault]) -> dict[int, str]:
-    return {one.number: one.reason for one in left}
+def _index_reasons(faults: Sequence[EncodeFault]) -> dict[int, str]:
+    return {fault.number: fault.reason for fault in faults}
 
 
 def encode_text_pairs(
@@ -170,35 +162,29 @@ def encode_text_pairs(
     """
     out = _PreferenceResults()
     sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]
-    plain, bounds = tokenizer.encode_batch(
-        [t for c, r in sides for t in (_common_prompt(c, r), c, r)]
-    )
+    plain, bounds = tokenizer.encode_batch([t for c, r in sides for t in (_find_common_prompt(c, r), c, r)])
     ids = add_control_tokens(plain, bounds, tokenizer, np.dtype(np.uint32))
     lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
     documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):
         prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
         if rules.max_tokens is not None and max(chosen.size, rejected.size) > rules.max_tokens:
-            long = (
-                f"{max(chosen.size, rejected.size):,} tokens where {rules.max_tokens:,} are allowed"
-            )
+            excess = f"{max(chosen.size, rejected.size):,} tokens where {rules.max_tokens:,} are allowed"
             if rules.overlong == "error":
-                raise OverlongError(number, f"has {long}: allow more, or drop it (--overlong drop)")
-            out.dropped[number] = f"overlong: {long}"
+                raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
+            out.dropped[number] = f"overlong: {excess}"
             continue
         # Its last token is the end token, which no prompt has.
-        start = min(
-            _count_common_tokens(prompt[:-1], chosen), _count_common_tokens(prompt[:-1], rejected)
-        )
-        both = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
-        if problem := _pair_problem(*both):
+        start = min(_count_common_tokens(prompt[:-1], chosen), _count_common_tokens(prompt[:-1], rejected))
+        pair_answers = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
+        if problem := _find_pair_problem(*pair_answers):
             out.faults[number] = problem
         else:
-            out.keep(number, both, (CHOSEN, REJECTED))
-    return out.encoded(dtype)
+            out.keep(number, pair_answers, (CHOSEN, REJECTED))
+    return out.to_batch(dtype)
 
 
-def _common_prompt(chosen: str, rejected: str) -> str:
+def _find_common_prompt(chosen: str, rejected: str) -> str:
     """The prompt of two texts: what both begin with, leaving each at least its last character."""
     low, high = 0, min(len(chosen), len(rejected)) - 1
     while low < high:
@@ -210,11 +196,11 @@ def _common_prompt(chosen: str, rejected: str) -> str:
     return chosen[: low - 1] if low and chosen[low - 1] == " " else chosen[:low]
 
 
-def _count_common_tokens(one: NDArray[np.generic], other: NDArray[np.generic]) -> int:
+def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.generic]) -> int:
     """How many tokens both begin with."""
-    most = min(one.size, other.size)
-    differ = np.flatnonzero(one[:most] != other[:most])
-    return int(differ[0]) if differ.size else most
+    shorter_length = min(first_ids.size, second_ids.size)
+    differ = np.flatnonzero(first_ids[:shorter_length] != second_ids[:shorter_length])
+    return int(differ[0]) if differ.size else shorter_length
 
 
 def _encode_sides(
@@ -224,32 +210,32 @@ def _encode_sides(
     owner: Callable[[int], tuple[int, str]],
 ) -> EncodedConversations:
     """Encode sides; a conversation that is too long is told as the preference it is of."""
-    talks = [side for side in sides if isinstance(side, Conversation)]
-    if len(talks) != len(sides):
+    conversations = [side for side in sides if isinstance(side, Conversation)]
+    if len(conversations) != len(sides):
         raise AssertionError("texts are encoded with encode_text_pairs")
     try:
-        return encode_conversations(talks, encoder, rules)
+        return encode_conversations(conversations, encoder, rules)
     except OverlongError as error:
         _raise_overlong(error, *owner(error.number))
 
 
-def _raise_overlong(error: OverlongError, number: int, where: str) -> NoReturn:
-    raise OverlongError(number, f"{where}{error.reason}") from None
+def _raise_overlong(error: OverlongError, number: int, side_prefix: str) -> NoReturn:
+    raise OverlongError(number, f"{side_prefix}{error.reason}") from None
 
 
-def _split_answers(made: EncodedConversations) -> dict[int, list[_AnswerTokens | None]]:
+def _split_answers(encoded: EncodedConversations) -> dict[int, list[_AnswerTokens | None]]:
     """The documents of each conversation; None for one whose trained tokens are not its end."""
-    found: dict[int, list[_AnswerTokens | None]] = {}
-    stops = np.cumsum(made.lengths, dtype=np.int64).tolist()
-    for number, begin, stop in zip(made.numbers.tolist(), [0, *stops[:-1]], stops, strict=False):
-        mask = made.mask[begin:stop]
+    answers: dict[int, list[_AnswerTokens | None]] = {}
+    stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
+    for number, begin, stop in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, strict=False):
+        mask = encoded.mask[begin:stop]
         start = mask.size - int(np.count_nonzero(mask))
-        answer = _AnswerTokens(made.ids[begin:stop], start) if mask[start:].all() else None
-        found.setdefault(number, []).append(answer)
-    return found
+        answer = _AnswerTokens(encoded.ids[begin:stop], start) if mask[start:].all() else None
+        answers.setdefault(number, []).append(answer)
+    return answers
 
 
-def _pair_problem(chosen: _AnswerTokens, rejected: _AnswerTokens) -> str:
+def _find_pair_problem(chosen: _AnswerTokens, rejected: _AnswerTokens) -> str:
     """Why two documents are no pair, empty where they are one."""
     start = chosen.start
     if start != rejected.start or not np.array_equal(chosen.ids[:start], rejected.ids[:start]):

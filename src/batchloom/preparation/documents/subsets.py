@@ -34,25 +34,25 @@ class SubsetRule:
         """The shares of all subsets but ``train``."""
         return {"val": self.val_fraction, "test": self.test_fraction}
 
-    def wanted(self) -> tuple[str, ...]:
+    def list_required(self) -> tuple[str, ...]:
         """Subsets that must not be empty where there are documents for them."""
         shares = {"train": 1.0, **self.shares}
         return tuple(name for name in SUBSETS if shares[name] > 0)
 
     def empty_notes(
-        self, shards: Iterable[Mapping[str, tuple[int, int]]], there: Iterable[str] = ()
+        self, shards: Iterable[Mapping[str, tuple[int, int]]], existing_subsets: Iterable[str] = ()
     ) -> list[str]:
         """A sentence for each subset that was wanted and stays empty.
 
         Args:
             shards: of each unit and subset, the number of the first shard and of shards.
-            there: subsets that hold documents already.
+            existing_subsets: subsets that hold documents already.
         """
-        filled = {*there} | {name for unit in shards for name, (_, count) in unit.items() if count}
+        filled = {*existing_subsets} | {name for unit in shards for name, (_, count) in unit.items() if count}
         return [
             f"There is no {name} subset: the input has too few different documents to spare one. Give more, cut it "
             f"into more (text: --split-on paragraph), or say --{name}-fraction 0."
-            for name in self.wanted()
+            for name in self.list_required()
             if name not in filled
         ]
 
@@ -69,10 +69,10 @@ class SubsetRule:
         if self.overrides:
             decided = dict(self.overrides)
             highs = np.array([value >> 64 for value in decided], np.uint64)
-            for place in np.flatnonzero(np.isin(hashes[:, 1], highs)).tolist():
-                low, high = hashes[place].tolist()
+            for document_index in np.flatnonzero(np.isin(hashes[:, 1], highs)).tolist():
+                low, high = hashes[document_index].tolist()
                 if name := decided.get((high << 64) | low):
-                    codes[place] = SUBSETS.index(name)
+                    codes[document_index] = SUBSETS.index(name)
         return codes
 
 
@@ -98,25 +98,25 @@ class SmallestHashes:
     def add(self, hashes: NDArray[np.uint64], codes: NDArray[np.uint8]) -> None:
         """Look at more documents: hashes uint64 [D, 2] and the subset code of each."""
         for code, name in enumerate(SUBSETS):
-            mine = hashes[codes == code]
-            known = self._lists[name]
-            if len(known) == _SMALLEST_COUNT:
-                mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
-            if len(mine) > _PREFILTER_SIZE:
+            subset_hashes = hashes[codes == code]
+            smallest = self._lists[name]
+            if len(smallest) == _SMALLEST_COUNT:
+                subset_hashes = subset_hashes[subset_hashes[:, 1] <= np.uint64(smallest[-1] >> 64)]
+            if len(subset_hashes) > _PREFILTER_SIZE:
                 # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
-                halves = np.sort(mine[:, 1])
+                halves = np.sort(subset_hashes[:, 1])
                 ends = np.flatnonzero(halves[1:] != halves[:-1])[:_SMALLEST_COUNT]
                 if len(ends) == _SMALLEST_COUNT:
-                    mine = mine[mine[:, 1] <= halves[ends[-1]]]
-            if len(mine):
-                values = {(high << 64) | low for low, high in mine.tolist()}
-                self._lists[name] = sorted(values.union(known))[:_SMALLEST_COUNT]
+                    subset_hashes = subset_hashes[subset_hashes[:, 1] <= halves[ends[-1]]]
+            if len(subset_hashes):
+                values = {(high << 64) | low for low, high in subset_hashes.tolist()}
+                self._lists[name] = sorted(values.union(smallest))[:_SMALLEST_COUNT]
 
     def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
         """Take in what :meth:`to_hex` gave elsewhere."""
         for name, values in lists.items():
-            mine = {int(value, 16) for value in values}
-            self._lists[name] = sorted(mine.union(self._lists[name]))[:_SMALLEST_COUNT]
+            new_hashes = {int(value, 16) for value in values}
+            self._lists[name] = sorted(new_hashes.union(self._lists[name]))[:_SMALLEST_COUNT]
 
     def to_hex(self) -> dict[str, list[str]]:
         """Subset to its smallest hashes, 32 hex digits each, in ascending order."""
@@ -127,20 +127,17 @@ class SmallestHashes:
         return {value for values in self._lists.values() for value in values}
 
     def overrides(
-        self, wanted: Iterable[str], settled: Collection[int] = ()
+        self, required_subsets: Iterable[str], fixed_hashes: Collection[int] = ()
     ) -> tuple[tuple[int, str], ...]:
         """The hashes that move so that no wanted subset is empty while another has two.
 
         In the order train, val, test an empty one takes the smallest hash of the subsets that
         hold at least two distinct ones; train also of one that holds a single hash.
-        A hash that is ``settled`` stays where older documents have it.
+        A hash that is ``fixed_hashes`` stays where older documents have it.
         """
-        lists = {
-            name: [value for value in values if value not in settled]
-            for name, values in self._lists.items()
-        }
+        lists = {name: [value for value in values if value not in fixed_hashes] for name, values in self._lists.items()}
         moved: list[tuple[int, str]] = []
-        for name in wanted:
+        for name in required_subsets:
             least = 1 if name == "train" else 2
             donors = [values for values in lists.values() if len(values) >= least]
             if lists[name] or self._lists[name] or not donors:

@@ -25,7 +25,7 @@ def sample_texts(
     normalized: bool,
     most: int,
     probe: int,
-    readings: RecordParsers | None = None,
+    record_parsers: RecordParsers | None = None,
 ) -> list[str]:
     """Texts from hash-chosen places of the whole input, or all of a small one.
 
@@ -38,17 +38,17 @@ def sample_texts(
         normalized: whether the texts are normalised.
         most: characters of the sample at most.
         probe: bytes read at each place.
-        readings: how the records of each source become documents; None where they are texts.
+        record_parsers: how the records of each source become documents; None where they are texts.
     """
     texts: list[str] = []
-    left = most
-    for text in _iter_candidates(sources, _SampleReader(rules, readings), most, probe):
-        if not left:
+    remaining = most
+    for text in _iter_candidates(sources, _SampleReader(rules, record_parsers), most, probe):
+        if not remaining:
             break
-        taken = (normalize(text) if normalized else text)[:left]
-        left -= len(taken)
-        if taken:
-            texts.append(taken)
+        excerpt = (normalize(text) if normalized else text)[:remaining]
+        remaining -= len(excerpt)
+        if excerpt:
+            texts.append(excerpt)
     return texts
 
 
@@ -59,21 +59,17 @@ def limit_distinct_texts(texts: Iterable[str]) -> Iterator[str]:
     of and random strings nothing but. Pieces are taken in an order of hashes, so that where they
     do not all fit they still come from everywhere.
     """
-    pieces = [
-        text[at : at + _PIECE_CHARACTERS]
-        for text in texts
-        for at in range(0, len(text), _PIECE_CHARACTERS)
-    ]
-    order = sorted(range(len(pieces)), key=lambda number: derive_key("piece", number))
+    chunks = [text[at : at + _PIECE_CHARACTERS] for text in texts for at in range(0, len(text), _PIECE_CHARACTERS)]
+    order = sorted(range(len(chunks)), key=lambda number: derive_key("piece", number))
     words: set[str] = set()
     size = 0
     for number in order:
-        fresh = set(_WORDS.findall(pieces[number])).difference(words)
+        fresh = set(_WORDS.findall(chunks[number])).difference(words)
         size += sum(len(word.encode()) for word in fresh)
         if size > _DISTINCT_BYTES and words:
             return
         words |= fresh
-        yield pieces[number]
+        yield chunks[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,42 +77,40 @@ class _SampleReader:
     """How sources are cut, and how their records are read; without readings they are texts."""
 
     rules: ReadRules
-    readings: RecordParsers | None
+    record_parsers: RecordParsers | None
 
     def texts(self, part: SourcePart) -> Iterator[str]:
         """The texts of a part."""
-        reading = self.readings.of(part.source) if self.readings else RecordParser(self.rules)
-        with PartReader(part, reading.rules) as reader:
-            for found in reader:
+        record_parser = self.record_parsers.get_parser(part.source) if self.record_parsers else RecordParser(self.rules)
+        with PartReader(part, record_parser.rules) as reader:
+            for batch in reader:
                 # What is wrong with a record is told when it is read for good.
-                reading.parse_records(found)
-                for document in found.values:
+                record_parser.parse_records(batch)
+                for document in batch.values:
                     yield from iter_texts(document)
 
 
-def _iter_candidates(
-    sources: Sequence[Source], look: _SampleReader, most: int, size: int
-) -> Iterator[str]:
-    found = False
+def _iter_candidates(sources: Sequence[Source], reader: _SampleReader, most: int, size: int) -> Iterator[str]:
+    has_texts = False
     if sum(source.size for source in sources) > most:
-        for _, probe in iter_sample_ranges(sources, look.rules, most // size, size):
-            for text in _truncate_probe(look.texts(probe.part), probe, size):
-                found = True
+        for _, probe in iter_sample_ranges(sources, reader.rules, most // size, size):
+            for text in _truncate_probe(reader.texts(probe.part), probe, size):
+                has_texts = True
                 yield text
     # Records larger than a probe may slip through all of them.
-    if not found:
+    if not has_texts:
         for source in sources:
-            yield from look.texts(SourcePart(source, 0, source.size))
+            yield from reader.texts(SourcePart(source, 0, source.size))
 
 
 def _truncate_probe(texts: Iterator[str], probe: SampleRange, size: int) -> Iterator[str]:
     """As many characters of a part as its places stand for."""
-    if probe.places is None:
+    if probe.position_count is None:
         yield from texts
         return
-    left = size * probe.places
+    remaining = size * probe.position_count
     for text in texts:
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
+        yield text[:remaining]
+        remaining -= len(text)
+        if remaining <= 0:
             return

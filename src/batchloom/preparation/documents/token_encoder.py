@@ -76,22 +76,20 @@ class EncodedBatch:
     media: Sequence[Sequence[PlacedMedium]] = ()
 
 
-def encode_texts(
-    texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
-) -> EncodedBatch:
+def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> EncodedBatch:
     """Tokenize ``texts``, which are let go of as soon as they are not needed."""
-    found = [tokenizer.encode_batch(texts[a:b]) for a, b in _iter_cache_batches(texts)]
+    encoded_chunks = [tokenizer.encode_batch(texts[a:b]) for a, b in _iter_cache_batches(texts)]
     texts.clear()
     added = (0 if tokenizer.bos_id is None else 1, 1)
-    lengths = [np.diff(bounds) + sum(added) for _, bounds in found]
-    made = np.empty(sum(int(some.sum()) for some in lengths), dtype)
-    at = 0
-    for ids, bounds in found:
+    lengths = [np.diff(bounds) + sum(added) for _, bounds in encoded_chunks]
+    tokens = np.empty(sum(int(chunk_lengths.sum()) for chunk_lengths in lengths), dtype)
+    offset = 0
+    for ids, bounds in encoded_chunks:
         size = len(ids) + sum(added) * (len(bounds) - 1)
-        write_with_control(ids, bounds, tokenizer, made[at : at + size])
-        at += size
-    every = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.uint32)
-    return EncodedBatch(made, every, added=added)
+        write_with_control(ids, bounds, tokenizer, tokens[offset : offset + size])
+        offset += size
+    document_lengths = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.uint32)
+    return EncodedBatch(tokens, document_lengths, added=added)
 
 
 def encode_fim_texts(
@@ -103,18 +101,18 @@ def encode_fim_texts(
     compared: bool,
 ) -> EncodedBatch:
     """Tokenize ``texts``, some with their middle last; ``compared``: as they came, too."""
-    cut = apply_fim(texts, hash_documents(texts), fim)
+    segments = apply_fim(texts, hash_documents(texts), fim)
     plain = encode_texts(list(texts), tokenizer, dtype) if compared else None
     texts.clear()
-    found = [tokenizer.encode_batch(cut.pieces[a:b]) for a, b in _iter_cache_batches(cut.pieces)]
-    sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(bounds) for _, bounds in found)])
-    ids = np.concatenate([np.zeros(0, np.uint32), *(one for one, _ in found)])
-    ids, bounds = insert_sentinels(ids, np.cumsum(sizes), cut)
-    made = add_control_tokens(ids, bounds, tokenizer, dtype)
+    encoded_chunks = [tokenizer.encode_batch(segments.parts[a:b]) for a, b in _iter_cache_batches(segments.parts)]
+    sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(bounds) for _, bounds in encoded_chunks)])
+    ids = np.concatenate([np.zeros(0, np.uint32), *(chunk_ids for chunk_ids, _ in encoded_chunks)])
+    ids, bounds = insert_sentinels(ids, np.cumsum(sizes), segments)
+    tokens = add_control_tokens(ids, bounds, tokenizer, dtype)
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
-    as_came = (plain.tokens, plain.lengths) if plain else None
-    return EncodedBatch(made, lengths, added=added, moved=cut.moved, plain=as_came)
+    original_tokens = (plain.tokens, plain.lengths) if plain else None
+    return EncodedBatch(tokens, lengths, added=added, moved=segments.moved, plain=original_tokens)
 
 
 def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -136,19 +134,24 @@ def encode_chats(
     dtype: np.dtype[np.generic],
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
-    made = encode_conversations(conversations, encoder, rules)
+    encoded = encode_conversations(conversations, encoder, rules)
     return EncodedBatch(
-        *(made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped),
-        altered=made.altered,
-        media=made.media,
+        *(
+            encoded.ids.astype(dtype),
+            encoded.lengths,
+            encoded.mask,
+            encoded.numbers,
+            encoded.faults,
+            encoded.dropped,
+        ),
+        altered=encoded.altered,
+        media=encoded.media,
     )
 
 
-def encode_token_rows(
-    rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]
-) -> EncodedBatch:
+def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> EncodedBatch:
     """Take ids as they are; a row with an id outside the vocabulary is a fault."""
-    faults, dropped, kept = [], [], []
+    faults, dropped, numbers = [], [], []
     for number, row in enumerate(rows):
         if row.ids.size and int(row.ids.max()) >= vocab_size:
             faults.append(
@@ -161,18 +164,18 @@ def encode_token_rows(
         elif row.trained is not None and not row.trained.any():
             dropped.append(EncodeFault(number, "nothing to train: none of its tokens is"))
         elif row.ids.size:
-            kept.append(number)
-    chosen = [rows[number] for number in kept]
+            numbers.append(number)
+    usable_rows = [rows[number] for number in numbers]
     trained = None
-    if any(row.trained is not None for row in chosen):
+    if any(row.trained is not None for row in usable_rows):
         trained = np.concatenate(
-            [np.ones(row.ids.size, bool) if row.trained is None else row.trained for row in chosen]
+            [np.ones(row.ids.size, bool) if row.trained is None else row.trained for row in usable_rows]
         )
     return EncodedBatch(
-        np.concatenate([np.zeros(0, np.int64), *(row.ids for row in chosen)]).astype(dtype),
-        np.array([row.ids.size for row in chosen], np.uint32),
+        np.concatenate([np.zeros(0, np.int64), *(row.ids for row in usable_rows)]).astype(dtype),
+        np.array([row.ids.size for row in usable_rows], np.uint32),
         trained,
-        np.array(kept, np.int64),
+        np.array(numbers, np.int64),
         faults,
         dropped,
     )
@@ -190,7 +193,7 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
 
 def compute_document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
     """What duplicates share: the hash of each document, with the label where it has one, uint64 [D, 2]."""
-    bad = [isinstance(one, LabelledConversation) and not one.label for one in documents]
+    bad = [isinstance(document, LabelledConversation) and not document.label for document in documents]
     return make_duplicate_keys(hash_documents(documents), np.array(bad, bool))
 
 
@@ -217,38 +220,31 @@ def _document_bytes(
 ) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
-    said: Any
+    content: Any
     if isinstance(document, InterleavedText):
         if not document.media:
             return document.texts[0].encode()
-        said = document.texts, _media_identity(document.media)
+        content = document.texts, _media_identity(document.media)
     elif isinstance(document, PreferencePair):
-        said = [_side_content(document.chosen), _side_content(document.rejected)]
+        content = [_side_content(document.chosen), _side_content(document.rejected)]
     else:
-        said = _side_content(
-            document.conversation if isinstance(document, LabelledConversation) else document
-        )
-    return msgspec.json.encode(said, enc_hook=str)
+        content = _side_content(document.conversation if isinstance(document, LabelledConversation) else document)
+    return msgspec.json.encode(content, enc_hook=str)
 
 
 def _side_content(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
-    said = side.messages, side.tools, side.trained, side.completion
-    return (*said, _media_identity(side.media)) if side.media else said
+    content = side.messages, side.tools, side.trained, side.completion
+    return (*content, _media_identity(side.media)) if side.media else content
 
 
 def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
-    return [(one.kind, one.seen.digest.hex() if one.seen else one.place) for one in media]
+    return [(medium.kind, medium.info.digest.hex() if medium.info else medium.location) for medium in media]
 
 
 def make_snippet(
-    document: str
-    | InterleavedText
-    | Conversation
-    | PreferencePair
-    | LabelledConversation
-    | TokenRow,
+    document: str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
 ) -> str:
     """The first words of what a document holds, for a person to recognise it."""
     if isinstance(document, TokenRow):
@@ -259,8 +255,8 @@ def make_snippet(
         document = document.chosen
     elif isinstance(document, LabelledConversation):
         document = document.conversation
-    said = document if isinstance(document, str) else document.messages[:4]
-    return excerpt_record(msgspec.json.encode(said, enc_hook=str))
+    content = document if isinstance(document, str) else document.messages[:4]
+    return excerpt_record(msgspec.json.encode(content, enc_hook=str))
 
 
 def estimate_characters(document: Any) -> int:
@@ -276,8 +272,8 @@ def estimate_characters(document: Any) -> int:
     if isinstance(document, InterleavedText):
         return sum(map(len, document.texts)) + _embedded_bytes(document.media)
     contents = [message.get("content") for message in document.messages]
-    said = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
-    return said + _embedded_bytes(document.media)
+    text_characters = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
+    return text_characters + _embedded_bytes(document.media)
 
 
 def _embedded_bytes(media: Sequence[Medium]) -> int:

@@ -36,9 +36,7 @@ class TokenBytes(NamedTuple):
     base: NDArray[np.int64]
 
 
-def token_byte_ranges(
-    ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> TokenBytes:
+def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> TokenBytes:
     """The tokens of texts whose ids stand for their own bytes.
 
     Args:
@@ -53,7 +51,7 @@ def token_byte_ranges(
 
 
 def mark_tokens(
-    tokens: TokenBytes, stretches: CharacterRanges
+    tokens: TokenBytes, ranges: CharacterRanges
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """The tokens that lie in stretches, those at an edge that reach beyond it included.
 
@@ -61,8 +59,8 @@ def mark_tokens(
         The mask [tokens], and of each stretch whether its first token begins before it and
         whether its last token ends behind it.
     """
-    shift = tokens.base[stretches.text]
-    begin, end = stretches.start + shift, stretches.stop + shift
+    shift = tokens.base[ranges.text]
+    begin, end = ranges.start + shift, ranges.stop + shift
     first = np.searchsorted(tokens.stops, begin, side="right")
     last = np.searchsorted(tokens.starts, end, side="left")
     edges = np.zeros(tokens.stops.size + 1, np.int64)
@@ -75,16 +73,16 @@ def mark_tokens(
     return mask, early, late
 
 
-def to_byte_offsets(text: str, places: Sequence[int]) -> list[int]:
+def to_byte_offsets(text: str, character_offsets: Sequence[int]) -> list[int]:
     """Places in characters as places in UTF-8."""
     if text.isascii():
-        return list(places)
-    known, at, size = {0: 0}, 0, 0
-    for place in sorted(set(places)):
-        size += len(text[at:place].encode())
-        known[place] = size
-        at = place
-    return [known[place] for place in places]
+        return list(character_offsets)
+    byte_offsets, previous_offset, byte_count = {0: 0}, 0, 0
+    for character_offset in sorted(set(character_offsets)):
+        byte_count += len(text[previous_offset:character_offset].encode())
+        byte_offsets[character_offset] = byte_count
+        previous_offset = character_offset
+    return [byte_offsets[character_offset] for character_offset in character_offsets]
 
 
 def find_misaligned_texts(
@@ -94,13 +92,13 @@ def find_misaligned_texts(
     expected: Sequence[Sequence[int]],
 ) -> NDArray[np.bool_]:
     """The texts [texts] in which flagged tokens begin elsewhere than at the expected places."""
-    at = np.flatnonzero(flagged)
-    text = np.searchsorted(bounds, at, side="right") - 1
-    counts = np.array([len(places) for places in expected], np.int64)
-    wrong: NDArray[np.bool_] = np.bincount(text, minlength=len(expected)) != counts
-    found = (tokens.starts[at] - tokens.base[text])[~wrong[text]]
+    token_indices = np.flatnonzero(flagged)
+    text_indices = np.searchsorted(bounds, token_indices, side="right") - 1
+    counts = np.array([len(offsets) for offsets in expected], np.int64)
+    misaligned: NDArray[np.bool_] = np.bincount(text_indices, minlength=len(expected)) != counts
+    actual_starts = (tokens.starts[token_indices] - tokens.base[text_indices])[~misaligned[text_indices]]
     owner = np.repeat(np.arange(len(expected)), counts)
-    wanted = np.fromiter(chain.from_iterable(expected), np.int64)
-    kept = ~wrong[owner]
-    wrong[owner[kept][found != wanted[kept]]] = True
-    return wrong
+    expected_starts = np.fromiter(chain.from_iterable(expected), np.int64)
+    comparable = ~misaligned[owner]
+    misaligned[owner[comparable][actual_starts != expected_starts[comparable]]] = True
+    return misaligned

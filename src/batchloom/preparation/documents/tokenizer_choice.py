@@ -42,8 +42,8 @@ OnNote = Callable[[str], None]
 def choose_job_tokenizer(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: RecordParsers,
-    tell: OnNote,
+    record_parsers: RecordParsers,
+    on_note: OnNote,
     state: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a job: kept by an earlier run, learned, or found; its engine compared.
@@ -51,8 +51,8 @@ def choose_job_tokenizer(
     Args:
         recipe: names it.
         sources: the inputs, which it is learned from and compared on.
-        readings: how their records become documents.
-        tell: is given sentences for the user.
+        record_parsers: how their records become documents.
+        on_note: is given sentences for the user.
         state: what an earlier run has kept.
 
     Raises:
@@ -62,23 +62,23 @@ def choose_job_tokenizer(
 
     def sample(most: int, probe: int) -> list[str]:
         return sample_texts(
-            *(sources, readings.rules),
+            *(sources, record_parsers.rules),
             normalized=recipe.reading.normalize,
             most=most,
             probe=probe,
-            readings=readings,
+            record_parsers=record_parsers,
         )
 
     size = parse_train_spec(recipe.tokenizer)
     if state is not None:
         tokenizer = restore_tokenizer(state)
     elif size is not None:
-        _check_no_token_rows(sources, readings)
-        learned_from = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
-        tokenizer = train_tokenizer(learned_from, size)
+        _check_no_token_rows(sources, record_parsers)
+        training_texts = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
+        tokenizer = train_tokenizer(training_texts, size)
         # Without any text, of bad records alone perhaps, the job ends soon and says why.
-        if tokenizer.vocab_size < size and any(learned_from):
-            tell(
+        if tokenizer.vocab_size < size and any(training_texts):
+            on_note(
                 f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
                 "More text, or a smaller number, gives as many as asked."
             )
@@ -86,9 +86,9 @@ def choose_job_tokenizer(
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
     tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE_BYTES))
     if tokenizer.engine.note:
-        tell(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
+        on_note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
     if tokenizer.lossy:
-        tell(
+        on_note(
             f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
             "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
             "256 bytes, or choose another --tokenizer."
@@ -99,46 +99,42 @@ def choose_job_tokenizer(
 def choose_job_template(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: RecordParsers,
+    record_parsers: RecordParsers,
     tokenizer: Tokenizer,
-    tell: OnNote,
+    on_note: OnNote,
 ) -> ChatEncoder | None:
     """Tokenizer and template for the conversations of a job; None where it has none.
 
     Raises:
         TemplateError: no such template, or one that cannot be used.
     """
-    ways = {readings.of(source).way for source in sources}
+    record_kinds = {record_parsers.get_parser(source).record_kind for source in sources}
     media = recipe.reading.media
-    if media is not None and ways & {"conversation", "interleaved"}:
+    if media is not None and record_kinds & {"conversation", "interleaved"}:
         for note in open_job_processor(media, recipe.tokenizer).notes:
-            tell(f"{note}.")
-    if not ways & TEMPLATED_KINDS:
+            on_note(f"{note}.")
+    if not record_kinds & TEMPLATED_KINDS:
         # Nobody renders with it, but a name that means nothing was not meant.
         template = recipe.chat.template
-        choose_template(
-            template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
-        )
+        choose_template(template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name)
         return None
     encoder = make_chat_encoder(tokenizer, recipe)
     if encoder.tokenizer is not tokenizer:
         engine = encoder.tokenizer.engine
-        tell(f"Encoding conversations with {engine.name}: {engine.note}")
+        on_note(f"Encoding conversations with {engine.name}: {engine.note}")
     for note in encoder.notes:
-        tell(f"{note[:1].upper()}{note[1:]}.")
+        on_note(f"{note[:1].upper()}{note[1:]}.")
     return encoder
 
 
-def find_unused_columns(
-    readings: Iterable[RecordParser], encoder: ChatEncoder | None
-) -> tuple[str, ...]:
+def find_unused_columns(record_parsers: Iterable[RecordParser], encoder: ChatEncoder | None) -> tuple[str, ...]:
     """Return the columns, and the keys of messages, that neither batchloom nor the template reads."""
     names: dict[str, None] = {}
-    for reading in readings:
-        names |= dict.fromkeys(reading.unused_columns)
+    for record_parser in record_parsers:
+        names |= dict.fromkeys(record_parser.unused_columns)
         names |= {
             f"messages[].{key}": None
-            for key in reading.unused_keys
+            for key in record_parser.unused_keys
             if encoder is None or not encoder.renderer.may_read_key(key)
         }
     return tuple(names)
@@ -154,18 +150,16 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     if media is None:
         return ChatEncoder(encoder, recipe.chat.template)
     processor = open_job_processor(media, recipe.tokenizer)
-    beside = read_processor_template(media)
+    processor_template = read_processor_template(media)
     return ChatEncoder(
         encoder,
         recipe.chat.template,
         families=processor.families,
-        templates={} if beside is None else {"default": beside},
+        templates={} if processor_template is None else {"default": processor_template},
     )
 
 
-def make_media_encoder(
-    tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None
-) -> MediaTextEncoder | None:
+def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> MediaTextEncoder | None:
     """The tokenizer for texts with media; None where media are not read.
 
     Args:
@@ -197,10 +191,10 @@ def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
     return choose_token_dtype(recipe.dtype, tokenizer.vocab_size)
 
 
-def _check_no_token_rows(sources: Sequence[Source], readings: RecordParsers) -> None:
+def _check_no_token_rows(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
     """Ids were made by some tokenizer, and not by one that is learned only now."""
     for source in sources:
-        if readings.of(source).way == "tokens":
+        if record_parsers.get_parser(source).record_kind == "tokens":
             raise InputError(
                 f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
                 "the one that made them with --tokenizer, or leave this source out"

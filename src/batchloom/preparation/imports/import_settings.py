@@ -64,7 +64,7 @@ def _check_import_spec(spec: ImportSpec) -> list[str]:
     problems = []
     if not spec.inputs:
         problems.append("inputs: there are none; name at least one prefix or file")
-    if any(not isinstance(one, str) or not one for one in (*spec.inputs, *spec.val)):
+    if any(not isinstance(path, str) or not path for path in (*spec.inputs, *spec.val)):
         problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} holds something that is no path")
     problems += _check_choice("how", spec.how, _LINK_MODES)
     if spec.dtype is not None:
@@ -82,10 +82,10 @@ def _check_import_spec(spec: ImportSpec) -> list[str]:
     return problems
 
 
-def _check_choice(name: str, value: object, known: Sequence[str]) -> list[str]:
-    if value in known:
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> list[str]:
+    if value in choices:
         return []
-    return [f"{name}: {value!r} is none of {', '.join(known)}{suggest(str(value), known)}"]
+    return [f"{name}: {value!r} is none of {', '.join(choices)}{suggest(str(value), choices)}"]
 
 
 def _check_combinations(spec: ImportSpec) -> list[str]:
@@ -100,9 +100,7 @@ def _check_combinations(spec: ImportSpec) -> list[str]:
     if spec.eod is not None and spec.vocab_size is not None and spec.eod >= spec.vocab_size:
         problems.append(f"eod: {spec.eod} is not of a vocabulary of {spec.vocab_size} ids")
     if spec.eod is not None and spec.document_tokens is not None:
-        problems.append(
-            "document_tokens: a document ends at --eod or after so many tokens, not both"
-        )
+        problems.append("document_tokens: a document ends at --eod or after so many tokens, not both")
     if spec.val_fraction and spec.val:
         problems.append("val_fraction: --val names the files of val already; leave one of them out")
     if spec.val_fraction and spec.how != "copy":

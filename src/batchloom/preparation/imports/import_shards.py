@@ -60,28 +60,31 @@ def choose_linked_dtype(file: TokenFile) -> str:
     """
     name = file.tokens.dtype.name
     if file.header:
-        why = "its ids begin after a header"
+        reason = "its ids begin after a header"
     elif file.starts is not None:
-        why = "its documents lie in another order than its index names them"
+        reason = "its documents lie in another order than its index names them"
     elif name not in _COMPATIBLE_DTYPES:
-        why = f"its ids are {name}, and a store holds uint16 or int32"
+        reason = f"its ids are {name}, and a store holds uint16 or int32"
     else:
         return _COMPATIBLE_DTYPES[name]
-    raise InputError(
-        f"{file.found.path} cannot be a shard as it is: {why}. Give --copy to write shards anew."
-    )
+    raise InputError(f"{file.token_input.path} cannot be a shard as it is: {reason}. Give --copy to write shards anew.")
 
 
 def link_shard(
-    taken: ImportedFile, stem: Path, part: int, how: str, check: VocabularyCheck, tick: OnBatch
+    imported_file: ImportedFile,
+    stem: Path,
+    part: int,
+    link_mode: str,
+    check: VocabularyCheck,
+    tick: OnBatch,
 ) -> ShardEntry:
     """Make a file of ids a shard: look at all of it, write what a shard has beside, link it.
 
     Args:
-        taken: the file; its checksum and edges are filled in.
+        imported_file: the file; its checksum and edges are filled in.
         stem: path of the shard without ending.
         part: number of the file among the store's parts.
-        how: ``link`` or ``symlink``.
+        link_mode: ``link`` or ``symlink``.
         check: refuses ids outside the vocabulary.
         tick: is called with each stretch.
 
@@ -89,37 +92,37 @@ def link_shard(
         InputError: an id outside the vocabulary.
         OutputError: the file cannot be linked, or nothing can be written.
     """
-    file = taken.file
+    file = imported_file.file
     dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
-    digest, sums = xxhash.xxh3_128(), BlockChecksums()
+    digest, checksums = xxhash.xxh3_128(), BlockChecksums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
-        for stretch in iter_token_batches(file):
-            check.check(file, stretch)
-            taken.edges.add(stretch)
-            data = np.ascontiguousarray(stretch.tokens).data
+        for batch in iter_token_batches(file):
+            check.check(file, batch)
+            imported_file.edges.add(batch)
+            data = np.ascontiguousarray(batch.tokens).data
             digest.update(data)
-            sums.append(data)
-            tick(stretch)
-            yield hash_ids(stretch)
+            checksums.append(data)
+            tick(batch)
+            yield hash_ids(batch)
 
     columns = (hashes(), _iter_ramp(count), _iter_offsets(file), _iter_constant(part, count))
     docs = write_chunks(stem.with_suffix(".docs"), iter_provenance_chunks(count, columns))
-    taken.checksum = digest.hexdigest()
+    imported_file.checksum = digest.hexdigest()
     idx = write_chunks(stem.with_suffix(".idx"), iter_index_chunks(file.lengths, dtype))
     mask = _copy_mask(file, stem.with_suffix(".mask"))
-    _link_path(file.found.path, stem.with_suffix(".bin"), how)
+    _link_path(file.token_input.path, stem.with_suffix(".bin"), link_mode)
     return ShardEntry(
         name=stem.name,
         documents=count,
         tokens=file.tokens.size,
         bytes=file.tokens.nbytes,
-        bin=taken.checksum,
+        bin=imported_file.checksum,
         idx=idx,
         docs=docs,
         mask=mask,
         trained=file.mask.trained if mask and file.mask else None,
-        sums=write_checksum_file(stem.with_suffix(".sums"), sums),
+        sums=write_checksum_file(stem.with_suffix(".sums"), checksums),
     )
 
 
@@ -134,37 +137,36 @@ def _iter_constant(value: int, count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _iter_offsets(file: TokenFile) -> Iterator[NDArray[np.int64]]:
-    at = file.header
+    offset = file.header
     for start in range(0, len(file.lengths), _CHUNK_SIZE):
-        ends = at + np.cumsum(file.lengths[start : start + _CHUNK_SIZE], dtype=np.int64) * (
+        ends = offset + np.cumsum(file.lengths[start : start + _CHUNK_SIZE], dtype=np.int64) * (
             file.tokens.dtype.itemsize
         )
-        yield np.concatenate([[at], ends[:-1]])
-        at = int(ends[-1])
+        yield np.concatenate([[offset], ends[:-1]])
+        offset = int(ends[-1])
 
 
 def _copy_mask(file: TokenFile, path: Path) -> str | None:
     if file.mask is None:
         return None
-    view = map_file(file.found.path.with_suffix(".mask"))
-    return write_chunks(
-        path, (view[at : at + _CHUNK_SIZE] for at in range(0, len(view), _CHUNK_SIZE))
-    )
+    view = map_file(file.token_input.path.with_suffix(".mask"))
+    return write_chunks(path, (view[start : start + _CHUNK_SIZE] for start in range(0, len(view), _CHUNK_SIZE)))
 
 
-def _link_path(path: Path, place: Path, how: str) -> None:
+def _link_path(path: Path, destination: Path, link_mode: str) -> None:
     source = path.resolve()
     try:
-        if how == "symlink":
-            place.symlink_to(source)
+        if link_mode == "symlink":
+            destination.symlink_to(source)
         else:
-            place.hardlink_to(source)
+            destination.hardlink_to(source)
     except OSError as error:
         if error.errno not in _LINK_ERRNOS:
-            with wrap_write_errors(place):
+            with wrap_write_errors(destination):
                 raise
         raise OutputError(
-            f"{path} cannot be linked into {place.parent} ({os.strerror(error.errno or 0)}: the other file system, or "
+            f"{path} cannot be linked into {destination.parent} ({os.strerror(error.errno or 0)}: the other file "
+            "system, or "
             "another owner's file). Give an --out beside it, or --copy, or --symlink, which leaves the store dependent "
             "on the file where it is."
         ) from error
@@ -182,17 +184,13 @@ class ShardCopier:
         tick: is called with each stretch that is written.
     """
 
-    def __init__(
-        self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch
-    ) -> None:
+    def __init__(self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch) -> None:
         everything = SubsetRule(0.0, 0.0)
         task = ShardSettings(store, dtype, everything, everything, most)
         self._writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
         self._check, self._tick = check, tick
 
-    def write(
-        self, files: Sequence[ImportedFile], membership: SubsetRule
-    ) -> dict[str, list[ShardEntry]]:
+    def write(self, files: Sequence[ImportedFile], membership: SubsetRule) -> dict[str, list[ShardEntry]]:
         """Copy files; a document of ``train`` goes where its hash belongs, others where they are named.
 
         Raises:
@@ -200,31 +198,31 @@ class ShardCopier:
             OutputError: nothing can be written.
         """
         try:
-            for part, taken in enumerate(files):
-                self._add(part, taken, membership)
+            for part, imported_file in enumerate(files):
+                self._add(part, imported_file, membership)
             return {name: writer.finish() for name, writer in self._writers.items()}
         finally:
             for writer in self._writers.values():
                 writer.abandon()
 
-    def _add(self, part: int, taken: ImportedFile, membership: SubsetRule) -> None:
-        file, digest = taken.file, xxhash.xxh3_128()
-        for stretch in iter_token_batches(file):
-            self._check.check(file, stretch)
-            taken.edges.add(stretch)
-            digest.update(np.ascontiguousarray(stretch.tokens).data)
-            rows = _make_import_rows(file, stretch, part)
-            codes = np.full(len(rows), SUBSETS.index(taken.subset))
-            if taken.subset == SUBSETS[0]:
+    def _add(self, part: int, imported_file: ImportedFile, membership: SubsetRule) -> None:
+        file, digest = imported_file.file, xxhash.xxh3_128()
+        for batch in iter_token_batches(file):
+            self._check.check(file, batch)
+            imported_file.edges.add(batch)
+            digest.update(np.ascontiguousarray(batch.tokens).data)
+            rows = _make_import_rows(file, batch, part)
+            codes = np.full(len(rows), SUBSETS.index(imported_file.subset))
+            if imported_file.subset == SUBSETS[0]:
                 codes = membership.codes(rows["hash"]).astype(np.int64)
-            begins = np.cumsum(stretch.lengths) - stretch.lengths
-            trained = _read_trained(file, stretch)
+            begins = np.cumsum(batch.lengths) - batch.lengths
+            trained = _read_trained(file, batch)
             for code, name in enumerate(SUBSETS):
-                mine = np.flatnonzero(codes == code)
-                if mine.size:
-                    self._writers[name].add(rows, stretch.tokens, begins, mine, trained)
-            self._tick(stretch)
-        taken.checksum = digest.hexdigest()
+                row_indices = np.flatnonzero(codes == code)
+                if row_indices.size:
+                    self._writers[name].add(rows, batch.tokens, begins, row_indices, trained)
+            self._tick(batch)
+        imported_file.checksum = digest.hexdigest()
 
 
 def choose_subset_rule(
@@ -238,28 +236,28 @@ def choose_subset_rule(
     natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
     if not val_fraction:
         return natural
-    for taken in files:
-        for stretch in iter_token_batches(taken.file):
-            check.check(taken.file, stretch)
-            hashes = hash_ids(stretch)
+    for imported_file in files:
+        for batch in iter_token_batches(imported_file.file):
+            check.check(imported_file.file, batch)
+            hashes = hash_ids(batch)
             smallest.add(hashes, natural.codes(hashes))
-            tick(stretch)
-    return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.wanted()))
+            tick(batch)
+    return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.list_required()))
 
 
-def _make_import_rows(file: TokenFile, stretch: TokenBatch, part: int) -> NDArray[np.void]:
-    rows = np.zeros(len(stretch.lengths), ROW)
-    rows["hash"] = hash_ids(stretch)
-    rows["record"] = stretch.first + np.arange(len(rows))
-    rows["offset"] = file.header + stretch.starts * file.tokens.dtype.itemsize
-    rows["part"], rows["length"] = part, stretch.lengths
+def _make_import_rows(file: TokenFile, batch: TokenBatch, part: int) -> NDArray[np.void]:
+    rows = np.zeros(len(batch.lengths), ROW)
+    rows["hash"] = hash_ids(batch)
+    rows["record"] = batch.first + np.arange(len(rows))
+    rows["offset"] = file.header + batch.starts * file.tokens.dtype.itemsize
+    rows["part"], rows["length"] = part, batch.lengths
     return rows
 
 
-def _read_trained(file: TokenFile, stretch: TokenBatch) -> NDArray[np.bool_] | None:
+def _read_trained(file: TokenFile, batch: TokenBatch) -> NDArray[np.bool_] | None:
     if file.mask is None:
         return None
-    begins, stops = stretch.starts.tolist(), (stretch.starts + stretch.lengths).tolist()
+    begins, stops = batch.starts.tolist(), (batch.starts + batch.lengths).tolist()
     if file.starts is None:
         return file.mask.slice(begins[0], stops[-1])
     return np.concatenate([file.mask.slice(a, b) for a, b in zip(begins, stops, strict=True)])

@@ -69,7 +69,7 @@ class TokenFile:
     """An input, mapped.
 
     Attributes:
-        found: its place.
+        token_input: its place.
         tokens: all ids in the file's own dtype [T].
         lengths: tokens of each document, uint32 [D].
         starts: first token of each document, int64 [D]; None where they lie back to back in order.
@@ -77,7 +77,7 @@ class TokenFile:
         mask: which tokens are trained; None where all are.
     """
 
-    found: TokenInput
+    token_input: TokenInput
     tokens: NDArray[Any]
     lengths: NDArray[np.uint32]
     starts: NDArray[np.int64] | None
@@ -92,21 +92,21 @@ def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
         InputMissingError: there is nothing, or nothing of tokens.
         InputError: a store, a shard of one that says what its shards do not, or a file that is no token file.
     """
-    found: list[TokenInput] = []
-    for given, label in zip(inputs, make_input_labels(inputs), strict=True):
-        path = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    token_inputs: list[TokenInput] = []
+    for path_text, label in zip(inputs, make_input_labels(inputs), strict=True):
+        path = Path(os.path.expanduser(path_text))  # noqa: PTH111 - Path.expanduser raises for ~nobody
         if not path.is_dir():
-            found.append(_find_input(path, label))
+            token_inputs.append(_find_input(path, label))
             continue
         if (path / STORE_MARKER_NAME).exists():
-            raise InputError(f"{given} is a store already: open it, or name a prefix inside it.")
-        prefixes = sorted(one.with_suffix("") for one in path.glob("*.idx"))
+            raise InputError(f"{path_text} is a store already: open it, or name a prefix inside it.")
+        prefixes = sorted(index_path.with_suffix("") for index_path in path.glob("*.idx"))
         if not prefixes:
             raise InputMissingError(
-                f"{given} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files one by one."
+                f"{path_text} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files one by one."
             )
-        found += [_find_input(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
-    return found
+        token_inputs += [_find_input(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
+    return token_inputs
 
 
 def _find_input(path: Path, label: str) -> TokenInput:
@@ -124,21 +124,17 @@ def _find_input(path: Path, label: str) -> TokenInput:
         remedy = "name a Megatron prefix (NAME.bin with NAME.idx), a flat file of ids, or a .npy"
         raise InputMissingError(describe_missing_path(str(tokens), remedy)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(
-            f"{tokens} is neither a file nor a folder; write what it gives into a file first."
-        )
+        raise InputError(f"{tokens} is neither a file nor a folder; write what it gives into a file first.")
     if not status.st_size:
-        raise InputMissingError(
-            f"{tokens} is empty: it has 0 bytes; name a file with something in it."
-        )
+        raise InputMissingError(f"{tokens} is empty: it has 0 bytes; name a file with something in it.")
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
-def open_token_file(found: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
+def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
     """Map an input and find its documents.
 
     Args:
-        found: the input.
+        token_input: the input.
         cutting: what the user says of files without an index.
         scratch: where the lengths of a flat file's documents are kept, so that they need no memory.
 
@@ -146,44 +142,42 @@ def open_token_file(found: TokenInput, cutting: DocumentBoundaries, scratch: Pat
         InputError: the file contradicts what was said of it, or leaves open what documents are.
         StoreError: a damaged prefix.
     """
-    if found.kind == "megatron":
-        return _open_prefix(found, cutting)
-    if found.kind == "npy":
-        tokens, header = _map_array(found.path)
-        _check_dtype(found.path, cutting.dtype, tokens.dtype)
+    if token_input.kind == "megatron":
+        return _open_prefix(token_input, cutting)
+    if token_input.kind == "npy":
+        tokens, header = _map_array(token_input.path)
+        _check_dtype(token_input.path, cutting.dtype, tokens.dtype)
     else:
-        cutting = _apply_sidecar(found.path, cutting)
-        tokens, header = _map_flat(found.path, cutting.dtype), 0
+        cutting = _apply_sidecar(token_input.path, cutting)
+        tokens, header = _map_flat(token_input.path, cutting.dtype), 0
     rows = tokens.shape[1] if tokens.ndim == 2 else None
     if rows is not None and (cutting.eod, cutting.document_tokens) == (None, None):
         lengths: Iterator[NDArray[np.uint32]] = _iter_even_lengths(tokens.size, rows)
     else:
-        lengths = _iter_document_lengths(found.path, tokens.reshape(-1), cutting)
-    write_chunks(scratch, (piece.astype("<u4").tobytes() for piece in lengths))
+        lengths = _iter_document_lengths(token_input.path, tokens.reshape(-1), cutting)
+    write_chunks(scratch, (chunk.astype("<u4").tobytes() for chunk in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
     tokens = tokens.reshape(-1)
-    return TokenFile(
-        found, tokens, sizes, None, header, _read_mask_sidecar(found.path, tokens.size)
-    )
+    return TokenFile(token_input, tokens, sizes, None, header, _read_mask_sidecar(token_input.path, tokens.size))
 
 
-def _open_prefix(found: TokenInput, cutting: DocumentBoundaries) -> TokenFile:
-    stem = found.path.with_suffix("")
+def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenFile:
+    stem = token_input.path.with_suffix("")
     if cutting.document_tokens is not None:
         raise InputError(
-            f"{stem}.idx says where documents end; leave --document-tokens out, or name {found.path.name} alone, "
+            f"{stem}.idx says where documents end; leave --document-tokens out, or name {token_input.path.name} alone, "
             "away from its index."
         )
     shard, lengths = map_prefix(stem)
     if not lengths.size:
         raise InputMissingError(f"{stem} holds no documents.")
-    _check_dtype(found.path, cutting.dtype, shard.tokens.dtype)
+    _check_dtype(token_input.path, cutting.dtype, shard.tokens.dtype)
     pointers = np.frombuffer(shard.pointers, np.int64)
     starts = None if _is_contiguous(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
     if starts is not None:
         starts = starts // shard.tokens.dtype.itemsize
-    mask = _read_mask_sidecar(found.path, shard.tokens.size)
-    return TokenFile(found, shard.tokens, lengths, starts, 0, mask)
+    mask = _read_mask_sidecar(token_input.path, shard.tokens.size)
+    return TokenFile(token_input, shard.tokens, lengths, starts, 0, mask)
 
 
 def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
@@ -199,10 +193,11 @@ def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], ite
     return True
 
 
-def _check_dtype(path: Path, said: str | None, dtype: np.dtype[Any]) -> None:
-    if said is not None and np.dtype(said) != dtype.newbyteorder("="):
+def _check_dtype(path: Path, declared_dtype: str | None, dtype: np.dtype[Any]) -> None:
+    if declared_dtype is not None and np.dtype(declared_dtype) != dtype.newbyteorder("="):
         raise InputError(
-            f"--dtype says {said}, and {path} says {dtype.name} of itself; leave --dtype out for files that say it."
+            f"--dtype says {declared_dtype}, and {path} says {dtype.name} of itself; leave --dtype out for files "
+            "that say it."
         )
 
 
@@ -212,14 +207,15 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
             f"{path} does not say what its ids are: give --dtype (uint16 for most vocabularies below 65,536, else "
             "uint32 or int32)."
         )
-    chosen = np.dtype(dtype).newbyteorder("<")
+    token_dtype = np.dtype(dtype).newbyteorder("<")
     view = map_file(path)
-    if len(view) % chosen.itemsize:
+    if len(view) % token_dtype.itemsize:
         raise InputError(
-            f"{path} has {len(view):,} bytes, no multiple of the {chosen.itemsize} of {dtype}: another --dtype, or a "
+            f"{path} has {len(view):,} bytes, no multiple of the {token_dtype.itemsize} of {dtype}: another "
+            "--dtype, or a "
             "file cut short."
         )
-    return np.frombuffer(view, chosen)
+    return np.frombuffer(view, token_dtype)
 
 
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
@@ -257,9 +253,7 @@ def _parse_npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
     at = 10 if view[6] == 1 else 12
     start = at + int.from_bytes(view[8:at], "little")
     try:
-        header = ast.literal_eval(
-            bytes(view[at : min(start, at + _MAX_HEADER_BYTES)]).decode("latin-1")
-        )
+        header = ast.literal_eval(bytes(view[at : min(start, at + _MAX_HEADER_BYTES)]).decode("latin-1"))
     except (ValueError, SyntaxError, RecursionError, TypeError):
         return 0, {}
     return (start, header) if isinstance(header, dict) and start <= len(view) else (0, {})
@@ -272,17 +266,15 @@ def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
 def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundaries:
     """What ``batchloom export --to flat`` wrote beside the file, where the user says nothing else."""
     try:
-        beside = json.loads(path.with_suffix(".json").read_bytes())
+        sidecar = json.loads(path.with_suffix(".json").read_bytes())
     except (OSError, ValueError):
         return cutting
-    if not isinstance(beside, dict) or beside.get("dtype") not in FLAT_DTYPES:
+    if not isinstance(sidecar, dict) or sidecar.get("dtype") not in FLAT_DTYPES:
         return cutting
-    eod = beside.get("eod") if isinstance(beside.get("eod"), int) else None
+    eod = sidecar.get("eod") if isinstance(sidecar.get("eod"), int) else None
     if cutting.eod is not None or cutting.document_tokens is not None:
         eod = cutting.eod
-    return DocumentBoundaries(
-        cutting.dtype or beside["dtype"], eod, cutting.document_tokens, cutting.end_id
-    )
+    return DocumentBoundaries(cutting.dtype or sidecar["dtype"], eod, cutting.document_tokens, cutting.end_id)
 
 
 def _iter_document_lengths(
@@ -316,23 +308,24 @@ def _check_lengths(lengths: NDArray[np.int64], path: Path) -> NDArray[np.uint32]
     return lengths.astype(np.uint32)
 
 
-def _iter_even_lengths(total: int, each: int) -> Iterator[NDArray[np.uint32]]:
-    whole, rest = divmod(total, each)
-    for start in range(0, whole, _CHUNK_SIZE):
-        yield np.full(min(_CHUNK_SIZE, whole - start), each, np.uint32)
-    if rest:
-        yield np.array([rest], np.uint32)
+def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.uint32]]:
+    full_documents, remainder = divmod(total, document_tokens)
+    for start in range(0, full_documents, _CHUNK_SIZE):
+        yield np.full(min(_CHUNK_SIZE, full_documents - start), document_tokens, np.uint32)
+    if remainder:
+        yield np.array([remainder], np.uint32)
 
 
 def _read_mask_sidecar(path: Path, tokens: int) -> LossMask | None:
     """The ``.mask`` of the same name, as ``batchloom export`` leaves it."""
-    beside = path.with_suffix(".mask")
-    if not beside.is_file():
+    mask_path = path.with_suffix(".mask")
+    if not mask_path.is_file():
         return None
-    mask = map_mask(beside, tokens)
+    mask = map_mask(mask_path, tokens)
     beyond = int(mask.bits[-1]) >> (tokens % 8 or 8) if tokens else 0
     if mask.count() != mask.trained or beyond:
         raise StoreError(
-            f"{beside} says {mask.trained:,} trained tokens and marks {mask.count():,}: it is damaged. Export it anew."
+            f"{mask_path} says {mask.trained:,} trained tokens and marks {mask.count():,}: it is damaged. Export it "
+            "anew."
         )
     return mask if mask.trained < tokens else None

@@ -138,17 +138,17 @@ def import_tokens(
 def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
     """Carry out an import into ``out``; see :func:`import_tokens`."""
     began = time.perf_counter()
-    found = find_token_inputs([*spec.inputs, *spec.val])
+    token_inputs = find_token_inputs([*spec.inputs, *spec.val])
     first_val = len(find_token_inputs(spec.inputs))
-    _check_no_repeats(found)
+    _check_no_repeats(token_inputs)
     tokenizer = _resolve_import_tokenizer(spec)
-    manifest = _find_finished_import(out, spec, found, tokenizer)
+    manifest = _find_finished_import(out, spec, token_inputs, tokenizer)
     if manifest is not None:
         remove_leftover_work(out)
         return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
     check_output_folder(out)
     with WorkFolder(out) as work:
-        job = _ImportRun(work, spec, found, first_val, tokenizer, listener)
+        job = _ImportRun(work, spec, token_inputs, first_val, tokenizer, listener)
         return job.run(began)
 
 
@@ -163,25 +163,31 @@ def _resolve_import_tokenizer(spec: ImportSpec) -> Tokenizer | None:
     return resolve_tokenizer(spec.tokenizer, end_token=spec.end_token)
 
 
-def _check_no_repeats(found: Sequence[TokenInput]) -> None:
-    seen: dict[Path, str] = {}
-    for one in found:
-        path = one.path.resolve()
-        if path in seen:
+def _check_no_repeats(token_inputs: Sequence[TokenInput]) -> None:
+    names_by_path: dict[Path, str] = {}
+    for token_input in token_inputs:
+        path = token_input.path.resolve()
+        if path in names_by_path:
             raise InputError(
-                f"{one.name} and {seen[path]} are the same file; name each file once, for one subset."
+                f"{token_input.name} and {names_by_path[path]} are the same file; name each file once, for one subset."
             )
-        seen[path] = one.name
+        names_by_path[path] = token_input.name
 
 
-def _make_reported_sources(found: Sequence[TokenInput]) -> list[ReportedSource]:
+def _make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedSource]:
     return [
-        ReportedSource(one.name, str(one.path.resolve()), one.size, one.mtime_ns) for one in found
+        ReportedSource(
+            token_input.name,
+            str(token_input.path.resolve()),
+            token_input.size,
+            token_input.mtime_ns,
+        )
+        for token_input in token_inputs
     ]
 
 
 def _find_finished_import(
-    out: Path, spec: ImportSpec, found: Sequence[TokenInput], tokenizer: Tokenizer | None
+    out: Path, spec: ImportSpec, token_inputs: Sequence[TokenInput], tokenizer: Tokenizer | None
 ) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this import would write the same."""
     if not (out / MANIFEST_NAME).exists():
@@ -192,7 +198,7 @@ def _find_finished_import(
         for name, value in import_spec_to_plain(spec).items()
         if manifest.recipe.get(name) != value
     ]
-    if report is None or report.sources != _make_reported_sources(found):
+    if report is None or report.sources != _make_reported_sources(token_inputs):
         differences.append("inputs: they are other files, or were written anew")
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
         differences.append(f"tokenizer: {spec.tokenizer} is not what it was")
@@ -212,13 +218,18 @@ class _ImportRun:
         self,
         work: WorkFolder,
         spec: ImportSpec,
-        found: Sequence[TokenInput],
+        token_inputs: Sequence[TokenInput],
         first_val: int,
         tokenizer: Tokenizer | None,
         listener: Listener,
     ) -> None:
-        self._work, self._spec, self._found, self._first_val = work, spec, found, first_val
-        self._known, self._listener = tokenizer, listener
+        self._work, self._spec, self._token_inputs, self._first_val = (
+            work,
+            spec,
+            token_inputs,
+            first_val,
+        )
+        self._tokenizer, self._listener = tokenizer, listener
         self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
         self._check = VocabularyCheck(self._vocab_size, whose)
@@ -243,7 +254,7 @@ class _ImportRun:
             work_version=WORK_VERSION,
             recipe=import_spec_to_plain(self._spec),
             constants=[],
-            sources=[(one.name, one.size, one.mtime_ns) for one in self._found],
+            sources=[(token_input.name, token_input.size, token_input.mtime_ns) for token_input in self._token_inputs],
         )
         if not self._work.has_results():
             self._work.clear()
@@ -255,60 +266,59 @@ class _ImportRun:
             )
 
     def _make(self) -> Manifest:
-        spec, known = self._spec, self._known
-        end_id = known.end_id if known else None
+        spec, declared_tokenizer = self._spec, self._tokenizer
+        end_id = declared_tokenizer.end_id if declared_tokenizer else None
         cutting = DocumentBoundaries(spec.dtype, spec.eod, spec.document_tokens, end_id)
         files = []
-        for number, found in enumerate(self._found):
-            file = open_token_file(found, cutting, self._work.path / f"lengths.{number}")
+        for number, token_input in enumerate(self._token_inputs):
+            file = open_token_file(token_input, cutting, self._work.path / f"lengths.{number}")
             self._check.check_dtype(file)
             files.append(ImportedFile(file, "val" if number >= self._first_val else "train"))
-        self._total = sum(taken.file.tokens.nbytes for taken in files)
+        self._total = sum(imported_file.file.tokens.nbytes for imported_file in files)
         if spec.how == "copy":
             dtype, overrides, shards = self._copy(files)
         else:
             dtype, overrides, shards = self._link(files)
-        tokenizer = known or UnknownTokenizer(self._vocab_size, self._end_id(files))
+        tokenizer = declared_tokenizer or UnknownTokenizer(self._vocab_size, self._end_id(files))
         return self._finish(files, shards, dtype, tokenizer, overrides)
 
-    def _link(
-        self, files: list[ImportedFile]
-    ) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
-        dtypes = {choose_linked_dtype(taken.file): taken.file.found.path for taken in files}
+    def _link(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+        dtypes = {
+            choose_linked_dtype(imported_file.file): imported_file.file.token_input.path for imported_file in files
+        }
         if len(dtypes) > 1:
-            one, other = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
+            first_description, second_description = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
             raise InputError(
-                f"{one}, {other}, and a store has one dtype: import them apart, or give --copy."
+                f"{first_description}, {second_description}, and a store has one dtype: import them apart, or give "
+                "--copy."
             )
         shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
-        for part, taken in enumerate(files):
-            folder = self._work.store / taken.subset
+        for part, imported_file in enumerate(files):
+            folder = self._work.store / imported_file.subset
             make_folder(folder)
-            stem = folder / format_shard_name(len(shards[taken.subset]))
-            shards[taken.subset].append(
-                link_shard(taken, stem, part, self._spec.how, self._check, self._ticker("read"))
+            stem = folder / format_shard_name(len(shards[imported_file.subset]))
+            shards[imported_file.subset].append(
+                link_shard(imported_file, stem, part, self._spec.how, self._check, self._ticker("read"))
             )
         return next(iter(dtypes)), {}, shards
 
-    def _copy(
-        self, files: list[ImportedFile]
-    ) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+    def _copy(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
         fraction = self._spec.val_fraction
         membership = choose_subset_rule(files, fraction, self._check, self._ticker("read"))
         most, tick = self._spec.tokens_per_shard, self._ticker("write")
-        copying = ShardCopier(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
+        copier = ShardCopier(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
         overrides = {f"{value:032x}": name for value, name in membership.overrides}
-        return dtype, overrides, copying.write(files, membership)
+        return dtype, overrides, copier.write(files, membership)
 
     def _ticker(self, phase: Any) -> Any:
         self._done = [0, 0, 0]
 
-        def tick(stretch: TokenBatch) -> None:
+        def tick(batch: TokenBatch) -> None:
             done = self._done
-            done[0] += stretch.tokens.nbytes
-            done[1] += len(stretch.lengths)
-            done[2] += stretch.tokens.size
+            done[0] += batch.tokens.nbytes
+            done[1] += len(batch.lengths)
+            done[2] += batch.tokens.size
             self._listener(Progress(phase, done[0], self._total, 0, done[1], done[2], 0))
 
         return tick
@@ -317,7 +327,7 @@ class _ImportRun:
         """The end token nobody named: what all documents end with, else 0, which fills padding."""
         if self._spec.eod is not None:
             return self._spec.eod
-        lasts = set().union(*(taken.edges.lasts for taken in files))
+        lasts = set().union(*(imported_file.edges.lasts for imported_file in files))
         if len(lasts) == 1:
             return int(lasts.pop())
         self._note(
@@ -336,15 +346,15 @@ class _ImportRun:
     ) -> Manifest:
         store = self._work.store
         subsets = {
-            name: make_subset_entry(store / name, found) for name, found in shards.items() if found
+            name: make_subset_entry(store / name, shard_entries)
+            for name, shard_entries in shards.items()
+            if shard_entries
         }
         documents = sum(entry.documents for entry in subsets.values())
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
         shares = {"val": self._spec.val_fraction}
-        notes = describe_missed_shares(
-            shares, by_subset, documents, balance=False, texts=False, splits=False
-        )
+        notes = describe_missed_shares(shares, by_subset, documents, balance=False, texts=False, splits=False)
         for text in notes:
             self._note(text)
         plain = import_spec_to_plain(self._spec)
@@ -353,9 +363,7 @@ class _ImportRun:
             generation=1,
             dtype=dtype,
             # Who encoded is not known, only whose ids they are said to be.
-            tokenizer=msgspec.structs.replace(
-                make_tokenizer_entry(tokenizer), engine="imported", engine_version=""
-            ),
+            tokenizer=msgspec.structs.replace(make_tokenizer_entry(tokenizer), engine="imported", engine_version=""),
             recipe=plain,
             recipe_fingerprint=fingerprint(
                 {name: value for name, value in plain.items() if name not in ("inputs", "val")}
@@ -363,40 +371,39 @@ class _ImportRun:
             counts=StoreCounts(documents, documents, tokens, 0, {}),
             subsets=subsets,
             subset_overrides=overrides,
-            sources=tuple(self._source(taken, tokenizer) for taken in files),
+            sources=tuple(self._source(imported_file, tokenizer) for imported_file in files),
         )
         report = {
-            "sources": msgspec.to_builtins(_make_reported_sources(self._found)),
+            "sources": msgspec.to_builtins(_make_reported_sources(self._token_inputs)),
             "out": os.path.abspath(self._work.out),  # noqa: PTH100
             "notes": self._notes,
         }
         write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer.state()))
-        write_file(
-            store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
-        )
+        write_file(store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
         sealed = seal_manifest(manifest)
         write_file(store / MANIFEST_NAME, encode_manifest(sealed))
         return sealed
 
-    def _source(self, taken: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
-        found, edges = taken.file.found, taken.edges
-        ended, begun = edges.lasts == {tokenizer.end_id}, edges.firsts == {tokenizer.bos_id}
-        if self._known and not ended:
+    def _source(self, imported_file: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
+        token_input, edges = imported_file.file.token_input, imported_file.edges
+        has_end, has_bos = edges.lasts == {tokenizer.end_id}, edges.firsts == {tokenizer.bos_id}
+        if self._tokenizer and not has_end:
             self._note(
-                f"Not every document of {found.name} ends with {tokenizer.name!r}'s end token {tokenizer.end_id}; they "
+                f"Not every document of {token_input.name} ends with {tokenizer.name!r}'s end token "
+                f"{tokenizer.end_id}; they "
                 "stay as they are."
             )
-        count = len(taken.file.lengths)
+        count = len(imported_file.file.lengths)
         return SourceEntry(
-            name=found.name,
-            kind=found.kind,
-            bytes=found.size,
-            hash=combine_part_hashes([taken.checksum]),
+            name=token_input.name,
+            kind=token_input.kind,
+            bytes=token_input.size,
+            hash=combine_part_hashes([imported_file.checksum]),
             documents=count,
-            tokens=int(np.sum(taken.file.lengths, dtype=np.int64)),
-            bos="present" if begun else "absent",
-            end="present" if ended else "absent",
-            parts=(PartEntry(taken.file.header, found.size, count),),
+            tokens=int(np.sum(imported_file.file.lengths, dtype=np.int64)),
+            bos="present" if has_bos else "absent",
+            end="present" if has_end else "absent",
+            parts=(PartEntry(imported_file.file.header, token_input.size, count),),
         )
 
     def _note(self, text: str) -> None:

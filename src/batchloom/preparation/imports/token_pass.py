@@ -40,14 +40,14 @@ class EdgeTokens:
     firsts: set[int] = field(default_factory=set)
     lasts: set[int] = field(default_factory=set)
 
-    def add(self, stretch: TokenBatch) -> None:
+    def add(self, batch: TokenBatch) -> None:
         """Look at more documents; empty ones have no edges."""
-        filled = stretch.lengths > 0
-        ends = np.cumsum(stretch.lengths)[filled]
+        filled = batch.lengths > 0
+        ends = np.cumsum(batch.lengths)[filled]
         if not ends.size:
             return
-        firsts = stretch.tokens[ends - stretch.lengths[filled]]
-        lasts = stretch.tokens[ends - 1]
+        firsts = batch.tokens[ends - batch.lengths[filled]]
+        lasts = batch.tokens[ends - 1]
         # Two different ones say as much as all of them.
         self.firsts |= {int(firsts.min()), int(firsts.max())}
         self.lasts |= {int(lasts.min()), int(lasts.max())}
@@ -58,38 +58,38 @@ def iter_token_batches(file: TokenFile) -> Iterator[TokenBatch]:
 
     Only a single longer document makes a longer stretch.
     """
-    at = first = 0
+    token_offset = first = 0
     while first < len(file.lengths):
         lengths = file.lengths[first : first + _MAX_BATCH_DOCUMENTS].astype(np.int64)
-        sums = np.cumsum(lengths)
-        count = max(1, int(np.searchsorted(sums, _MAX_BATCH_TOKENS, side="right")))
+        cumulative_tokens = np.cumsum(lengths)
+        count = max(1, int(np.searchsorted(cumulative_tokens, _MAX_BATCH_TOKENS, side="right")))
         lengths = lengths[:count]
-        total = int(sums[min(count, len(sums)) - 1])
+        total = int(cumulative_tokens[min(count, len(cumulative_tokens)) - 1])
         if file.starts is None:
-            starts = at + sums[:count] - lengths
-            tokens = file.tokens[at : at + total]
+            starts = token_offset + cumulative_tokens[:count] - lengths
+            tokens = file.tokens[token_offset : token_offset + total]
         else:
             starts = file.starts[first : first + count]
             tokens = concatenate_ranges(file.tokens, starts, starts + lengths)
         yield TokenBatch(first, lengths, starts, tokens)
-        at, first = at + total, first + len(lengths)
+        token_offset, first = token_offset + total, first + len(lengths)
 
 
-def hash_ids(stretch: TokenBatch) -> NDArray[np.uint64]:
+def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
     """XXH3-128 of each document's ids as little-endian u32, (low, high) halves, uint64 [n, 2].
 
     The same ids have the same hash in whatever dtype they lie.
     """
-    if len(stretch.lengths) == 1:
+    if len(batch.lengths) == 1:
         digest = xxhash.xxh3_128()
-        for start in range(0, stretch.tokens.size, _MAX_BATCH_TOKENS):
-            digest.update(stretch.tokens[start : start + _MAX_BATCH_TOKENS].astype("<u4").data)
+        for start in range(0, batch.tokens.size, _MAX_BATCH_TOKENS):
+            digest.update(batch.tokens[start : start + _MAX_BATCH_TOKENS].astype("<u4").data)
         digests = digest.digest()
     else:
-        data = stretch.tokens.astype("<u4").view(np.uint8).data
-        stops = np.cumsum(stretch.lengths * 4).tolist()
-        one = xxhash.xxh3_128_digest
-        digests = b"".join([one(data[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)])
+        data = batch.tokens.astype("<u4").view(np.uint8).data
+        stops = np.cumsum(batch.lengths * 4).tolist()
+        compute_digest = xxhash.xxh3_128_digest
+        digests = b"".join([compute_digest(data[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)])
     # A digest is big-endian, its high half first.
     return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
 
@@ -115,24 +115,25 @@ class VocabularyCheck:
         most = int(np.iinfo(file.tokens.dtype).max)
         if self._vocab_size - 1 > most:
             raise InputError(
-                f"{file.found.path} holds {file.tokens.dtype.name} ids, which end at {most:,}; {self._whose} has "
+                f"{file.token_input.path} holds {file.tokens.dtype.name} ids, which end at {most:,}; {self._whose} has "
                 f"{self._vocab_size:,}: the ids were made by another tokenizer, or cut when they were written. Name "
                 "the one that made them with --tokenizer or --vocab-size."
             )
 
-    def check(self, file: TokenFile, stretch: TokenBatch) -> None:
+    def check(self, file: TokenFile, batch: TokenBatch) -> None:
         """Refuse ids of these documents that are not of the vocabulary.
 
         Raises:
             InputError: names the file, the document and the id.
         """
-        ids = stretch.tokens
+        ids = batch.tokens
         if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
             return
-        place = int(np.flatnonzero((ids < 0) | (ids >= self._vocab_size))[0])
-        inside = int(np.searchsorted(np.cumsum(stretch.lengths), place, side="right"))
+        token_index = int(np.flatnonzero((ids < 0) | (ids >= self._vocab_size))[0])
+        document_index = int(np.searchsorted(np.cumsum(batch.lengths), token_index, side="right"))
         raise InputError(
-            f"{file.found.path}, document {stretch.first + inside}: holds id {int(ids[place])}; {self._whose} has ids "
+            f"{file.token_input.path}, document {batch.first + document_index}: holds id {int(ids[token_index])}; "
+            f"{self._whose} has ids "
             f"0 to {self._vocab_size - 1:,}. Name the tokenizer that made them with --tokenizer, or the size of its "
             "vocabulary with --vocab-size; with a wrong --dtype ids are wrong, too."
         )

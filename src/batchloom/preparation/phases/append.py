@@ -45,11 +45,11 @@ class BaseGenerations:
         files: of keys of its documents, in order.
         shards: number of the next shard of each subset.
         parts: how many parts its sources have.
-        filled: subsets that hold documents.
+        nonempty_subsets: subsets that hold documents.
         tokens: of each subset, without removed documents.
         documents: number of documents, without removed ones.
         overrides: the subset of single hashes.
-        bands: the bands of each of these files' documents that new ones are compared with; None where the
+        signatures: the bands of each of these files' documents that new ones are compared with; None where the
             store keeps none of this kind.
         base: its newest generation.
     """
@@ -58,28 +58,28 @@ class BaseGenerations:
     files: tuple[Path, ...] = ()
     shards: Mapping[str, int] = field(default_factory=dict)
     parts: int = 0
-    filled: frozenset[str] = frozenset()
+    nonempty_subsets: frozenset[str] = frozenset()
     tokens: Mapping[str, int] = field(default_factory=dict)
     documents: int = 0
     overrides: tuple[tuple[int, str], ...] = ()
-    bands: tuple[StoredSignatures | None, ...] = ()
+    signatures: tuple[StoredSignatures | None, ...] = ()
     base: Manifest | None = None
 
     @property
     def without_signatures(self) -> int:
         """How many of the files have no bands."""
-        return sum(one is None for one in self.bands)
+        return sum(shard_signatures is None for shard_signatures in self.signatures)
 
-    def holding(self, out: Path, hashes: Collection[int]) -> frozenset[int]:
+    def find_present_hashes(self, out: Path, hashes: Collection[int]) -> frozenset[int]:
         """Which of some hashes documents of the store have; ``out`` is its folder."""
         if self.base is None or not hashes:
             return frozenset()
-        lows = np.array([value & _LOW_MASK for value in hashes], np.uint64)
-        there: set[int] = set()
-        for found in iter_shard_documents(out, self.base):
-            some = found.hashes[np.isin(found.hashes[:, 0], lows)]
-            there |= {(high << 64) | low for low, high in some.tolist()}
-        return frozenset(there.intersection(hashes))
+        low_words = np.array([value & _LOW_MASK for value in hashes], np.uint64)
+        present_hashes: set[int] = set()
+        for shard_documents in iter_shard_documents(out, self.base):
+            matching_hashes = shard_documents.hashes[np.isin(shard_documents.hashes[:, 0], low_words)]
+            present_hashes |= {(high << 64) | low for low, high in matching_hashes.tolist()}
+        return frozenset(present_hashes.intersection(hashes))
 
 
 def read_base_manifest(out: Path) -> Manifest | None:
@@ -90,9 +90,7 @@ def read_base_manifest(out: Path) -> Manifest | None:
     return read_manifest(out)
 
 
-def read_base_generations(
-    work: WorkFolder, base: Manifest | None, dedup: DedupRecipe
-) -> BaseGenerations:
+def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> BaseGenerations:
     """What stands before the documents of a job.
 
     Args:
@@ -107,11 +105,11 @@ def read_base_generations(
         files=_write_base_keys(work, base) if dedup.mode != "none" else (),
         shards=next_shard_numbers(base),
         parts=next_part_number(base),
-        filled=frozenset(name for name, subset in base.subsets.items() if subset.documents),
-        tokens={name: subset.kept[1] for name, subset in base.subsets.items()},
-        documents=sum(subset.kept[0] for subset in base.subsets.values()),
+        nonempty_subsets=frozenset(name for name, subset in base.subsets.items() if subset.documents),
+        tokens={name: subset.remaining_counts[1] for name, subset in base.subsets.items()},
+        documents=sum(subset.remaining_counts[0] for subset in base.subsets.values()),
         overrides=tuple((int(value, 16), name) for value, name in base.subset_overrides.items()),
-        bands=_find_base_signatures(work.out, base, dedup.banding) if dedup.mode == "near" else (),
+        signatures=_find_base_signatures(work.out, base, dedup.banding) if dedup.mode == "near" else (),
         base=base,
     )
 
@@ -121,32 +119,35 @@ def _write_base_keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
     folder = work.path / "older"
     make_folder(folder)
     paths = []
-    for number, found in enumerate(iter_shard_documents(work.out, base)):
+    for number, shard_documents in enumerate(iter_shard_documents(work.out, base)):
         path = folder / f"{number:05d}.keys"
         if not path.exists():
-            count = len(found.parts)
-            bad = np.zeros(count, bool) if found.sides is None else found.sides == BAD
+            count = len(shard_documents.parts)
+            bad = np.zeros(count, bool) if shard_documents.sides is None else shard_documents.sides == BAD
             numbers = np.arange(count, dtype=np.uint32)
-            write_keys(path, make_duplicate_keys(found.hashes, bad), numbers, found.parts)
+            write_keys(
+                path,
+                make_duplicate_keys(shard_documents.hashes, bad),
+                numbers,
+                shard_documents.parts,
+            )
         paths.append(path)
     return tuple(paths)
 
 
-def _find_base_signatures(
-    out: Path, base: Manifest, banding: Banding
-) -> tuple[StoredSignatures | None, ...]:
+def _find_base_signatures(out: Path, base: Manifest, banding: Banding) -> tuple[StoredSignatures | None, ...]:
     """The bands of each shard that is there, where they are made as those of new documents are."""
-    found: list[StoredSignatures | None] = []
+    signatures: list[StoredSignatures | None] = []
     for name, subset in base.subsets.items():
         removed, first = map_removed(out / name, subset), 0
         for shard in subset.shards:
             begin, end = removed.searchsorted([first, first + shard.documents])
-            places = tuple((removed[begin:end] - first).tolist())
+            removed_positions = tuple((removed[begin:end] - first).tolist())
             first += shard.documents
             path = out / name / f"{shard.name}.bands"
-            kept = shard.bands and map_signature_file(path, shard.documents).banding == banding
-            found.append(StoredSignatures(path, shard.documents, places) if kept else None)
-    return tuple(found)
+            has_same_banding = shard.bands and map_signature_file(path, shard.documents).banding == banding
+            signatures.append(StoredSignatures(path, shard.documents, removed_positions) if has_same_banding else None)
+    return tuple(signatures)
 
 
 def read_tokenizer_state(out: Path) -> dict[str, Any]:
@@ -163,9 +164,7 @@ def read_tokenizer_state(out: Path) -> dict[str, Any]:
         raise StoreError(f"{path} cannot be read ({why}); restore it from a copy.") from error
 
 
-def select_new_inputs(
-    listing: SourceListing, base: Manifest, out: Path, *, hashed: bool = False
-) -> SourceListing:
+def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hashed: bool = False) -> SourceListing:
     """The inputs that the store does not hold yet, with a note on those it does.
 
     A file is known by its place, size and time, or by its name (or place), size and content. One that has
@@ -177,36 +176,38 @@ def select_new_inputs(
         out: the store.
         hashed: whether files are told apart by their contents alone.
     """
-    known = _index_reported_files(out, base)
-    places = {place for place, _, _ in known}
-    held: dict[tuple[str, int], list[SourceEntry]] = {}
-    for one in base.sources:
-        held.setdefault((one.name, one.bytes), []).append(one)
-    for (place, size, _), entries in known.items():
-        held.setdefault((place, size), []).extend(entries)
-    fresh, changed = [], []
-    for source, told in zip(listing.sources, make_report_sources(listing.sources), strict=True):
-        if not hashed and (told.path, told.bytes, told.mtime_ns) in known:
+    reported_files = _index_reported_files(out, base)
+    reported_paths = {path for path, _, _ in reported_files}
+    entries_by_name: dict[tuple[str, int], list[SourceEntry]] = {}
+    for source_entry in base.sources:
+        entries_by_name.setdefault((source_entry.name, source_entry.bytes), []).append(source_entry)
+    for (path, size, _), entries in reported_files.items():
+        entries_by_name.setdefault((path, size), []).extend(entries)
+    new_sources, changed_names = [], []
+    for source, reported_source in zip(listing.sources, make_report_sources(listing.sources), strict=True):
+        if not hashed and (reported_source.path, reported_source.bytes, reported_source.mtime_ns) in reported_files:
             continue
-        names = ((told.path, told.bytes), (source.name, source.size))
-        if _contains_source([entry for name in names for entry in held.get(name, ())], source):
+        names = ((reported_source.path, reported_source.bytes), (source.name, source.size))
+        if _contains_source([entry for name in names for entry in entries_by_name.get(name, ())], source):
             continue
-        fresh.append(source)
-        if told.path in places:
-            changed.append(source.name)
-    found, notes = len(listing.sources) - len(fresh), list(listing.notes)
-    if found:
+        new_sources.append(source)
+        if reported_source.path in reported_paths:
+            changed_names.append(source.name)
+    known_count, notes = len(listing.sources) - len(new_sources), list(listing.notes)
+    if known_count:
         notes.append(
-            f"{format_count(found, 'input')} of {len(listing.sources):,} {'is' if found == 1 else 'are'} in {out} "
+            f"{format_count(known_count, 'input')} of {len(listing.sources):,} "
+            f"{'is' if known_count == 1 else 'are'} in {out} "
             f"already."
         )
-    if changed:
-        more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+    if changed_names:
+        more = f" and {len(changed_names) - 1:,} more" if len(changed_names) > 1 else ""
         notes.append(
-            f"{changed[0]}{more} changed since it was read for {out}: the whole of it is looked at again, and of its "
+            f"{changed_names[0]}{more} changed since it was read for {out}: the whole of it is looked at again, and "
+            "of its "
             "documents those that are there already are duplicates."
         )
-    return replace(listing, sources=tuple(fresh), notes=tuple(notes))
+    return replace(listing, sources=tuple(new_sources), notes=tuple(notes))
 
 
 def _contains_source(entries: Sequence[SourceEntry], source: Source) -> bool:
@@ -215,18 +216,18 @@ def _contains_source(entries: Sequence[SourceEntry], source: Source) -> bool:
     return any(hash_recorded_parts(source, entry) == entry.hash for entry in different.values())
 
 
-def _index_reported_files(
-    out: Path, base: Manifest
-) -> dict[tuple[str, int, int], list[SourceEntry]]:
+def _index_reported_files(out: Path, base: Manifest) -> dict[tuple[str, int, int], list[SourceEntry]]:
     """Place, size and time of every file that a generation was made of, where its report is there, and its entries."""
-    found: dict[tuple[str, int, int], list[SourceEntry]] = {}
+    entries_by_file: dict[tuple[str, int, int], list[SourceEntry]] = {}
     for entry in base.all_history:
         # Without the report inputs are told by their content.
         report = read_report(out, entry.number)
         sources = report.sources if report else []
         entries = base.list_sources_of(entry)
-        for number, one in enumerate(sources):
+        for number, reported_source in enumerate(sources):
             # A report that somebody changed may tell of more files than were read.
-            of_it = found.setdefault((one.path, one.bytes, one.mtime_ns), [])
-            of_it += entries[number : number + 1]
-    return found
+            file_entries = entries_by_file.setdefault(
+                (reported_source.path, reported_source.bytes, reported_source.mtime_ns), []
+            )
+            file_entries += entries[number : number + 1]
+    return entries_by_file

@@ -43,13 +43,13 @@ _EXAMPLE_CANDIDATES = 1000
 PairList = tuple[list[DuplicatePair], OmittedRows]
 
 
-def load_or_find_pairs(place: Path, attempt: str, find: Callable[[], PairList]) -> PairList:
-    """What is kept at ``place``; what is found and kept there where nothing is yet.
+def load_or_find_pairs(path: Path, attempt: str, find: Callable[[], PairList]) -> PairList:
+    """What is kept at ``path``; what is found and kept there where nothing is yet.
 
     The files that examples are read from go as shards are written, so a job that goes on cannot find them again.
 
     Args:
-        place: the file; its name says all that decides what is found.
+        path: the file; its name says all that decides what is found.
         attempt: sets the file of this run apart from that of another one.
         find: finds them.
 
@@ -57,14 +57,14 @@ def load_or_find_pairs(place: Path, attempt: str, find: Callable[[], PairList]) 
         StoreConflictError: the file is damaged.
         OutputError: it cannot be written.
     """
-    if place.exists():
-        with translate_read_errors(place):
-            kept: PairList = msgspec.json.decode(read_regular_file(place), type=PairList)
-            return kept
-    found = find()
-    with open_attempt_file(place, attempt) as aside:
-        write_file(aside, msgspec.json.encode(found))
-    return found
+    if path.exists():
+        with translate_read_errors(path):
+            stored_pairs: PairList = msgspec.json.decode(read_regular_file(path), type=PairList)
+            return stored_pairs
+    pairs = find()
+    with open_attempt_file(path, attempt) as attempt_path:
+        write_file(attempt_path, msgspec.json.encode(pairs))
+    return pairs
 
 
 @final
@@ -73,7 +73,7 @@ class DuplicatePairReader:
 
     Args:
         units: all units in order.
-        older: how many files of keys stand before those of the units.
+        base_file_count: how many files of keys stand before those of the units.
         inputs: what each input is called.
         membership: the shares of the subsets, by which temporary files are apart.
         dtype: of a token on disk.
@@ -83,68 +83,66 @@ class DuplicatePairReader:
     def __init__(
         self,
         units: Sequence[TokenizedUnit],
-        older: int,
+        base_file_count: int,
         inputs: Sequence[str],
         membership: SubsetRule,
         dtype: np.dtype[np.generic],
         tokenizer: Tokenizer,
     ) -> None:
-        self._units, self._older, self._membership = units, older, membership
+        self._units, self._base_file_count, self._membership = units, base_file_count, membership
         self._dtype, self._tokenizer = dtype, tokenizer
-        sources = [part.source for one in units for part in one.unit.parts]
-        groups, names = group_sources(
-            [source.name for source in sources], [inputs[source.input] for source in sources]
-        )
+        sources = [part.source for tokenized_unit in units for part in tokenized_unit.unit.parts]
+        groups, names = group_sources([source.name for source in sources], [inputs[source.input] for source in sources])
         self._groups = np.array(groups, np.int64)
-        self._firsts = np.cumsum([0, *(len(one.unit.parts) for one in units)])
+        self._firsts = np.cumsum([0, *(len(tokenized_unit.unit.parts) for tokenized_unit in units)])
         # What an older generation has is one group of its own, the last.
-        self._tally = DuplicatePairCounter([*names, *([STORE_LABEL] if older else [])])
-        self._store = len(names)
+        self._pair_counter = DuplicatePairCounter([*names, *([STORE_LABEL] if base_file_count else [])])
+        self._store_group = len(names)
 
-    def pairs(self, files: Iterable[Path]) -> PairList:
+    def read_pairs(self, files: Iterable[Path]) -> PairList:
         """Duplicates by pair of sources, and what is said of pairs that are not listed."""
         for rows in _iter_duplicate_rows(files):
-            dropped = self._group(rows["unit"], rows["part"])
-            kept = self._group(rows["first_unit"], rows["first_part"])
-            self._tally.add(dropped, kept)
-            for at in _select_examples(dropped, kept):
-                pair = int(dropped[at]), int(kept[at])
-                if self._tally.needs_example(*pair) and (example := self._example(rows[at])):
-                    self._tally.example(*pair, example)
-        return self._tally.pairs()
+            dropped_groups = self._group(rows["unit"], rows["part"])
+            kept_groups = self._group(rows["first_unit"], rows["first_part"])
+            self._pair_counter.add(dropped_groups, kept_groups)
+            for index in _select_examples(dropped_groups, kept_groups):
+                pair = int(dropped_groups[index]), int(kept_groups[index])
+                if self._pair_counter.needs_example(*pair) and (example := self._read_example(rows[index])):
+                    self._pair_counter.add_example(*pair, example)
+        return self._pair_counter.list_pairs()
 
     def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
         """The group of sources that documents are of [D]."""
-        groups = np.full(len(units), self._store)
-        new = units >= self._older
-        groups[new] = self._groups[self._firsts[units[new] - self._older] + parts[new]]
+        groups = np.full(len(units), self._store_group)
+        new = units >= self._base_file_count
+        groups[new] = self._groups[self._firsts[units[new] - self._base_file_count] + parts[new]]
         return groups
 
-    def _example(self, row: np.void) -> DuplicateExample | None:
+    def _read_example(self, row: np.void) -> DuplicateExample | None:
         """What is told of a duplicate; None where temporary files of its unit, or of what stays, are gone."""
-        unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
-        first, kept = int(row["first_unit"]) - self._older, -1
+        unit, number = self._units[int(row["unit"]) - self._base_file_count], int(row["number"])
+        first, kept_record = int(row["first_unit"]) - self._base_file_count, -1
         rows = _map_unit_rows(unit)
         if rows is None:
             return None
-        words = self._words(unit, rows, number)
+        words = self._read_first_words(unit, rows, number)
         if first >= 0:
-            other, there = self._units[first], int(row["first_number"])
-            firsts = _map_unit_rows(other)
-            if firsts is None:
+            first_unit, first_number = self._units[first], int(row["first_number"])
+            first_rows = _map_unit_rows(first_unit)
+            if first_rows is None:
                 return None
-            kept = int(firsts["record"][there])
-            words = words or self._words(other, firsts, there)
-        return DuplicateExample(int(rows["record"][number]), kept, words)
+            kept_record = int(first_rows["record"][first_number])
+            words = words or self._read_first_words(first_unit, first_rows, first_number)
+        return DuplicateExample(int(rows["record"][number]), kept_record, words)
 
-    def _words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
+    def _read_first_words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
         if rows["seen"][number]:
             return ""
         code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
         for begin in range(0, number, _CHUNK_ROWS):
-            before = rows[begin : min(begin + _CHUNK_ROWS, number)]
-            mine = self._membership.codes(before["hash"]) == code
-            start += int(stored_lengths(before[mine]).sum())
+            preceding_rows = rows[begin : min(begin + _CHUNK_ROWS, number)]
+            subset_mask = self._membership.codes(preceding_rows["hash"]) == code
+            start += int(stored_lengths(preceding_rows[subset_mask]).sum())
             release_pages(rows)
         count = min(int(rows["length"][number]), _SNIPPET_TOKENS)
         path = unit.folder / tokens_file_name(SUBSETS[code])
@@ -161,14 +159,16 @@ def _map_unit_rows(unit: TokenizedUnit) -> NDArray[np.void] | None:
         return np.memmap(path, ROW, "r").view(np.ndarray)
 
 
-def _select_examples(dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> list[int]:
+def _select_examples(dropped_groups: NDArray[np.int64], kept_groups: NDArray[np.int64]) -> list[int]:
     """Places of the first few of each pair of groups, the pairs with most of them, ascending."""
-    pairs = dropped * (int(kept.max(initial=0)) + 1) + kept
+    pairs = dropped_groups * (int(kept_groups.max(initial=0)) + 1) + kept_groups
     order = np.argsort(pairs, kind="stable")
     _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)
     largest = np.argsort(-counts, kind="stable")[: _EXAMPLE_CANDIDATES // MAX_SAMPLES]
-    taken = [order[starts[one] : starts[one] + min(counts[one], MAX_SAMPLES)] for one in largest]
-    return sorted(np.concatenate([np.zeros(0, np.int64), *taken]).astype(np.int64).tolist())
+    selected_positions = [
+        order[starts[pair_index] : starts[pair_index] + min(counts[pair_index], MAX_SAMPLES)] for pair_index in largest
+    ]
+    return sorted(np.concatenate([np.zeros(0, np.int64), *selected_positions]).astype(np.int64).tolist())
 
 
 def _iter_duplicate_rows(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:

@@ -51,31 +51,31 @@ class ShardingSettings:
 
     Attributes:
         membership: the shares of the subsets.
-        most: tokens of a shard at most.
+        tokens_per_shard: tokens of a shard at most.
         shards: number of the next shard of each subset, where a store has some already.
-        filled: subsets that hold documents already.
-        settled: the subset of single hashes, as older generations have it.
+        nonempty_subsets: subsets that hold documents already.
+        base_overrides: the subset of single hashes, as older generations have it.
         tokens: of each subset in older generations.
         balance: whether single documents move where a subset misses its share of the tokens.
     """
 
     membership: SubsetRule
-    most: int
+    tokens_per_shard: int
     shards: Mapping[str, int] = field(default_factory=dict)
-    filled: frozenset[str] = frozenset()
-    settled: tuple[tuple[int, str], ...] = ()
+    nonempty_subsets: frozenset[str] = frozenset()
+    base_overrides: tuple[tuple[int, str], ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)
     balance: bool = False
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def missing_subsets(self) -> tuple[str, ...]:
         """Subsets that must not be empty, and are."""
-        return tuple(name for name in self.membership.wanted() if name not in self.filled)
+        return tuple(name for name in self.membership.list_required() if name not in self.nonempty_subsets)
 
-    def decided(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
+    def apply_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
         """The shares of the subsets together with what is decided for single hashes."""
-        natural, known = self.membership, (*self.settled, *overrides)
-        return SubsetRule(natural.val_fraction, natural.test_fraction, known)
+        natural, all_overrides = self.membership, (*self.base_overrides, *overrides)
+        return SubsetRule(natural.val_fraction, natural.test_fraction, all_overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ResolveDuplicatesTask:
     Attributes:
         parts: how many parts it has.
         folder: its temporary files.
-        place: folder of what is decided of it.
+        resolution_folder: folder of what is decided of it.
         attempt: sets the files of this attempt apart from those of another one.
         number: of the unit among all that were looked through, those of older generations first.
         exact: files that name exact duplicates, one a partition.
@@ -95,7 +95,7 @@ class ResolveDuplicatesTask:
 
     parts: int
     folder: Path
-    place: Path
+    resolution_folder: Path
     attempt: str
     number: int
     exact: tuple[Path, ...]
@@ -103,100 +103,100 @@ class ResolveDuplicatesTask:
     sharding: ShardingSettings
 
 
-def resolve_unit_duplicates(order: ResolveDuplicatesTask) -> UnitDedupCounts:
+def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
     """Count what is left of a unit, and the shards it fills; keep both beside the list of drops.
 
     Raises:
         OutputError: the files cannot be written.
     """
-    folder = attempt_folder(order.place, order.attempt)
+    folder = attempt_folder(task.resolution_folder, task.attempt)
     make_folder(folder)
-    left = _RemainingCounter(order)
-    path, at = folder / DROPPED_NAME, 0
+    counter = _RemainingCounter(task)
+    path, row_start = folder / DROPPED_NAME, 0
     with wrap_write_errors(path), path.open("wb") as file:
-        for rows, why, drops in _iter_rows_with_drops(order.folder, _open_search_drops(order)):
-            left.add(rows, why)
+        for rows, reason_codes, drops in _iter_rows_with_drops(task.folder, _open_search_drops(task)):
+            counter.add(rows, reason_codes)
             # Those of a record that goes on from the stretch before are there.
-            file.write(drops[drops["number"] >= at].tobytes())
-            at += len(rows)
+            file.write(drops[drops["number"] >= row_start].tobytes())
+            row_start += len(rows)
         file.flush()
         os.fsync(file.fileno())
-    facts = left.kept()
-    write_file(folder / DEDUP_COUNTS_NAME, msgspec.json.encode(facts))
+    dedup_counts = counter.make_dedup_counts()
+    write_file(folder / DEDUP_COUNTS_NAME, msgspec.json.encode(dedup_counts))
     sync_folder(folder)
-    move_into_place(folder, order.place)
-    return facts
+    move_into_place(folder, task.resolution_folder)
+    return dedup_counts
 
 
 @final
 class _RemainingCounter:
     """Counts what is left of a unit."""
 
-    def __init__(self, order: ResolveDuplicatesTask) -> None:
-        self._folder = order.folder
-        self._sharding, self._settled = order.sharding, order.sharding.decided(())
-        self._parts = [[0, 0] for _ in range(order.parts)]
-        self._dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
-        self._cutters = {name: ShardCutter(order.sharding.most) for name in SUBSETS}
-        self._smallest, self._moved, self._seen = SmallestHashes(), False, 0
+    def __init__(self, task: ResolveDuplicatesTask) -> None:
+        self._folder = task.folder
+        self._sharding, self._membership = task.sharding, task.sharding.apply_overrides(())
+        self._parts = [[0, 0] for _ in range(task.parts)]
+        self._dropped: list[Counter[str]] = [Counter() for _ in range(task.parts)]
+        self._cutters = {name: ShardCutter(task.sharding.tokens_per_shard) for name in SUBSETS}
+        self._smallest, self._moved, self._seen_count = SmallestHashes(), False, 0
         self._subsets = np.zeros(len(SUBSETS), np.int64)
         self._long, self._longest = 0, (0, 0, 0, 0)
 
-    def add(self, rows: NDArray[np.void], why: NDArray[np.uint8] | None) -> None:
-        """Count the next documents; ``why`` as :func:`iter_rows_with_reasons` gives it."""
+    def add(self, rows: NDArray[np.void], reason_codes: NDArray[np.uint8] | None) -> None:
+        """Count the next documents; ``reason_codes`` as :func:`iter_rows_with_reasons` gives it."""
         sharding, parts = self._sharding, len(self._parts)
-        kept = rows if why is None else rows[why == 0]
-        self._seen += int(np.count_nonzero(rows["seen"]))
-        if kept["seen"].any():
+        remaining_rows = rows if reason_codes is None else rows[reason_codes == 0]
+        self._seen_count += int(np.count_nonzero(rows["seen"]))
+        if remaining_rows["seen"].any():
             raise StoreConflictError(
                 f"{self._folder} and what was found to stand twice do not fit: files of the work folder were changed; "
                 "delete it to begin anew."
             )
-        codes = settled = sharding.membership.codes(kept["hash"])
-        if sharding.settled:
-            settled = self._settled.codes(kept["hash"])
-            self._moved |= bool((settled != codes).any())
-        self._subsets += _tokens_by_subset(kept, settled)
-        self._track_longest(kept)
-        self._smallest.add(kept["hash"], codes)
+        codes = final_codes = sharding.membership.codes(remaining_rows["hash"])
+        if sharding.base_overrides:
+            final_codes = self._membership.codes(remaining_rows["hash"])
+            self._moved |= bool((final_codes != codes).any())
+        self._subsets += _tokens_by_subset(remaining_rows, final_codes)
+        self._track_longest(remaining_rows)
+        self._smallest.add(remaining_rows["hash"], codes)
         for code, name in enumerate(SUBSETS):
-            self._cutters[name].cut(kept[codes == code])
-        documents = np.bincount(kept["part"], minlength=parts)
-        tokens = np.bincount(kept["part"], kept["length"], minlength=parts)
+            self._cutters[name].cut(remaining_rows[codes == code])
+        documents = np.bincount(remaining_rows["part"], minlength=parts)
+        tokens = np.bincount(remaining_rows["part"], remaining_rows["length"], minlength=parts)
         for number in np.flatnonzero(documents).tolist():
             self._parts[number][0] += int(documents[number])
             self._parts[number][1] += int(tokens[number])
-        for code, reason in enumerate(DROP_REASONS, 1) if why is not None else ():
-            gone = np.bincount(rows["part"][why == code], minlength=parts)
-            for number in np.flatnonzero(gone).tolist():
-                self._dropped[number][reason] += int(gone[number])
+        for code, reason in enumerate(DROP_REASONS, 1) if reason_codes is not None else ():
+            dropped_counts = np.bincount(rows["part"][reason_codes == code], minlength=parts)
+            for number in np.flatnonzero(dropped_counts).tolist():
+                self._dropped[number][reason] += int(dropped_counts[number])
 
-    def _track_longest(self, kept: NDArray[np.void]) -> None:
+    def _track_longest(self, remaining_rows: NDArray[np.void]) -> None:
         """Count documents and pairs that have more tokens than a shard may have."""
-        ends = np.flatnonzero(kept["side"] != CHOSEN)
+        ends = np.flatnonzero(remaining_rows["side"] != CHOSEN)
         if not len(ends):
             return
-        sums = np.cumsum(kept["length"], dtype=np.int64)[ends]
-        lengths = np.diff(sums, prepend=0)
-        self._long += int(np.count_nonzero(lengths > self._sharding.most))
-        at = int(lengths.argmax())
-        if lengths[at] > max(self._sharding.most, self._longest[0]):
-            row = kept[ends[at]]
-            place = int(row["part"]), int(row["record"]), int(row["offset"])
-            self._longest = int(lengths[at]), *place
+        cumulative_lengths = np.cumsum(remaining_rows["length"], dtype=np.int64)[ends]
+        lengths = np.diff(cumulative_lengths, prepend=0)
+        self._long += int(np.count_nonzero(lengths > self._sharding.tokens_per_shard))
+        longest_index = int(lengths.argmax())
+        if lengths[longest_index] > max(self._sharding.tokens_per_shard, self._longest[0]):
+            row = remaining_rows[ends[longest_index]]
+            position = int(row["part"]), int(row["record"]), int(row["offset"])
+            self._longest = int(lengths[longest_index]), *position
 
-    def kept(self) -> UnitDedupCounts:
+    def make_dedup_counts(self) -> UnitDedupCounts:
         """What all of them were."""
         pairs = zip(self._parts, self._dropped, strict=True)
         return UnitDedupCounts(
-            parts=[PartDedupCounts(counts[0], counts[1], dict(gone)) for counts, gone in pairs],
+            parts=[PartDedupCounts(counts[0], counts[1], dict(dropped_counts)) for counts, dropped_counts in pairs],
             documents=sum(counts[0] for counts in self._parts),
             tokens=sum(counts[1] for counts in self._parts),
-            dropped=sum(gone.total() for gone in self._dropped),
+            dropped=sum(dropped_counts.total() for dropped_counts in self._dropped),
             smallest=self._smallest.to_hex(),
             shards={name: self._cutters[name].shards for name in SUBSETS},
             moved=self._moved,
-            seen=self._seen,
+            seen=self._seen_count,
             subsets=dict(zip(SUBSETS, self._subsets.tolist(), strict=True)),
             long=self._long,
             longest=self._longest,
@@ -209,21 +209,21 @@ def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArr
     return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
 
 
-def _open_search_drops(order: ResolveDuplicatesTask) -> _DropRangeReader | None:
+def _open_search_drops(task: ResolveDuplicatesTask) -> _DropRangeReader | None:
     """What is left out of a unit, as the search for duplicates found it."""
-    if not order.exact and not order.near:
+    if not task.exact and not task.near:
         return None
 
-    def between(start: int, stop: int) -> NDArray[np.void]:
-        pieces = []
-        for reason, files in enumerate((order.exact, order.near)):
-            numbers = read_unit_duplicates(files, order.number, start, stop)["number"]
+    def read_drops(start: int, stop: int) -> NDArray[np.void]:
+        drop_arrays = []
+        for reason, files in enumerate((task.exact, task.near)):
+            numbers = read_unit_duplicates(files, task.number, start, stop)["number"]
             drops = np.zeros(len(numbers), DROPPED_ROW)
             drops["number"], drops["reason"] = numbers, reason
-            pieces.append(drops)
-        return np.sort(np.concatenate(pieces), order="number")
+            drop_arrays.append(drops)
+        return np.sort(np.concatenate(drop_arrays), order="number")
 
-    return between
+    return read_drops
 
 
 def _open_recorded_drops(path: Path) -> _DropRangeReader | None:
@@ -233,14 +233,14 @@ def _open_recorded_drops(path: Path) -> _DropRangeReader | None:
             return None
         drops = np.memmap(path, DROPPED_ROW, "r").view(np.ndarray)
 
-    def between(start: int, stop: int) -> NDArray[np.void]:
+    def read_drops(start: int, stop: int) -> NDArray[np.void]:
         # A search in the column itself would copy all of it.
         begin = bisect_left(drops, start, key=_drop_number)
-        some = drops[begin : bisect_left(drops, stop, begin, key=_drop_number)].copy()
+        drops_in_range = drops[begin : bisect_left(drops, stop, begin, key=_drop_number)].copy()
         release_pages(drops)
-        return some
+        return drops_in_range
 
-    return between
+    return read_drops
 
 
 def _drop_number(drop: np.void) -> int:
@@ -248,101 +248,101 @@ def _drop_number(drop: np.void) -> int:
 
 
 def make_decision(
-    kept: Sequence[UnitDedupCounts],
+    dedup_counts: Sequence[UnitDedupCounts],
     folders: Sequence[tuple[Path, Path]],
     sharding: ShardingSettings,
-    held: Callable[[Collection[int]], Collection[int]] = lambda _: (),
+    find_present_hashes: Callable[[Collection[int]], Collection[int]] = lambda _: (),
 ) -> Decision:
     """Decide, once over all units, the subsets of single hashes and the numbers of the shards.
 
     Args:
-        kept: what is left of each unit, in order.
+        dedup_counts: what is left of each unit, in order.
         folders: of each unit the folders of its temporary files and of what is decided of it.
         sharding: the shares of the subsets, and the size of a shard.
-        held: which of some hashes older documents have, whose subset is settled.
+        find_present_hashes: which of some hashes older documents have, whose subset is settled.
     """
     tokens = {name: sharding.tokens.get(name, 0) for name in SUBSETS}
-    for unit in kept:
+    for unit in dedup_counts:
         for name, count in unit.subsets.items():
             tokens[name] += count
     total, shares = sum(tokens.values()), sharding.membership.shares
     if sharding.balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
-        overrides = _balance_shares(folders, sharding, tokens, held)
+        overrides = _balance_shares(folders, sharding, tokens, find_present_hashes)
     else:
-        overrides = _fill_empty(kept, sharding, held)
-    decided = sharding.decided(overrides)
+        overrides = _fill_empty(dedup_counts, sharding, find_present_hashes)
+    membership = sharding.apply_overrides(overrides)
     affected = {value for value, _ in overrides}
     shards, moved = [], []
     counts = {name: sharding.shards.get(name, 0) for name in SUBSETS}
     tokens = dict(sharding.tokens)
-    for number, (unit, (folder, place)) in enumerate(zip(kept, folders, strict=True)):
-        mine, sums = unit.shards, unit.subsets
+    for number, (unit, (folder, resolution_folder)) in enumerate(zip(dedup_counts, folders, strict=True)):
+        shard_counts, subset_tokens = unit.shards, unit.subsets
         if unit.moved or (
-            affected and _has_moved_documents(folder, place, decided, sharding.decided(()))
+            affected and _has_moved_documents(folder, resolution_folder, membership, sharding.apply_overrides(()))
         ):
             moved.append(number)
-            cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
+            cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
             added = np.zeros(len(SUBSETS), np.int64)
-            for rows in iter_remaining_rows(folder, place):
-                codes = decided.codes(rows["hash"])
+            for rows in iter_remaining_rows(folder, resolution_folder):
+                codes = membership.codes(rows["hash"])
                 added += _tokens_by_subset(rows, codes)
                 for code, name in enumerate(SUBSETS):
                     cutters[name].cut(rows[codes == code])
-            mine = {name: cutter.shards for name, cutter in cutters.items()}
-            sums = dict(zip(SUBSETS, added.tolist(), strict=True))
-        shards.append({name: (counts[name], mine[name]) for name in SUBSETS})
+            shard_counts = {name: cutter.shards for name, cutter in cutters.items()}
+            subset_tokens = dict(zip(SUBSETS, added.tolist(), strict=True))
+        shards.append({name: (counts[name], shard_counts[name]) for name in SUBSETS})
         for name in SUBSETS:
-            counts[name] += mine[name]
-            tokens[name] = tokens.get(name, 0) + sums[name]
-    plain = {f"{value:032x}": name for value, name in overrides}
-    return Decision(plain, shards, moved, tokens)
+            counts[name] += shard_counts[name]
+            tokens[name] = tokens.get(name, 0) + subset_tokens[name]
+    override_names = {f"{value:032x}": name for value, name in overrides}
+    return Decision(override_names, shards, moved, tokens)
 
 
 def _fill_empty(
-    kept: Sequence[UnitDedupCounts],
+    dedup_counts: Sequence[UnitDedupCounts],
     sharding: ShardingSettings,
-    held: Callable[[Collection[int]], Collection[int]],
+    find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that no wanted subset is empty."""
     smallest = SmallestHashes()
-    for unit in kept:
+    for unit in dedup_counts:
         smallest.merge(unit.smallest)
-    settled = held(smallest.hashes()) if sharding.wanted else ()
-    return smallest.overrides(sharding.wanted, settled)
+    present_hashes = find_present_hashes(smallest.hashes()) if sharding.missing_subsets else ()
+    return smallest.overrides(sharding.missing_subsets, present_hashes)
 
 
 def _balance_shares(
     folders: Sequence[tuple[Path, Path]],
     sharding: ShardingSettings,
     tokens: Mapping[str, int],
-    held: Callable[[Collection[int]], Collection[int]],
+    find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that subsets have their shares of the tokens."""
     candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
-    membership = sharding.decided(())
-    for folder, place in folders:
-        for rows in iter_remaining_rows(folder, place):
+    membership = sharding.apply_overrides(())
+    for folder, resolution_folder in folders:
+        for rows in iter_remaining_rows(folder, resolution_folder):
             codes = membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
-                some = rows[codes == code]
-                candidates[name].add(some["hash"], some["length"])
-    groups = {name: found.groups() for name, found in candidates.items()}
+                subset_rows = rows[codes == code]
+                candidates[name].add(subset_rows["hash"], subset_rows["length"])
+    groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
     # Equal documents of older generations stay where they are.
-    fixed = {value for value, _ in sharding.settled}
-    fixed |= set(held({one.hash for members in groups.values() for one in members}))
-    free = {
-        name: [one for one in members if one.hash not in fixed] for name, members in groups.items()
+    fixed_hashes = {value for value, _ in sharding.base_overrides}
+    fixed_hashes |= set(find_present_hashes({group.hash for members in groups.values() for group in members}))
+    movable_groups = {
+        name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()
     }
-    return tuple(balance_subsets(sharding.membership.shares, tokens, free).items())
+    return tuple(balance_subsets(sharding.membership.shares, tokens, movable_groups).items())
 
 
 def _has_moved_documents(
-    folder: Path, place: Path, decided: SubsetRule, before: SubsetRule
+    folder: Path, resolution_folder: Path, membership: SubsetRule, base_membership: SubsetRule
 ) -> bool:
     """Return whether a unit has documents that move."""
     return any(
-        bool((decided.codes(rows["hash"]) != before.codes(rows["hash"])).any())
-        for rows in iter_remaining_rows(folder, place)
+        bool((membership.codes(rows["hash"]) != base_membership.codes(rows["hash"])).any())
+        for rows in iter_remaining_rows(folder, resolution_folder)
     )
 
 
@@ -361,42 +361,42 @@ def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:
             yield rows
 
 
-def iter_remaining_rows(folder: Path, place: Path) -> Iterator[NDArray[np.void]]:
+def iter_remaining_rows(folder: Path, resolution_folder: Path) -> Iterator[NDArray[np.void]]:
     """The rows of a unit that are left, a bounded stretch at a time."""
-    for rows, why in iter_rows_with_reasons(folder, place):
-        yield rows if why is None else rows[why == 0]
+    for rows, reason_codes in iter_rows_with_reasons(folder, resolution_folder):
+        yield rows if reason_codes is None else rows[reason_codes == 0]
 
 
 def iter_rows_with_reasons(
-    folder: Path, place: Path
+    folder: Path, resolution_folder: Path
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None]]:
     """A unit's rows, each with 0 or 1 plus the place in ``DROP_REASONS`` of why it is left out.
 
     None stands for rows that are all kept.
     """
-    for rows, why, _ in _iter_rows_with_drops(folder, _open_recorded_drops(place / DROPPED_NAME)):
-        yield rows, why
+    for rows, reason_codes, _ in _iter_rows_with_drops(folder, _open_recorded_drops(resolution_folder / DROPPED_NAME)):
+        yield rows, reason_codes
 
 
 def _iter_rows_with_drops(
-    folder: Path, between: _DropRangeReader | None
+    folder: Path, read_drops: _DropRangeReader | None
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
     """The same with the drops that decide each stretch, of which there may be as many as documents."""
-    at, before, group = 0, (-1, -1), -1
+    row_start, before, group = 0, (-1, -1), -1
     for rows in iter_unit_rows(folder):
-        why, drops = None, np.zeros(0, DROPPED_ROW)
-        if between is not None:
-            fresh = mark_first_of_records(rows, before)
-            firsts = np.where(fresh, np.arange(at, at + len(rows)), -1)
+        reason_codes, drops = None, np.zeros(0, DROPPED_ROW)
+        if read_drops is not None:
+            is_first = mark_first_of_records(rows, before)
+            firsts = np.where(is_first, np.arange(row_start, row_start + len(rows)), -1)
             firsts[0] = max(int(firsts[0]), group)
             firsts = np.maximum.accumulate(firsts)
-            drops = between(int(firsts[0]), at + len(rows))
+            drops = read_drops(int(firsts[0]), row_start + len(rows))
             before, group = (int(rows["part"][-1]), int(rows["record"][-1])), int(firsts[-1])
         if len(drops):
-            found = np.searchsorted(drops["number"], firsts)
-            found = np.minimum(found, len(drops) - 1)
-            gone = drops["number"][found] == firsts
-            if gone.any():
-                why = np.where(gone, drops["reason"][found] + 1, 0).astype(np.uint8)
-        yield rows, why, drops
-        at += len(rows)
+            drop_indices = np.searchsorted(drops["number"], firsts)
+            drop_indices = np.minimum(drop_indices, len(drops) - 1)
+            is_dropped = drops["number"][drop_indices] == firsts
+            if is_dropped.any():
+                reason_codes = np.where(is_dropped, drops["reason"][drop_indices] + 1, 0).astype(np.uint8)
+        yield rows, reason_codes, drops
+        row_start += len(rows)

@@ -36,17 +36,17 @@ class FindDuplicatesTask:
         files: of keys, one a unit, in the order of documents.
         first_new: units before it are of older generations, whose documents stay.
         range: number of the range, and how many there are.
-        place: file that what is found is written to.
+        output_path: file that what is found is written to.
         attempt: sets the file of this attempt apart from that of another one.
-        bands: whether the keys are those of bands.
+        has_signature_keys: whether the keys are those of bands.
     """
 
     files: tuple[Path, ...]
     first_new: int
     range: tuple[int, int]
-    place: Path
+    output_path: Path
     attempt: str
-    bands: bool = False
+    has_signature_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SortSignaturesTask:
         number: of the unit among all.
         exact: files that name exact duplicates, which take no part.
         count: bands of a document.
-        place: file of the sorted keys.
+        output_path: file of the sorted keys.
         attempt: sets the file of this attempt apart from that of another one.
     """
 
@@ -66,7 +66,7 @@ class SortSignaturesTask:
     number: int
     exact: tuple[Path, ...]
     count: int
-    place: Path
+    output_path: Path
     attempt: str
 
 
@@ -90,13 +90,13 @@ class SortStoredSignaturesTask:
     """The bands of a shard that is there, to be sorted.
 
     Attributes:
-        bands: of the shard.
-        place: file of the sorted keys.
+        signatures: of the shard.
+        output_path: file of the sorted keys.
         attempt: sets the file of this attempt apart from that of another one.
     """
 
-    bands: StoredSignatures
-    place: Path
+    signatures: StoredSignatures
+    output_path: Path
     attempt: str
 
 
@@ -107,49 +107,49 @@ class LinkComponentsTask:
     Attributes:
         links: files that name them.
         scratch: folder for what is put down on the way.
-        place: folder of the files that name what goes.
+        output_folder: folder of the files that name what goes.
         first_new: documents of units before it stay.
         attempt: sets the files of this attempt apart from those of another one.
     """
 
     links: tuple[Path, ...]
     scratch: Path
-    place: Path
+    output_folder: Path
     first_new: int
     attempt: str
 
 
-def find_duplicates(order: FindDuplicatesTask) -> int:
+def find_duplicates(task: FindDuplicatesTask) -> int:
     """Write down the documents of a range that stood before; how many they are."""
-    kind = SIGNATURE_KEY if order.bands else KEY
-    with open_attempt_file(order.place, order.attempt) as aside:
-        return search_duplicates(order.files, order.range, order.first_new, aside, kind)
+    kind = SIGNATURE_KEY if task.has_signature_keys else KEY
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        return search_duplicates(task.files, task.range, task.first_new, attempt_path, kind)
 
 
-def sort_signatures(order: SortSignaturesTask) -> None:
+def sort_signatures(task: SortSignaturesTask) -> None:
     """Write the sorted keys of the bands of one unit."""
-    rows = map_records(order.folder / ROWS_NAME, ROW)
-    bands = map_signatures(order.folder / SIGNATURES_NAME, order.count)
-    with open_attempt_file(order.place, order.attempt) as aside:
-        write_signature_keys(aside, bands, rows["part"], order.exact, order.number)
+    rows = map_records(task.folder / ROWS_NAME, ROW)
+    signatures = map_signatures(task.folder / SIGNATURES_NAME, task.count)
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        write_signature_keys(attempt_path, signatures, rows["part"], task.exact, task.number)
 
 
-def sort_stored_signatures(order: SortStoredSignaturesTask) -> None:
+def sort_stored_signatures(task: SortStoredSignaturesTask) -> None:
     """Write the sorted keys of the bands of a shard that is there."""
-    said = order.bands
-    keys = map_signature_file(said.path, said.documents).keys
+    signatures = task.signatures
+    keys = map_signature_file(signatures.path, signatures.documents).keys
     # Which file part it came of is told of what goes alone.
-    parts = np.zeros(said.documents, np.uint32)
-    with open_attempt_file(order.place, order.attempt) as aside:
-        write_signature_keys(aside, keys, parts, gone=np.array(said.removed, np.int64))
+    parts = np.zeros(signatures.documents, np.uint32)
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        write_signature_keys(attempt_path, keys, parts, excluded=np.array(signatures.removed, np.int64))
 
 
-def link_components(order: LinkComponentsTask) -> tuple[Path, ...]:
+def link_components(task: LinkComponentsTask) -> tuple[Path, ...]:
     """Write down which documents go because one that is like them stands before."""
-    folder = attempt_folder(order.place, order.attempt)
-    scratch = attempt_folder(order.scratch, order.attempt)
+    folder = attempt_folder(task.output_folder, task.attempt)
+    scratch = attempt_folder(task.scratch, task.attempt)
     make_folder(folder)
-    found = find_components(order.links, scratch, folder, order.first_new)
+    drop_files = find_components(task.links, scratch, folder, task.first_new)
     sync_folder(folder)
-    move_into_place(folder, order.place)
-    return tuple(order.place / path.name for path in found)
+    move_into_place(folder, task.output_folder)
+    return tuple(task.output_folder / path.name for path in drop_files)

@@ -65,17 +65,17 @@ class CompletedJob:
     Attributes:
         recipe: the job's recipe.
         rules: how sources were cut and text files read.
-        readings: how the records of each source became documents.
+        record_parsers: how the records of each source became documents.
         sources: the inputs in order.
-        made: what came of all phases.
+        results: what came of all phases.
         base: the newest generation of the store that is appended to; None for a store that is made.
     """
 
     recipe: Recipe
     rules: ReadRules
-    readings: RecordParsers
+    record_parsers: RecordParsers
     sources: tuple[Source, ...]
-    made: PhaseResults
+    results: PhaseResults
     base: Manifest | None = None
 
     @property
@@ -84,15 +84,13 @@ class CompletedJob:
         return 1 + (self.base.generation if self.base else 0)
 
 
-def finish_store(
-    work: WorkFolder, done: CompletedJob, reported: Callable[[], PrepareReport]
-) -> Manifest:
+def finish_store(work: WorkFolder, completed_job: CompletedJob, make_report: Callable[[], PrepareReport]) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
 
     Args:
         work: the job's folder.
-        done: what was made.
-        reported: gives the report, which is asked for when all that takes time is done.
+        completed_job: what was made.
+        make_report: gives the report, which is asked for when all that takes time is done.
 
     Returns:
         That manifest.
@@ -101,24 +99,26 @@ def finish_store(
         OutputError: it cannot be written.
     """
     make_folder(work.store)
-    _move_shards(work, done)
+    _move_shards(work, completed_job)
     subsets = {}
     for name in SUBSETS:
-        entries = [entry for unit in done.made.shards for entry in unit[name]]
+        entries = [entry for unit in completed_job.results.shards for entry in unit[name]]
         if entries:
-            subsets[name] = make_subset_entry(work.store / name, entries, done.generation)
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
-    if (processor := _read_processor_state(done.recipe)) is not None:
+            subsets[name] = make_subset_entry(work.store / name, entries, completed_job.generation)
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(completed_job.results.tokenizer.state()))
+    if (processor := _read_processor_state(completed_job.recipe)) is not None:
         write_file(work.store / PROCESSOR_NAME, processor)
-    _write_quarantine(work, done)
-    report = reported()
+    _write_quarantine(work, completed_job)
+    report = make_report()
     write_file(
-        work.store / format_generation_file_name(REPORT_NAME, done.generation),
+        work.store / format_generation_file_name(REPORT_NAME, completed_job.generation),
         encode_report(report),
     )
-    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, done.generation))
-    made = make_manifest(done, subsets)
-    manifest = seal_manifest(made) if done.base is None else extend_manifest(done.base, made)
+    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, completed_job.generation))
+    new_manifest = make_manifest(completed_job, subsets)
+    manifest = (
+        seal_manifest(new_manifest) if completed_job.base is None else extend_manifest(completed_job.base, new_manifest)
+    )
     write_file(work.store / MANIFEST_NAME, encode_manifest(manifest))
     return manifest
 
@@ -126,9 +126,7 @@ def finish_store(
 def _read_processor_state(recipe: Recipe) -> bytes | None:
     """What a store keeps of the processor of a recipe; None for none."""
     media = recipe.reading.media
-    return (
-        None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
-    )
+    return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
 
 
 def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
@@ -139,10 +137,10 @@ def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
     return ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
 
 
-def _move_shards(work: WorkFolder, done: CompletedJob) -> None:
+def _move_shards(work: WorkFolder, completed_job: CompletedJob) -> None:
     """Move the shards of all units into the store; may be stopped and begun again."""
-    for one, shards in zip(done.made.units, done.made.shards, strict=True):
-        folder = work.shards(one.unit.number)
+    for tokenized_unit, shards in zip(completed_job.results.units, completed_job.results.shards, strict=True):
+        folder = work.shards(tokenized_unit.unit.number)
         for name in [name for name, entries in shards.items() if entries]:
             make_folder(work.store / name)
             if (folder / name).is_dir():
@@ -178,11 +176,7 @@ def move_store(work: WorkFolder) -> None:
 def _move_files(folder: Path, target: Path) -> None:
     with wrap_write_errors(target), os.scandir(folder) as scan:
         for entry in sorted(scan, key=lambda entry: entry.name):
-            if (
-                entry.is_file()
-                and entry.name != MANIFEST_NAME
-                and not entry.name.endswith(PARTIAL_SUFFIX)
-            ):
+            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(PARTIAL_SUFFIX):
                 os.replace(entry.path, target / entry.name)  # noqa: PTH105
     sync_folder(target)
 
@@ -193,7 +187,7 @@ def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int =
     try:
         for entry in entries:
             lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
-        checksum, sums = lengths.finish()
+        checksum, header_checksum = lengths.finish()
     finally:
         lengths.abandon()
     sync_folder(folder)
@@ -202,75 +196,82 @@ def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int =
         tokens=sum(entry.tokens for entry in entries),
         lengths=checksum,
         shards=tuple(entries),
-        sums=sums,
+        sums=header_checksum,
     )
 
 
-def _iter_parts(done: CompletedJob) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
-    for one, left in zip(done.made.units, done.made.kept, strict=True):
-        for part, counts, kept in zip(one.unit.parts, one.facts.parts, left.parts, strict=True):
-            yield part.source, counts, kept
+def _iter_parts(
+    completed_job: CompletedJob,
+) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
+    for tokenized_unit, unit_dedup_counts in zip(
+        completed_job.results.units, completed_job.results.dedup_counts, strict=True
+    ):
+        for part, counts, part_dedup_counts in zip(
+            tokenized_unit.unit.parts,
+            tokenized_unit.facts.parts,
+            unit_dedup_counts.parts,
+            strict=True,
+        ):
+            yield part.source, counts, part_dedup_counts
 
 
-def make_manifest(done: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
+def make_manifest(completed_job: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
     """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
     dropped: Counter[str] = Counter()
-    for _, part, kept in _iter_parts(done):
+    for _, part, kept in _iter_parts(completed_job):
         dropped.update(part.dropped)
         dropped.update(kept.dropped)
         dropped["empty"] += part.empty
-    tokenizer = done.made.tokenizer
+    tokenizer = completed_job.results.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
-        dtype=done.made.dtype,
+        dtype=completed_job.results.dtype,
         tokenizer=make_tokenizer_entry(tokenizer),
-        recipe=recipe_to_plain(done.recipe),
-        recipe_fingerprint=compute_recipe_fingerprint(done.recipe),
+        recipe=recipe_to_plain(completed_job.recipe),
+        recipe_fingerprint=compute_recipe_fingerprint(completed_job.recipe),
         counts=StoreCounts(
-            records=sum(part.records for _, part, _ in _iter_parts(done)),
-            documents=sum(kept.documents for kept in done.made.kept),
-            tokens=sum(kept.tokens for kept in done.made.kept),
-            quarantined=sum(part.bad for _, part, _ in _iter_parts(done)),
+            records=sum(part.records for _, part, _ in _iter_parts(completed_job)),
+            documents=sum(unit_dedup_counts.documents for unit_dedup_counts in completed_job.results.dedup_counts),
+            tokens=sum(kept.tokens for kept in completed_job.results.dedup_counts),
+            quarantined=sum(part.bad for _, part, _ in _iter_parts(completed_job)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
-            further=sum(part.further for _, part, _ in _iter_parts(done)),
+            further=sum(part.further for _, part, _ in _iter_parts(completed_job)),
         ),
         subsets=subsets,
-        subset_overrides=done.made.decision.overrides,
-        sources=_make_source_entries(done),
-        processor=_make_processor_entry(done.recipe),
+        subset_overrides=completed_job.results.decision.overrides,
+        sources=_make_source_entries(completed_job),
+        processor=_make_processor_entry(completed_job.recipe),
     )
 
 
-def _make_source_entries(done: CompletedJob) -> tuple[SourceEntry, ...]:
-    parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
-    left: dict[str, list[PartDedupCounts]] = {source.path: [] for source in done.sources}
-    for source, counts, kept in _iter_parts(done):
+def _make_source_entries(completed_job: CompletedJob) -> tuple[SourceEntry, ...]:
+    parts: dict[str, list[PartCounts]] = {source.path: [] for source in completed_job.sources}
+    part_dedup_counts: dict[str, list[PartDedupCounts]] = {source.path: [] for source in completed_job.sources}
+    for source, counts, dedup_counts in _iter_parts(completed_job):
         parts[source.path].append(counts)
-        left[source.path].append(kept)
-    added = "absent" if done.made.tokenizer.bos_id is None else "added"
-    ways = {source.path: done.readings.of(source) for source in done.sources}
+        part_dedup_counts[source.path].append(dedup_counts)
+    added = "absent" if completed_job.results.tokenizer.bos_id is None else "added"
+    source_parsers = {source.path: completed_job.record_parsers.get_parser(source) for source in completed_job.sources}
     return tuple(
         SourceEntry(
             name=source.name,
             kind=source.kind,
             bytes=source.size,
             hash=combine_part_hashes([part.hash for part in parts[source.path]]),
-            documents=sum(kept.documents for kept in left[source.path]),
-            tokens=sum(kept.tokens for kept in left[source.path]),
-            bos=added if ways[source.path].ended else "present",
-            end="added" if ways[source.path].ended else "present",
-            parts=tuple(
-                PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
-            ),
-            detected=ways[source.path].detected,
-            conversations=ways[source.path].templated,
-            preferences=ways[source.path].preferences,
+            documents=sum(dedup_counts.documents for dedup_counts in part_dedup_counts[source.path]),
+            tokens=sum(dedup_counts.tokens for dedup_counts in part_dedup_counts[source.path]),
+            bos=added if source_parsers[source.path].ended else "present",
+            end="added" if source_parsers[source.path].ended else "present",
+            parts=tuple(PartEntry(part.start, part.stop, part.records) for part in parts[source.path]),
+            detected=source_parsers[source.path].detected,
+            conversations=source_parsers[source.path].templated,
+            preferences=source_parsers[source.path].preferences,
             revision=source.revision,
-            dataset=done.recipe.source(source.input).name or "",
-            weight=_source_weight(done.recipe, source),
+            dataset=completed_job.recipe.source(source.input).name or "",
+            weight=_source_weight(completed_job.recipe, source),
         )
-        for source in done.sources
+        for source in completed_job.sources
     )
 
 
@@ -279,21 +280,21 @@ def _source_weight(recipe: Recipe, source: Source) -> float | None:
     return None if weight is None else float(weight)
 
 
-def _write_quarantine(work: WorkFolder, done: CompletedJob) -> None:
+def _write_quarantine(work: WorkFolder, completed_job: CompletedJob) -> None:
     """All bad records in input order, with the names and lines a person looks for."""
-    path = work.store / format_generation_file_name(QUARANTINE_NAME, done.generation)
-    aside = path.with_name(path.name + PARTIAL_SUFFIX)
-    before: dict[str, int] = {}
+    path = work.store / format_generation_file_name(QUARANTINE_NAME, completed_job.generation)
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
+    records_before: dict[str, int] = {}
     with wrap_write_errors(path):
-        with aside.open("wb") as file:
-            for one in done.made.units:
+        with partial_path.open("wb") as file:
+            for tokenized_unit in completed_job.results.units:
                 starts = []
-                for part, counts in zip(one.unit.parts, one.facts.parts, strict=True):
-                    starts.append(before.get(part.source.path, 0))
-                    before[part.source.path] = starts[-1] + counts.records
-                for number, record in read_bad_records(one.folder):
-                    source = one.unit.parts[number].source
-                    file.write(encode_quarantine_line(source, done.rules, starts[number], record))
+                for part, counts in zip(tokenized_unit.unit.parts, tokenized_unit.facts.parts, strict=True):
+                    starts.append(records_before.get(part.source.path, 0))
+                    records_before[part.source.path] = starts[-1] + counts.records
+                for number, record in read_bad_records(tokenized_unit.folder):
+                    source = tokenized_unit.unit.parts[number].source
+                    file.write(encode_quarantine_line(source, completed_job.rules, starts[number], record))
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        partial_path.replace(path)

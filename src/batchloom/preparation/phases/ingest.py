@@ -20,9 +20,9 @@ class RecordIngester:
     Args:
         normalized: whether text is normalised.
         cleaner: the steps of cleaning; None where there are none.
-        removal: takes repeated lines out; None where nobody asked.
-        tally: is told of drops and flows.
-        watch: is told where the time goes.
+        line_deduplicator: takes repeated lines out; None where nobody asked.
+        statistics: is told of drops and flows.
+        stopwatch: is told where the time goes.
     """
 
     def __init__(
@@ -30,47 +30,51 @@ class RecordIngester:
         *,
         normalized: bool,
         cleaner: TextCleaner | None,
-        removal: LineDeduplicator | None,
-        tally: UnitStatistics,
-        watch: Stopwatch,
+        line_deduplicator: LineDeduplicator | None,
+        statistics: UnitStatistics,
+        stopwatch: Stopwatch,
     ) -> None:
-        self._normalized, self._cleaner, self._removal = normalized, cleaner, removal
-        self._tally, self._watch = tally, watch
+        self._normalized, self._cleaner, self._line_deduplicator = (
+            normalized,
+            cleaner,
+            line_deduplicator,
+        )
+        self._statistics, self._stopwatch = statistics, stopwatch
 
-    def take(self, found: Records, reading: RecordParser, source: str) -> Counter[str]:
+    def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
         """Make documents of records; those that cannot be used become bad ones.
 
         Args:
-            found: what a reader gave; its columns are changed.
-            reading: how the source is read.
+            records: what a reader gave; its columns are changed.
+            record_parser: how the source is read.
             source: its name.
 
         Returns:
             How many documents were left out, by reason.
         """
-        with self._watch.time("read"):
-            reading.parse_records(found)
-        with self._watch.time("clean", documents=len(found.values)):
-            normalize_records(found, reading.way, normalized=self._normalized)
+        with self._stopwatch.time("read"):
+            record_parser.parse_records(records)
+        with self._stopwatch.time("clean", documents=len(records.values)):
+            normalize_records(records, record_parser.record_kind, normalized=self._normalized)
             dropped: Counter[str] = Counter()
-            if reading.way == "text" and found.values:
-                self._clean(found, source, dropped)
-                self._remove(found, source, dropped)
+            if record_parser.record_kind == "text" and records.values:
+                self._clean(records, source, dropped)
+                self._remove_repeated_lines(records, source, dropped)
         return dropped
 
-    def _clean(self, found: Records, source: str, dropped: Counter[str]) -> None:
+    def _clean(self, records: Records, source: str, dropped: Counter[str]) -> None:
         if self._cleaner is None:
             return
-        names, before = [step.name for step in self._cleaner.steps], found.values
-        made = self._cleaner.clean(before)
-        for place, number, drop in made.drops:
+        names, original_texts = [step.name for step in self._cleaner.steps], records.values
+        clean_result = self._cleaner.clean(original_texts)
+        for position, number, drop in clean_result.drops:
             dropped[drop.reason] += 1
-            self._tally.dropped(names[number], drop.reason)
-            if self._tally.wants_sample(drop.reason):
-                sample = DropSample(source, found.records[place], before[place], drop.detail)
-                self._tally.sample(names[number], drop.reason, sample)
-        for name, counts in zip(names, made.counts, strict=True):
-            self._tally.flow(
+            self._statistics.dropped(names[number], drop.reason)
+            if self._statistics.wants_sample(drop.reason):
+                sample = DropSample(source, records.records[position], original_texts[position], drop.detail)
+                self._statistics.sample(names[number], drop.reason, sample)
+        for name, counts in zip(names, clean_result.counts, strict=True):
+            self._statistics.flow(
                 StepFlow(
                     step=name,
                     documents_in=counts.documents_in,
@@ -80,45 +84,45 @@ class RecordIngester:
                     altered=counts.changed,
                 )
             )
-        if made.languages:
-            self._tally.languages(Counter(made.languages))
-        _replace_records(found, made.texts, made.places)
+        if clean_result.languages:
+            self._statistics.languages(Counter(clean_result.languages))
+        _replace_records(records, clean_result.texts, clean_result.indices)
         # Cleaning may leave nothing but white space.
-        normalize_records(found, "text", normalized=False)
+        normalize_records(records, "text", normalized=False)
 
-    def _remove(self, found: Records, source: str, dropped: Counter[str]) -> None:
-        if self._removal is None or not found.values:
+    def _remove_repeated_lines(self, records: Records, source: str, dropped: Counter[str]) -> None:
+        if self._line_deduplicator is None or not records.values:
             return
-        before, step = found.values, self._removal.pieces
-        left = self._removal(before)
-        altered = sum(a is not b for a, b in zip(before, left, strict=True))
-        places = [place for place, text in enumerate(left) if text is not None]
-        for place in sorted(set(range(len(left))).difference(places)):
+        original_texts, step = records.values, self._line_deduplicator.repeat_unit
+        remaining_texts = self._line_deduplicator(original_texts)
+        changed_count = sum(a is not b for a, b in zip(original_texts, remaining_texts, strict=True))
+        kept_positions = [position for position, text in enumerate(remaining_texts) if text is not None]
+        for position in sorted(set(range(len(remaining_texts))).difference(kept_positions)):
             dropped[REPEATED_REASON] += 1
-            self._tally.dropped(step, REPEATED_REASON)
-            if self._tally.wants_sample(REPEATED_REASON):
-                sample = DropSample(source, found.records[place], before[place])
-                self._tally.sample(step, REPEATED_REASON, sample)
-        gone = len(left) - len(places)
-        self._tally.flow(
+            self._statistics.dropped(step, REPEATED_REASON)
+            if self._statistics.wants_sample(REPEATED_REASON):
+                sample = DropSample(source, records.records[position], original_texts[position])
+                self._statistics.sample(step, REPEATED_REASON, sample)
+        dropped_count = len(remaining_texts) - len(kept_positions)
+        self._statistics.flow(
             StepFlow(
                 step=step,
-                documents_in=len(left),
-                documents_out=len(places),
-                bytes_in=sum(map(_utf8_size, before)),
-                bytes_out=sum(_utf8_size(text) for text in left if text is not None),
-                altered=altered - gone,
+                documents_in=len(remaining_texts),
+                documents_out=len(kept_positions),
+                bytes_in=sum(map(_utf8_size, original_texts)),
+                bytes_out=sum(_utf8_size(text) for text in remaining_texts if text is not None),
+                altered=changed_count - dropped_count,
             )
         )
-        _replace_records(found, [left[place] for place in places], places)
+        _replace_records(records, [remaining_texts[position] for position in kept_positions], kept_positions)
 
 
 def _utf8_size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _replace_records(found: Records, values: list[Any], places: list[int]) -> None:
-    found.values = values
-    if len(places) != len(found.records):
-        found.records = [found.records[place] for place in places]
-        found.offsets = [found.offsets[place] for place in places]
+def _replace_records(records: Records, values: list[Any], positions: list[int]) -> None:
+    records.values = values
+    if len(positions) != len(records.records):
+        records.records = [records.records[position] for position in positions]
+        records.offsets = [records.offsets[position] for position in positions]

@@ -51,7 +51,7 @@ UnitShardEntries = dict[str, list[ShardEntry]]
 class OnUnitWritten(Protocol):
     """Hears of units whose shards are there."""
 
-    def __call__(self, number: int, *, found: bool) -> None:
+    def __call__(self, number: int, *, already_written: bool) -> None:
         """One unit's are; found: an earlier run wrote them."""
         ...
 
@@ -72,7 +72,7 @@ class LaterPhases:
         work: the job's folder.
         units: all units in order.
         sharding: decides where documents go.
-        older: what stands before the units.
+        base_generations: what stands before the units.
         dedup: which duplicates are left out.
         dtype: of a token on disk.
         attempt: sets the files of this run apart from those of another one.
@@ -83,140 +83,153 @@ class LaterPhases:
         work: WorkFolder,
         units: Sequence[TokenizedUnit],
         sharding: ShardingSettings,
-        older: BaseGenerations,
+        base_generations: BaseGenerations,
         dedup: DedupRecipe,
         dtype: np.dtype[np.generic],
         attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._older, self._dedup, self._dtype, self._attempt = older, dedup, dtype, attempt
+        self._base_generations, self._dedup, self._dtype, self._attempt = (
+            base_generations,
+            dedup,
+            dtype,
+            attempt,
+        )
 
-    def settle(self, crew: Executor, found: DuplicateFiles) -> list[UnitDedupCounts]:
+    def resolve_duplicates(self, executor: Executor, duplicate_files: DuplicateFiles) -> list[UnitDedupCounts]:
         """What is left of every unit."""
-        kept = {
-            one.unit.number: read_dedup_counts(self._work.kept(one.unit.number))
-            for one in self._units
+        dedup_counts = {
+            one.unit.number: read_dedup_counts(self._work.resolution_folder(one.unit.number)) for one in self._units
         }
-        todo = [one for one in self._units if kept[one.unit.number] is None]
-        orders = {
-            one.unit.number: ResolveDuplicatesTask(
-                parts=len(one.unit.parts),
-                folder=one.folder,
-                place=self._work.kept(one.unit.number),
+        pending_units = [one for one in self._units if dedup_counts[one.unit.number] is None]
+        tasks = {
+            unit_counts.unit.number: ResolveDuplicatesTask(
+                parts=len(unit_counts.unit.parts),
+                folder=unit_counts.folder,
+                resolution_folder=self._work.resolution_folder(unit_counts.unit.number),
                 attempt=self._attempt,
-                number=one.unit.number + len(self._older.files),
-                exact=found.exact,
-                near=found.near,
+                number=unit_counts.unit.number + len(self._base_generations.files),
+                exact=duplicate_files.exact,
+                near=duplicate_files.near,
                 sharding=self._sharding,
             )
-            for one in todo
+            for unit_counts in pending_units
         }
-        kept |= run_tasks(crew, orders)
-        return [one for number in sorted(kept) if (one := kept[number]) is not None]
+        dedup_counts |= run_tasks(executor, tasks)
+        return [one for number in sorted(dedup_counts) if (one := dedup_counts[number]) is not None]
 
-    def duplicates(self, crew: Executor) -> DuplicateFiles:
+    def find_duplicates(self, executor: Executor) -> DuplicateFiles:
         """Find documents that stand in several places, and those that are alike."""
         mode, units = self._dedup.mode, self._units
         if mode == "none" or not units:
             return DuplicateFiles()
-        folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
-        older = self._older.files
-        files = (*older, *(one.folder / KEYS_NAME for one in units))
-        exact = find_all_duplicates(
-            crew, files, folder / EXACT, self._attempt, first_new=len(older)
+        folder, documents = (
+            self._work.duplicates,
+            sum(tokenized_unit.facts.documents for tokenized_unit in units),
         )
+        base_files = self._base_generations.files
+        files = (*base_files, *(tokenized_unit.folder / KEYS_NAME for tokenized_unit in units))
+        exact = find_all_duplicates(executor, files, folder / EXACT, self._attempt, first_new=len(base_files))
         if mode != "near" or not documents:
             return DuplicateFiles(exact)
-        bands = self._sort_signatures(crew, exact)
+        signature_files = self._sort_signatures(executor, exact)
         # What is there stays: only what is new need be linked to it.
-        first = len(older)
+        first = len(base_files)
         links = find_all_duplicates(
-            crew, bands, folder / "links", self._attempt, first_new=first, kind=SIGNATURE_KEY
+            executor,
+            signature_files,
+            folder / "links",
+            self._attempt,
+            first_new=first,
+            kind=SIGNATURE_KEY,
         )
-        place = folder / NEAR
-        if place.exists():
-            return DuplicateFiles(exact, tuple(sorted(place.iterdir())))
-        order = LinkComponentsTask(links, folder / "scratch", place, first, self._attempt)
-        return DuplicateFiles(exact, run_tasks(crew, {0: order})[0])
+        near_folder = folder / NEAR
+        if near_folder.exists():
+            return DuplicateFiles(exact, tuple(sorted(near_folder.iterdir())))
+        task = LinkComponentsTask(links, folder / "scratch", near_folder, first, self._attempt)
+        return DuplicateFiles(exact, run_tasks(executor, {0: task})[0])
 
-    def _sort_signatures(self, crew: Executor, exact: tuple[Path, ...]) -> tuple[Path, ...]:
+    def _sort_signatures(self, executor: Executor, exact: tuple[Path, ...]) -> tuple[Path, ...]:
         """The files of sorted keys of bands: of what is there, where signatures are kept, then of all units."""
-        count, first = self._dedup.banding.bands, len(self._older.files)
-        place = self._work.duplicates / "bands"
-        none = place / f"none{KEYS_SUFFIX}"
-        orders: dict[int, SortSignaturesTask | SortStoredSignaturesTask] = {}
+        count, first = self._dedup.banding.bands, len(self._base_generations.files)
+        folder = self._work.duplicates / "bands"
+        empty_path = folder / f"none{KEYS_SUFFIX}"
+        tasks: dict[int, SortSignaturesTask | SortStoredSignaturesTask] = {}
         paths = []
-        for number, stored in enumerate(self._older.bands):
-            paths.append(none if stored is None else place / f"{number:05d}{KEYS_SUFFIX}")
-            if stored is not None:
-                orders[number] = SortStoredSignaturesTask(stored, paths[-1], self._attempt)
+        for number, shard_signatures in enumerate(self._base_generations.signatures):
+            paths.append(empty_path if shard_signatures is None else folder / f"{number:05d}{KEYS_SUFFIX}")
+            if shard_signatures is not None:
+                tasks[number] = SortStoredSignaturesTask(shard_signatures, paths[-1], self._attempt)
         for number, one in enumerate(self._units, first):
-            paths.append(place / f"{number:05d}{KEYS_SUFFIX}")
+            paths.append(folder / f"{number:05d}{KEYS_SUFFIX}")
             sources = one.folder, number, exact, count
-            orders[number] = SortSignaturesTask(*sources, paths[-1], self._attempt)
-        run_tasks(crew, {n: one for n, one in orders.items() if not one.place.exists()})
-        if none in paths:
-            write_file(none, b"")
+            tasks[number] = SortSignaturesTask(*sources, paths[-1], self._attempt)
+        run_tasks(executor, {n: one for n, one in tasks.items() if not one.output_path.exists()})
+        if empty_path in paths:
+            write_file(empty_path, b"")
         return tuple(paths)
 
-    def decide(self, kept: Sequence[UnitDedupCounts]) -> Decision:
+    def decide(self, dedup_counts: Sequence[UnitDedupCounts]) -> Decision:
         """The subsets of single hashes and the numbers of all shards: decided once."""
         decision = self._work.decision()
         if decision is None:
-            folders = [(one.folder, self._work.kept(one.unit.number)) for one in self._units]
-            held = partial(self._older.holding, self._work.out)
-            decision = make_decision(kept, folders, self._sharding, held)
+            folders = [
+                (tokenized_unit.folder, self._work.resolution_folder(tokenized_unit.unit.number))
+                for tokenized_unit in self._units
+            ]
+            find_present_hashes = partial(self._base_generations.find_present_hashes, self._work.out)
+            decision = make_decision(dedup_counts, folders, self._sharding, find_present_hashes)
             self._work.decide(decision)
         return decision
 
     def write(
         self,
-        crew: Executor,
-        kept: Sequence[UnitDedupCounts],
+        executor: Executor,
+        dedup_counts: Sequence[UnitDedupCounts],
         decision: Decision,
-        tell: OnUnitWritten,
+        on_unit_written: OnUnitWritten,
     ) -> list[UnitShardEntries]:
         """Have every unit write its shards.
 
         Args:
-            crew: does it.
-            kept: what is left of each unit.
+            executor: does it.
+            dedup_counts: what is left of each unit.
             decision: the numbers of the shards.
-            tell: is told of each unit whose shards are there, and whether an earlier run wrote them.
+            on_unit_written: is told of each unit whose shards are there, and whether an earlier run wrote them.
         """
         sharding = self._sharding
-        task = ShardSettings(
+        settings = ShardSettings(
             *(self._work.store, self._dtype, sharding.membership),
-            *(sharding.decided(parse_overrides(decision)), sharding.most),
-            self._dedup.kept_banding,
+            *(sharding.apply_overrides(parse_overrides(decision)), sharding.tokens_per_shard),
+            self._dedup.stored_banding,
         )
         shards: dict[int, UnitShardEntries] = {}
-        orders: dict[int, WriteShardsTask] = {}
-        moved = set(decision.moved)
-        for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
-            number = one.unit.number
-            found = read_unit_shards(self._work.shards(number))
-            if found is not None:
-                shards[number] = found
-                tell(number, found=True)
+        tasks: dict[int, WriteShardsTask] = {}
+        moved_units = set(decision.moved)
+        for tokenized_unit, unit_counts, numbers in zip(self._units, dedup_counts, decision.shards, strict=True):
+            number = tokenized_unit.unit.number
+            shard_entries = read_unit_shards(self._work.shards(number))
+            if shard_entries is not None:
+                shards[number] = shard_entries
+                on_unit_written(number, already_written=True)
                 continue
-            orders[number] = WriteShardsTask(
-                first_part=one.unit.first_part + self._older.parts,
-                folder=one.folder,
-                place=self._work.kept(number),
+            tasks[number] = WriteShardsTask(
+                first_part=tokenized_unit.unit.first_part + self._base_generations.parts,
+                folder=tokenized_unit.folder,
+                resolution_folder=self._work.resolution_folder(number),
                 shards=self._work.shards(number),
                 attempt=self._attempt,
-                checksums=one.facts.checksums,
-                whole=not (left.dropped > left.seen or number in moved),
+                checksums=tokenized_unit.facts.checksums,
+                has_all_documents=not (unit_counts.dropped > unit_counts.seen or number in moved_units),
                 numbers=numbers,
-                task=task,
+                settings=settings,
             )
-        shards |= run_tasks(crew, orders, lambda number: tell(number, found=False))
+        shards |= run_tasks(executor, tasks, lambda number: on_unit_written(number, already_written=False))
         return [shards[number] for number in sorted(shards)]
 
 
 def find_all_duplicates(
-    crew: Executor,
+    executor: Executor,
     files: tuple[Path, ...],
     folder: Path,
     attempt: str,
@@ -227,7 +240,7 @@ def find_all_duplicates(
     """Look through all ranges of keys; the files that name what stood before.
 
     Args:
-        crew: does it.
+        executor: does it.
         files: of keys, in the order of documents.
         folder: where the files go.
         attempt: sets the files of this run apart from those of another one.
@@ -235,37 +248,37 @@ def find_all_duplicates(
         kind: of the keys.
     """
     ranges = count_partitions(count_keys(files, kind))
-    places = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
-    bands = kind == SIGNATURE_KEY
-    orders = {
-        number: FindDuplicatesTask(files, first_new, (number, ranges), place, attempt, bands)
-        for number, place in enumerate(places)
-        if not place.exists()
+    paths = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
+    has_signature_keys = kind == SIGNATURE_KEY
+    tasks = {
+        number: FindDuplicatesTask(files, first_new, (number, ranges), path, attempt, has_signature_keys)
+        for number, path in enumerate(paths)
+        if not path.exists()
     }
-    run_tasks(crew, orders)
-    return places
+    run_tasks(executor, tasks)
+    return paths
 
 
 def run_tasks(
-    crew: Executor,
-    orders: Mapping[int, Any],
-    tell: Callable[[int], None] = lambda _: None,
-    losses: CrashTracker | None = None,
+    executor: Executor,
+    tasks: Mapping[int, Any],
+    on_done: Callable[[int], None] = lambda _: None,
+    crash_tracker: CrashTracker | None = None,
 ) -> dict[int, Any]:
     """What came of orders, by number; those whose workers are lost are given again, as another attempt.
 
     Args:
-        crew: does them.
-        orders: what is to be done, by number.
-        tell: is told of each that is done.
-        losses: knows of units whose workers died, where single documents may be what they die of.
+        executor: does them.
+        tasks: what is to be done, by number.
+        on_done: is told of each that is done.
+        crash_tracker: knows of units whose workers died, where single documents may be what they die of.
 
     Raises:
         WorkerError: workers die of an order again and again.
     """
     deaths: dict[int, int] = {}
 
-    def lost(number: int, order: Any, reason: str) -> Any:
+    def handle_crash(number: int, task: Any, reason: str) -> Any:
         deaths[number] = deaths.get(number, 0) + 1
         if deaths[number] > _MAX_TASK_DEATHS:
             raise WorkerError(
@@ -273,17 +286,19 @@ def run_tasks(
                 "--workers 1), then give the same command again: it goes on."
             )
         # Who is believed dead may live on where nobody sees it.
-        attempt = f"{order.attempt.partition('-')[0]}-{deaths[number]}"
-        return replace(order, attempt=attempt)
+        attempt = f"{task.attempt.partition('-')[0]}-{deaths[number]}"
+        return replace(task, attempt=attempt)
 
-    made: dict[int, Any] = {}
-    for event in iter_task_events(crew, orders.items(), losses.lost if losses else lost):
+    results: dict[int, Any] = {}
+    for event in iter_task_events(
+        executor, tasks.items(), crash_tracker.handle_crash if crash_tracker else handle_crash
+    ):
         if isinstance(event, TaskMessage):
-            if losses is not None:
-                losses.hear(event.number, event.message)
+            if crash_tracker is not None:
+                crash_tracker.record_marker(event.number, event.message)
         else:
-            if losses is not None:
-                losses.done(event.number)
-            made[event.number] = event.result
-            tell(event.number)
-    return made
+            if crash_tracker is not None:
+                crash_tracker.forget_unit(event.number)
+            results[event.number] = event.result
+            on_done(event.number)
+    return results

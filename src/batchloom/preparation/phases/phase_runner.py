@@ -102,12 +102,12 @@ class PhaseResults:
         tokenizer: what encoded.
         dtype: name of the dtype on disk.
         units: the units in order, with what came of each.
-        kept: what is left of each unit.
+        dedup_counts: what is left of each unit.
         shards: the shards of each unit, by subset.
         decision: what was decided over all units.
         resumed: units that an earlier run had tokenized.
         workers: how many units were done at the same time.
-        crew: what did them.
+        executor_name: what did them.
         content: what the report tells of it.
         seconds: of each phase.
     """
@@ -115,12 +115,12 @@ class PhaseResults:
     tokenizer: Tokenizer
     dtype: str
     units: Sequence[TokenizedUnit]
-    kept: Sequence[UnitDedupCounts]
+    dedup_counts: Sequence[UnitDedupCounts]
     shards: Sequence[UnitShardEntries]
     decision: Decision
     resumed: int = 0
     workers: int = 1
-    crew: str = "in-process"
+    executor_name: str = "in-process"
     content: ReportContent = field(default_factory=ReportContent)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class PhaseRunner:
         work: the job's folder.
         recipe: what to do.
         listing: the inputs.
-        readings: how their records become documents.
+        record_parsers: how their records become documents.
         run: how the job is run, and who hears of it.
     """
 
@@ -170,21 +170,25 @@ class PhaseRunner:
         work: WorkFolder,
         recipe: Recipe,
         listing: SourceListing,
-        readings: RecordParsers,
+        record_parsers: RecordParsers,
         run: RunContext,
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
-        self._readings, self._settings, self._content = readings, run.settings, run.content
+        self._record_parsers, self._settings, self._content = (
+            record_parsers,
+            run.settings,
+            run.content,
+        )
         self._base, self._listener, self._note = run.base, run.listener, run.note
         _check_input_count(len(listing.sources) + (len(run.base.sources) if run.base else 0))
-        self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
+        self._units = plan_units(listing.sources, record_parsers.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
-        self._pieces: list[Path] = []
+        self._segment_key_files: list[Path] = []
         self._excluded: list[ExcludedRecords] = [()] * len(self._units)
-        self._before, self._again = "", False
-        self._ready: PrestartedWorkers | None = None
+        self._segment_fingerprint, self._has_new_exclusions = "", False
+        self._prestarted_workers: PrestartedWorkers | None = None
         # Found once: what it depends on is the memory that is free, which workers that begin take.
-        self._at_once = choose_worker_count(self._settings.execution, len(self._units))
+        self._worker_count = choose_worker_count(self._settings.execution, len(self._units))
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -193,7 +197,7 @@ class PhaseRunner:
         """How many units there are."""
         return len(self._units)
 
-    def workers(self) -> PrestartedWorkers:
+    def start_workers(self) -> PrestartedWorkers:
         """Have workers begin, while the tokenizer is still found or learned; end those that are not used."""
         execution = self._settings.execution
         if isinstance(execution.workers, int) and execution.workers > self.units:
@@ -203,49 +207,45 @@ class PhaseRunner:
             )
         if execution.engine == "ray" and execution.address is None:
             self._note("Ray is started on this machine, which takes some seconds.")
-        self._ready = prestart_workers(execution, self._at_once)
-        return self._ready
+        self._prestarted_workers = prestart_workers(execution, self._worker_count)
+        return self._prestarted_workers
 
     def make(self, tokenizer: Tokenizer) -> PhaseResults:
         """Do what is left to do, up to the last shard."""
         recipe = self._recipe
         dtype = choose_dtype_name(recipe, tokenizer)
-        chat = choose_job_template(
-            recipe, self._listing.sources, self._readings, tokenizer, self._note
-        )
-        unused = find_unused_columns(map(self._readings.of, self._listing.sources), chat)
+        chat = choose_job_template(recipe, self._listing.sources, self._record_parsers, tokenizer, self._note)
+        unused = find_unused_columns(map(self._record_parsers.get_parser, self._listing.sources), chat)
         if unused:
             self._note(f"Unused columns: {', '.join(unused)}")
         while True:
             try:
                 return self._make(tokenizer, dtype, chat)
             except RecordExcludedError as error:
-                self._again = True
-                self._work.exclude(self._names(tokenizer)[error.unit], error.excluded)
+                self._has_new_exclusions = True
+                self._work.exclude(self._list_unit_names(tokenizer)[error.unit], error.excluded)
 
     def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> PhaseResults:
         """Do what is left to do, with records that are known to be kept aside."""
         recipe = self._recipe
-        folders = self._folders(tokenizer)
-        other = self._work.follow(fingerprint([folder.name for folder in folders]))
-        if other and not self._again:
+        folders = self._list_unit_folders(tokenizer)
+        units_changed = self._work.follow(fingerprint([folder.name for folder in folders]))
+        if units_changed and not self._has_new_exclusions:
             self._note(
                 "Packages that decide documents are of other versions than when this job was stopped: all units are "
                 "done again."
             )
         self._adopt(folders)
-        tally = JobCounters(self._listener, recipe.max_bad, self._listing.bytes)
-        losses = CrashTracker(self._units, self._note, together=bool(self._pieces))
-        rules = self._readings.rules
-        found = (read_unit_facts(folder) for folder in folders)
-        tokenizing = TokenizePhase(self._units, found, rules, tally, losses, self._note)
-        resumed = sum(one is not None for one in tokenizing.facts)
+        counters = JobCounters(self._listener, recipe.max_bad, self._listing.bytes)
+        crash_tracker = CrashTracker(self._units, self._note, together=bool(self._segment_key_files))
+        rules = self._record_parsers.rules
+        resumed_facts = (read_unit_facts(folder) for folder in folders)
+        tokenize_phase = TokenizePhase(self._units, resumed_facts, rules, counters, crash_tracker, self._note)
+        resumed = sum(one is not None for one in tokenize_phase.facts)
         if resumed:
-            self._note(
-                f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run."
-            )
-        workers = self._at_once
-        hand = WorkerSetup(
+            self._note(f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run.")
+        workers = self._worker_count
+        worker_setup = WorkerSetup(
             recipe,
             self._settings.limits,
             self._work.tokenizer_path,
@@ -256,220 +256,259 @@ class PhaseRunner:
             overlap=count_cores() >= 2 * workers,
             versions=collect_versions(recipe.reading.clean),
         )
-        task = hand.task_of(tokenizer, self._readings, chat)
-        here = make_task_function(lambda: task)
+        context = worker_setup.make_context(tokenizer, self._record_parsers, chat)
+        task_function = make_task_function(lambda: context)
         execution = self._settings.execution
-        crewed = ExecutorRequest(execution, self._work.path, self._ready)
-        with make_executor(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
-            orders = self._orders(crew, tokenizing, folders)
-            facts = self._timed("tokenize", lambda: run_tokenize_phase(tokenizing, crew, orders))
-            tally.first = tokenizing.first_bad()
-            tally.verdict()
-            if not tally.documents:
+        executor_request = ExecutorRequest(execution, self._work.path, self._prestarted_workers)
+        with make_executor(
+            executor_request,
+            worker_setup,
+            lambda: task_function,
+            workers,
+            tokenize_phase.handle_message,
+        ) as executor:
+            tasks = self._make_unit_tasks(executor, tokenize_phase, folders)
+            facts = self._run_timed("tokenize", lambda: run_tokenize_phase(tokenize_phase, executor, tasks))
+            counters.first = tokenize_phase.first_bad()
+            counters.check_bad_records()
+            if not counters.documents:
                 self._work.clear()
-                raise InputMissingError(_describe_no_documents(tally, facts))
+                raise InputMissingError(_describe_no_documents(counters, facts))
             units = [TokenizedUnit(*one) for one in zip(self._units, folders, facts, strict=True)]
-            told = tokenizing.reports.report()
-            made = self._resolve_and_write(crew, units, task, dtype, told)
+            unit_report = tokenize_phase.reports.report()
+            results = self._resolve_and_write(executor, units, context, dtype, unit_report)
         name = "in-process" if runs_inline(execution, workers) else execution.engine
-        return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
+        return replace(results, resumed=resumed, workers=workers, executor_name=name, seconds=self._seconds)
 
     def _resolve_and_write(
         self,
-        crew: Executor,
+        executor: Executor,
         units: list[TokenizedUnit],
-        task: EncodeContext,
+        context: EncodeContext,
         dtype: str,
         reports: UnitReport,
     ) -> PhaseResults:
         """What follows when every unit is tokenized; ``dtype`` is the name of the task's."""
         recipe = self._recipe
-        older = read_base_generations(self._work, self._base, recipe.dedup)
-        if older.without_signatures:
+        base_generations = read_base_generations(self._work, self._base, recipe.dedup)
+        if base_generations.without_signatures:
             self._note(
                 f"{self._work.out} keeps signatures of this kind for "
-                f"{len(older.bands) - older.without_signatures:,} of its "
-                f"{len(older.bands):,} shards (prepare with --dedup near keeps them): near duplicates of documents in "
+                f"{len(base_generations.signatures) - base_generations.without_signatures:,} of its "
+                f"{len(base_generations.signatures):,} shards (prepare with --dedup near keeps them): near "
+                "duplicates of documents in "
                 "the others stay."
             )
         sharding = ShardingSettings(
-            membership=task.membership,
-            most=recipe.tokens_per_shard,
-            shards=older.shards,
-            filled=older.filled,
-            settled=older.overrides,
-            tokens=older.tokens,
+            membership=context.membership,
+            tokens_per_shard=recipe.tokens_per_shard,
+            shards=base_generations.shards,
+            nonempty_subsets=base_generations.nonempty_subsets,
+            base_overrides=base_generations.overrides,
+            tokens=base_generations.tokens,
             balance=recipe.balance_subsets,
         )
         phases = LaterPhases(
-            self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt
+            self._work,
+            units,
+            sharding,
+            base_generations,
+            recipe.dedup,
+            context.dtype,
+            self._attempt,
         )
-        found = self._timed("find duplicates", lambda: phases.duplicates(crew))
-        kept = self._timed("settle", lambda: phases.settle(crew, found))
-        decision = phases.decide(kept)
-        documents = older.documents + sum(one.documents for one in kept)
-        texts = all(self._readings.of(one).way == "text" for one in self._listing.sources)
+        duplicate_files = self._run_timed("find duplicates", lambda: phases.find_duplicates(executor))
+        dedup_counts = self._run_timed("settle", lambda: phases.resolve_duplicates(executor, duplicate_files))
+        decision = phases.decide(dedup_counts)
+        documents = base_generations.documents + sum(source.documents for source in dedup_counts)
+        texts = all(self._record_parsers.get_parser(one).record_kind == "text" for one in self._listing.sources)
         for text in (
-            *task.membership.empty_notes(decision.shards, older.filled),
+            *context.membership.empty_notes(decision.shards, base_generations.nonempty_subsets),
             *describe_missed_shares(
-                task.membership.shares,
+                context.membership.shares,
                 decision.tokens,
                 documents,
                 balance=recipe.balance_subsets,
                 texts=texts,
                 splits=any(one.kind in ("text", "code") for one in self._listing.sources),
             ),
-            *_describe_long_documents(units, kept, self._readings.rules, recipe.tokens_per_shard),
+            *_describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard),
         ):
             self._note(text)
-        pairs, rest = self._timed("find duplicates", lambda: self._pairs(found, units, older, task))
-        tell = self._make_write_listener(kept, task.dtype.itemsize)
+        pairs, omitted_rows = self._run_timed(
+            "find duplicates",
+            lambda: self._find_pairs(duplicate_files, units, base_generations, context),
+        )
+        on_unit_written = self._make_write_listener(dedup_counts, context.dtype.itemsize)
         shards: list[UnitShardEntries] = []
         if not self._settings.dry_run:
-            shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
+            shards = self._run_timed(
+                "write shards",
+                lambda: phases.write(executor, dedup_counts, decision, on_unit_written),
+            )
         content = build_content(
             reports,
-            after=_compute_flows(units, kept, task.dtype.itemsize),
+            after=_compute_flows(units, dedup_counts, context.dtype.itemsize),
             duplicates=pairs,
-            duplicates_rest=rest,
+            duplicates_rest=omitted_rows,
         )
-        return PhaseResults(task.tokenizer, dtype, units, kept, shards, decision, content=content)
+        return PhaseResults(context.tokenizer, dtype, units, dedup_counts, shards, decision, content=content)
 
-    def _pairs(
+    def _find_pairs(
         self,
-        found: DuplicateFiles,
+        duplicate_files: DuplicateFiles,
         units: list[TokenizedUnit],
-        older: BaseGenerations,
-        task: EncodeContext,
+        base_generations: BaseGenerations,
+        context: EncodeContext,
     ) -> PairList:
         """Duplicates by pair of sources, with examples."""
         files, inputs = (
-            (*found.exact, *found.near),
+            (*duplicate_files.exact, *duplicate_files.near),
             describe_input_locations(self._recipe.inputs)["inputs"],
         )
         reader = DuplicatePairReader(
-            *(units, len(older.files), inputs), task.membership, task.dtype, task.tokenizer
+            *(units, len(base_generations.files), inputs),
+            context.membership,
+            context.dtype,
+            context.tokenizer,
         )
         if not files:
-            return reader.pairs(files)
-        decided_by = [[one.folder.name for one in units], inputs, older.generation]
-        place = self._work.duplicates / "pairs" / fingerprint(decided_by)
-        return load_or_find_pairs(place, self._attempt, lambda: reader.pairs(files))
+            return reader.read_pairs(files)
+        key_parts = [
+            [tokenized_unit.folder.name for tokenized_unit in units],
+            inputs,
+            base_generations.generation,
+        ]
+        path = self._work.duplicates / "pairs" / fingerprint(key_parts)
+        return load_or_find_pairs(path, self._attempt, lambda: reader.read_pairs(files))
 
-    def _folders(self, tokenizer: Tokenizer) -> list[Path]:
+    def _list_unit_folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
-        names = self._names(tokenizer)
-        if self._recipe.dedup.pieces:
+        names = self._list_unit_names(tokenizer)
+        if self._recipe.dedup.repeat_unit:
             # Which lines stood before is a matter of all that comes before.
-            excluded = self._work.excluded()
+            excluded = self._work.read_excluded()
             self._excluded = [excluded.get(name, ()) for name in names]
             pairs = zip(names, self._excluded, strict=True)
-            read = [fingerprint([name, aside]) if aside else name for name, aside in pairs]
-            self._pieces, self._before = [self._work.pieces(one) for one in read], fingerprint(read)
-            names = self._names(tokenizer, self._before)
+            identities = [
+                fingerprint([name, unit_exclusions]) if unit_exclusions else name for name, unit_exclusions in pairs
+            ]
+            self._segment_key_files, self._segment_fingerprint = (
+                [self._work.segment_keys_path(identity) for identity in identities],
+                fingerprint(identities),
+            )
+            names = self._list_unit_names(tokenizer, self._segment_fingerprint)
         return [self._work.unit(name) for name in names]
 
-    def _names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
-        """The identities of all units; ``before`` names what decides which of their lines stay."""
-        decided_by = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
-        if before:
-            decided_by["before"] = before
-        return [compute_unit_identity(unit, decided_by, self._content) for unit in self._units]
+    def _list_unit_names(self, tokenizer: Tokenizer, segment_fingerprint: str = "") -> list[str]:
+        """The identities of all units; ``segment_fingerprint`` names what decides which of their lines stay."""
+        settings = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
+        if segment_fingerprint:
+            settings["before"] = segment_fingerprint
+        return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
 
     def _adopt(self, folders: list[Path]) -> None:
         """Make units of what a stream has kept of them."""
-        stretches = self._work.path / STREAM_BATCHES_FOLDER
-        if not stretches.is_dir() or self._recipe.dedup.mode != "none":
+        stream_folder = self._work.path / STREAM_BATCHES_FOLDER
+        if not stream_folder.is_dir() or self._recipe.dedup.mode != "none":
             return
         membership = SubsetRule(self._recipe.val_fraction, self._recipe.test_fraction)
-        how = AdoptionContext(self._readings, membership)
-        adopted = 0
+        context = AdoptionContext(self._record_parsers, membership)
+        adopted_count = 0
         for unit, folder in zip(self._units, folders, strict=True):
             if not folder.exists():
-                kept = stretches / folder.name
-                adopted += adopt_unit(unit, kept, folder, self._attempt, how)
-        if adopted:
-            self._note(
-                f"Going on: {adopted:,} of {self.units:,} units were read by a stream already."
-            )
+                batches_folder = stream_folder / folder.name
+                adopted_count += adopt_unit(unit, batches_folder, folder, self._attempt, context)
+        if adopted_count:
+            self._note(f"Going on: {adopted_count:,} of {self.units:,} units were read by a stream already.")
 
-    def _orders(
-        self, crew: Executor, tokenizing: TokenizePhase, folders: list[Path]
+    def _make_unit_tasks(
+        self, executor: Executor, tokenize_phase: TokenizePhase, folders: list[Path]
     ) -> dict[int, UnitTask]:
         """Phase A of the units that are not done; what they have to know of each other is found before."""
-        todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
-        cuts = self._cuts(crew, todo)
-        repeated: tuple[Path, ...] = ()
-        if todo and self._pieces:
-            repeated = self._timed(
+        pending_units = [number for number, facts in enumerate(tokenize_phase.facts) if facts is None]
+        cuts_by_offset = self._find_cuts(executor, pending_units)
+        repeated_files: tuple[Path, ...] = ()
+        if pending_units and self._segment_key_files:
+            repeated_files = self._run_timed(
                 "find repeated pieces",
-                lambda: self._find_repeated_segments(crew, cuts, tokenizing.losses),
+                lambda: self._find_repeated_segments(executor, cuts_by_offset, tokenize_phase.crash_tracker),
             )
         return {
             number: UnitTask(
                 *(self._units[number], folders[number], self._attempt),
                 excluded=self._excluded[number],
-                repeated=repeated,
-                cuts=select_unit_cuts(self._units[number], cuts),
+                repeated=repeated_files,
+                known_cuts=select_unit_cuts(self._units[number], cuts_by_offset),
             )
-            for number in todo
+            for number in pending_units
         }
 
-    def _cuts(self, crew: Executor, todo: list[int]) -> CutsBySource:
+    def _find_cuts(self, executor: Executor, pending_units: list[int]) -> CutsBySource:
         """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
-        units = self._units if self._pieces else [self._units[number] for number in todo]
-        orders = make_cuts_tasks(units if todo else [], self._readings.rules)
-        if not orders:
+        units = self._units if self._segment_key_files else [self._units[number] for number in pending_units]
+        tasks = make_cuts_tasks(units if pending_units else [], self._record_parsers.rules)
+        if not tasks:
             return {}
-        found = self._timed("find cuts", lambda: run_tasks(crew, dict(enumerate(orders))))
+        cuts_by_task = self._run_timed("find cuts", lambda: run_tasks(executor, dict(enumerate(tasks))))
         return {
-            (order.source.path, nominal): begin
-            for number, order in enumerate(orders)
-            for nominal, begin in zip(order.nominal, found[number], strict=True)
+            (task.source.path, nominal): begin
+            for number, task in enumerate(tasks)
+            for nominal, begin in zip(task.nominal, cuts_by_task[number], strict=True)
         }
 
     def _find_repeated_segments(
-        self, crew: Executor, cuts: CutsBySource, losses: CrashTracker
+        self, executor: Executor, cuts_by_offset: CutsBySource, crash_tracker: CrashTracker
     ) -> tuple[Path, ...]:
         """The files that name lines (or paragraphs) that stood before."""
-        orders = {
+        tasks = {
             unit.number: SegmentKeysTask(
-                *(unit, place, self._attempt), excluded=aside, cuts=select_unit_cuts(unit, cuts)
+                *(unit, path, self._attempt),
+                excluded=unit_exclusions,
+                known_cuts=select_unit_cuts(unit, cuts_by_offset),
             )
-            for unit, place, aside in zip(self._units, self._pieces, self._excluded, strict=True)
-            if not place.exists()
+            for unit, path, unit_exclusions in zip(self._units, self._segment_key_files, self._excluded, strict=True)
+            if not path.exists()
         }
-        run_tasks(crew, orders, losses=losses)
-        folder = self._work.duplicates / self._before
-        return find_all_duplicates(crew, tuple(self._pieces), folder, self._attempt)
+        run_tasks(executor, tasks, crash_tracker=crash_tracker)
+        folder = self._work.duplicates / self._segment_fingerprint
+        return find_all_duplicates(executor, tuple(self._segment_key_files), folder, self._attempt)
 
-    def _make_write_listener(self, kept: list[UnitDedupCounts], size: int) -> OnUnitWritten:
+    def _make_write_listener(self, dedup_counts: list[UnitDedupCounts], size: int) -> OnUnitWritten:
         """Tells the listener of units whose shards are there."""
-        total = sum(unit.tokens for unit in kept) * size
-        done = [0, 0, 0]
+        total = sum(unit.tokens for unit in dedup_counts) * size
+        done_counts = [0, 0, 0]
 
-        def tell(number: int, *, found: bool) -> None:
-            unit = kept[number]
-            done[0] += unit.tokens * size
-            done[1] += unit.tokens * size if found else 0
-            done[2] += unit.documents
-            self._listener(Progress("write", done[0], total, done[1], done[2], done[0] // size, 0))
+        def on_unit_written(number: int, *, already_written: bool) -> None:
+            unit = dedup_counts[number]
+            done_counts[0] += unit.tokens * size
+            done_counts[1] += unit.tokens * size if already_written else 0
+            done_counts[2] += unit.documents
+            self._listener(
+                Progress(
+                    "write",
+                    done_counts[0],
+                    total,
+                    done_counts[1],
+                    done_counts[2],
+                    done_counts[0] // size,
+                    0,
+                )
+            )
 
-        return tell
+        return on_unit_written
 
-    def _timed(self, phase: str, work: Callable[[], T]) -> T:
+    def _run_timed(self, phase: str, work: Callable[[], T]) -> T:
         """What the work gives; its seconds are added to those of its phase, also where it fails."""
         began = time.perf_counter()
         try:
             return work()
         finally:
-            spent = time.perf_counter() - began
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
+            elapsed = time.perf_counter() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + elapsed
 
 
-def collect_unit_settings(
-    recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]
-) -> dict[str, Any]:
+def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
     """All but the inputs that decides what comes of a unit, as plain values."""
     return {
         "version": WORK_VERSION,
@@ -485,73 +524,78 @@ def collect_unit_settings(
     }
 
 
-def _compute_flows(
-    units: list[TokenizedUnit], kept: list[UnitDedupCounts], size: int
-) -> list[StepFlow]:
+def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCounts], size: int) -> list[StepFlow]:
     """What came to the steps behind those of the units, and left them."""
-    came = sum(one.facts.documents for one in units)
-    tokens = sum(one.facts.tokens for one in units)
-    documents, left = sum(one.documents for one in kept), sum(one.tokens for one in kept)
+    documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
+    tokens = sum(unit_counts.facts.tokens for unit_counts in units)
+    documents, remaining_tokens = (
+        sum(one.documents for one in dedup_counts),
+        sum(one.tokens for one in dedup_counts),
+    )
     dedup = StepFlow(
         step="dedup",
-        documents_in=came,
+        documents_in=documents_in,
         documents_out=documents,
         tokens_in=tokens,
-        tokens_out=left,
+        tokens_out=remaining_tokens,
     )
     write = StepFlow(
         step="write",
         documents_in=documents,
         documents_out=documents,
-        bytes_out=left * size,
-        tokens_in=left,
-        tokens_out=left,
+        bytes_out=remaining_tokens * size,
+        tokens_in=remaining_tokens,
+        tokens_out=remaining_tokens,
     )
     return [dedup, write]
 
 
 def _describe_long_documents(
-    units: Sequence[TokenizedUnit], kept: Sequence[UnitDedupCounts], rules: ReadRules, most: int
+    units: Sequence[TokenizedUnit],
+    dedup_counts: Sequence[UnitDedupCounts],
+    rules: ReadRules,
+    tokens_per_shard: int,
 ) -> list[str]:
     """Describe documents longer than a shard may be, with the place of the longest."""
-    count = sum(one.long for one in kept)
+    count = sum(one.long for one in dedup_counts)
     if not count:
         return []
-    number = max(range(len(kept)), key=lambda number: kept[number].longest[0])
-    length, part, record, offset = kept[number].longest
-    found, before = units[number].unit.parts[part], 0
-    source, bound = found.source, (units[number].unit.number, found.start)
+    number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
+    length, part, record, offset = dedup_counts[number].longest
+    longest_part, records_before = units[number].unit.parts[part], 0
+    source, bound = longest_part.source, (units[number].unit.number, longest_part.start)
     for one in units[: number + 1]:
-        for other, facts in zip(one.unit.parts, one.facts.parts, strict=True):
-            if other.source.path == source.path and (one.unit.number, other.start) < bound:
-                before += facts.records
-    place = format_record_name(source, rules, before, BadRecord(record, offset, None, "", ""))
-    some = "1 document is" if count == 1 else f"{count:,} documents are"
+        for other_part, facts in zip(one.unit.parts, one.facts.parts, strict=True):
+            if other_part.source.path == source.path and (one.unit.number, other_part.start) < bound:
+                records_before += facts.records
+    record_name = format_record_name(source, rules, records_before, BadRecord(record, offset, None, "", ""))
+    documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
     note = (
-        f"{some} longer than a shard should be ({most:,} tokens, --tokens-per-shard), so shards are larger. The "
-        f"longest has {length:,} tokens: {place}. Raise --tokens-per-shard, or cut texts into smaller documents "
+        f"{documents_phrase} longer than a shard should be ({tokens_per_shard:,} tokens, --tokens-per-shard), so "
+        "shards are larger. The "
+        f"longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts into smaller documents "
         "(--split-on paragraph)."
     )
     return [note]
 
 
-def _describe_no_documents(tally: JobCounters, facts: list[UnitFacts]) -> str:
-    left_out: Counter[str] = Counter()
+def _describe_no_documents(counters: JobCounters, facts: list[UnitFacts]) -> str:
+    dropped_counts: Counter[str] = Counter()
     for fact in facts:
         for part in fact.parts:
-            left_out.update(part.dropped)
-    empty = tally.records - tally.quarantined - left_out.total()
-    found = [
-        (tally.quarantined, "bad"),
-        *((n, rule) for rule, n in left_out.items()),
+            dropped_counts.update(part.dropped)
+    empty = counters.records - counters.quarantined - dropped_counts.total()
+    counts_by_reason = [
+        (counters.quarantined, "bad"),
+        *((n, rule) for rule, n in dropped_counts.items()),
         (empty, "empty"),
     ]
-    said = ", ".join(f"{n:,} {what}" for n, what in found if n > 0) or "the input has none"
-    said = f"No document came of {format_count(tally.records, 'record')}: {said}."
-    if tally.first:
-        return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
-    if left_out:
-        flags = any(rule.startswith("nothing to train") for rule in left_out)
+    message = ", ".join(f"{n:,} {reason}" for n, reason in counts_by_reason if n > 0) or "the input has none"
+    message = f"No document came of {format_count(counters.records, 'record')}: {message}."
+    if counters.first:
+        return f"{message} The first bad one: {counters.first}. Mend the input, or name another."
+    if dropped_counts:
+        flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
         more = ', "loss" or "train" flags of messages' if flags else ""
-        return f"{said} Leave fewer out (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
-    return f"{said} Name other inputs."
+        return f"{message} Leave fewer out (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
+    return f"{message} Name other inputs."

@@ -15,47 +15,50 @@ from batchloom.preparation.workers import MessageCallback
 from batchloom.sources import PartReader, prefetch_sources
 
 
-def write_segment_keys(order: SegmentKeysTask, task: EncodeContext, tell: MessageCallback) -> int:
+def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, send_message: MessageCallback) -> int:
     """Write the keys of a unit's lines or paragraphs; how many there are, blank ones counted.
 
     Args:
-        order: the parts to read, and where the keys go.
-        task: the job's settings.
-        tell: is told of what is taken in hand (:class:`CrashMarker`).
+        segment_task: the parts to read, and where the keys go.
+        context: the job's settings.
+        send_message: is told of what is taken in hand (:class:`CrashMarker`).
 
     Raises:
         InputError: a source cannot be read.
         OutputError: the file cannot be written.
     """
-    if task.pieces is None:
+    if context.repeat_unit is None:
         raise AssertionError("nobody asked for lines or paragraphs")
     # What is dropped or bad is counted when the unit is read for good.
-    intake = RecordIngester(
-        normalized=task.normalize,
-        cleaner=task.cleaner,
-        removal=None,
-        tally=UnitStatistics(),
-        watch=Stopwatch(),
+    ingester = RecordIngester(
+        normalized=context.normalize,
+        cleaner=context.cleaner,
+        line_deduplicator=None,
+        statistics=UnitStatistics(),
+        stopwatch=Stopwatch(),
     )
-    suspects, count = CrashIsolation(order.suspects, order.excluded), 0
-    task.bounds.tell(order.cuts)
-    parts = prefetch_sources(order.unit.parts, lambda part: part.source)
-    with open_attempt_file(order.place, order.attempt) as aside, open_key_writer(aside) as add:
+    crash_isolation, count = CrashIsolation(segment_task.suspected_ranges, segment_task.excluded), 0
+    context.bounds.set_known_cuts(segment_task.known_cuts)
+    parts = prefetch_sources(segment_task.unit.parts, lambda part: part.source)
+    with (
+        open_attempt_file(segment_task.keys_path, segment_task.attempt) as attempt_path,
+        open_key_writer(attempt_path) as add,
+    ):
         for number, part in enumerate(parts):
-            reading = task.readings.of(part.source)
-            if reading.way != "text":
+            record_parser = context.record_parsers.get_parser(part.source)
+            if record_parser.record_kind != "text":
                 continue
-            with PartReader(part, reading.rules, task.bounds) as reader:
-                for found in reader:
-                    for piece, careful in suspects.pieces(number, found):
-                        if piece.records:
-                            records = piece.records[0], piece.records[-1]
-                            tell(CrashMarker("clean", ((number, records[0]), (number, records[1]))))
-                        intake.take(piece, reading, part.source.name)
-                        numbers = [number] * len(piece.values)
-                        keys, count = hash_segments(piece.values, numbers, count, task.pieces)
+            with PartReader(part, record_parser.rules, context.bounds) as reader:
+                for record_batch in reader:
+                    for record_slice, is_suspected in crash_isolation.split_batch(number, record_batch):
+                        if record_slice.records:
+                            records = record_slice.records[0], record_slice.records[-1]
+                            send_message(CrashMarker("clean", ((number, records[0]), (number, records[1]))))
+                        ingester.ingest(record_slice, record_parser, part.source.name)
+                        numbers = [number] * len(record_slice.values)
+                        keys, count = hash_segments(record_slice.values, numbers, count, context.repeat_unit)
                         add(keys)
-                        if careful:
-                            tell(CrashMarker("clean", None))
+                        if is_suspected:
+                            send_message(CrashMarker("clean", None))
                 reader.finish()
     return count

@@ -63,39 +63,39 @@ _BATCH_DOCUMENTS = 1 << 15
 _LARGE_BATCH_CHARACTERS = 16 << 20
 
 
-def tokenize_unit(order: UnitTask, task: EncodeContext, tell: MessageCallback) -> UnitFacts:
+def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> UnitFacts:
     """Write a unit's temporary files beside their place, its facts last, and move them there.
 
     Args:
-        order: the parts to read, and where the files go.
-        task: the job's settings.
-        tell: is told of what is taken in hand (:class:`CrashMarker`) and what came of it (:class:`UnitProgress`).
+        unit_task: the parts to read, and where the files go.
+        context: the job's settings.
+        send_message: receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it.
 
     Raises:
         InputError: a source cannot be read.
         UnusableError: a record that the recipe wants to end the job.
         OutputError: the files cannot be written.
     """
-    folder = attempt_folder(order.folder, order.attempt)
+    folder = attempt_folder(unit_task.folder, unit_task.attempt)
     make_folder(folder)
-    task.bounds.tell(order.cuts)
+    context.bounds.set_known_cuts(unit_task.known_cuts)
     with contextlib.ExitStack() as stack:
-        encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
-        files = stack.enter_context(UnitFiles(folder, task.dedup))
-        run = UnitTokenizer(order, task, files, encoder, tell)
-        parts = prefetch_sources(order.unit.parts, lambda part: part.source)
+        encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if context.overlap else None
+        files = stack.enter_context(UnitFiles(folder, context.dedup))
+        unit_tokenizer = UnitTokenizer(unit_task, context, files, encoder, send_message)
+        parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
-            run.read(number, part)
-        run.flush()
-        run.settle()
+            unit_tokenizer.read_part(number, part)
+        unit_tokenizer.flush()
+        unit_tokenizer.write_pending()
         files.sync()
-    facts = run.facts()
+    facts = unit_tokenizer.make_facts()
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
-    if move_into_place(folder, order.folder):
+    if move_into_place(folder, unit_task.folder):
         return facts
     # Another attempt was first; where a record was kept aside, the two are not the same.
-    return read_unit_facts(order.folder) or facts
+    return read_unit_facts(unit_task.folder) or facts
 
 
 class DocumentSink(Protocol):
@@ -114,7 +114,7 @@ class DocumentSink(Protocol):
     ) -> None:
         """Take documents."""
 
-    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Take bad records."""
 
     def checksums(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class PartRecordReader(Protocol):
 class _EncodeBatch:
     """Documents waiting to be tokenized, of one part or of several that are read alike."""
 
-    reading: RecordParser | None = None
+    record_parser: RecordParser | None = None
     documents: list[Any] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -159,10 +159,13 @@ class _EncodeBatch:
         """Whether it is worth handing to the tokenizer."""
         return self.characters >= _BATCH_CHARACTERS or len(self.documents) >= _BATCH_DOCUMENTS
 
-    def fits(self, reading: RecordParser) -> bool:
+    def accepts(self, record_parser: RecordParser) -> bool:
         """Whether documents of this reading can be encoded together with those that wait."""
-        mine = self.reading
-        return mine is None or (mine.way, mine.chat) == (reading.way, reading.chat)
+        batch_parser = self.record_parser
+        return batch_parser is None or (batch_parser.record_kind, batch_parser.chat) == (
+            record_parser.record_kind,
+            record_parser.chat,
+        )
 
 
 @dataclass(slots=True)
@@ -188,272 +191,272 @@ class UnitTokenizer:
 
     def __init__(
         self,
-        order: UnitTask,
-        task: EncodeContext,
+        unit_task: UnitTask,
+        context: EncodeContext,
         files: DocumentSink,
         encoder: Executor | None,
-        tell: MessageCallback,
+        send_message: MessageCallback,
     ) -> None:
-        self._unit, self._task, self._files = order.unit, task, files
-        self._encoder, self._tell = encoder, tell
-        self._isolation = CrashIsolation(order.suspects, order.excluded)
-        self._tally, self._watch = UnitStatistics(), Stopwatch()
+        self._unit, self._context, self._files = unit_task.unit, context, files
+        self._encoder, self._send_message = encoder, send_message
+        self._isolation = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded)
+        self._statistics, self._stopwatch = UnitStatistics(), Stopwatch()
         # Steps are listed in the order in which they are first told of.
-        self._tally.flow(StepFlow(step="read"))
-        removal = (
-            LineDeduplicator(order.repeated, order.unit.number, task.pieces)
-            if task.pieces
+        self._statistics.flow(StepFlow(step="read"))
+        line_deduplicator = (
+            LineDeduplicator(unit_task.repeated, unit_task.unit.number, context.repeat_unit)
+            if context.repeat_unit
             else None
         )
         self._ingester = RecordIngester(
-            normalized=task.normalize,
-            cleaner=task.cleaner,
-            removal=removal,
-            tally=self._tally,
-            watch=self._watch,
+            normalized=context.normalize,
+            cleaner=context.cleaner,
+            line_deduplicator=line_deduplicator,
+            statistics=self._statistics,
+            stopwatch=self._stopwatch,
         )
-        self._parts = [_PartCounters() for _ in order.unit.parts]
+        self._parts = [_PartCounters() for _ in unit_task.unit.parts]
         self._batch = _EncodeBatch()
-        self._encoding: _PendingBatch | None = None
-        self._seen = SeenTexts() if task.dedup.mode != "none" else None
-        self._heard, self._reasons = UnitProgress(), ReasonCounts()
-        self._altered: dict[str, str] = {}
+        self._pending_batch: _PendingBatch | None = None
+        self._seen_texts = SeenTexts() if context.dedup.mode != "none" else None
+        self._progress, self._reasons = UnitProgress(), ReasonCounts()
+        self._alterations: dict[str, str] = {}
 
-    def read(self, number: int, part: SourcePart) -> None:
+    def read_part(self, number: int, part: SourcePart) -> None:
         """Read one part to its end."""
-        rules = self._task.readings.of(part.source).rules
-        with PartReader(part, rules, self._task.bounds) as reader:
-            for _ in self.steps(number, part, reader):
+        rules = self._context.record_parsers.get_parser(part.source).rules
+        with PartReader(part, rules, self._context.bounds) as reader:
+            for _ in self.iter_steps(number, part, reader):
                 pass
 
-    def steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
+    def iter_steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
         """Read one part to its end, a stretch of records between two that are given."""
         counts = self._parts[number]
-        reading = self._task.readings.of(part.source)
-        if not self._batch.fits(reading):
+        record_parser = self._context.record_parsers.get_parser(part.source)
+        if not self._batch.accepts(record_parser):
             self.flush()
         consumed = 0
-        for found in self._watch.each("read", reader):
-            now = reader.consumed
-            counts.records += found.seen
-            self._hear(size=now - consumed, records=found.seen)
-            self._tally.flow(StepFlow(step="read", bytes_in=now - consumed))
-            consumed = now
-            for piece, careful in self._isolation.pieces(number, found):
-                self._take(number, piece, reading, careful=careful)
+        for record_batch in self._stopwatch.time_each("read", reader):
+            bytes_consumed = reader.consumed
+            counts.records += record_batch.records_read
+            self._report_progress(size=bytes_consumed - consumed, records=record_batch.records_read)
+            self._statistics.flow(StepFlow(step="read", bytes_in=bytes_consumed - consumed))
+            consumed = bytes_consumed
+            for record_slice, is_suspected in self._isolation.split_batch(number, record_batch):
+                self._ingest_records(number, record_slice, record_parser, is_suspected=is_suspected)
             yield
         counts.hash = reader.finish().hex()
         counts.start, counts.stop = reader.start, reader.stop
-        self._hear(size=part.stop - part.start - consumed)
+        self._report_progress(size=part.stop - part.start - consumed)
 
-    def _take(self, number: int, found: Records, reading: RecordParser, *, careful: bool) -> None:
+    def _ingest_records(
+        self, number: int, records: Records, record_parser: RecordParser, *, is_suspected: bool
+    ) -> None:
         """Take records in hand; careful: nothing else is in hand with them."""
-        if careful:
-            self._let_go()
-        if found.records:
-            in_hand = (number, found.records[0]), (number, found.records[-1])
-            self._tell(CrashMarker("clean", in_hand))
-        seen, source = found.seen, self._unit.parts[number].source.name
-        dropped = self._ingester.take(found, reading, source)
+        if is_suspected:
+            self._flush_all()
+        if records.records:
+            in_hand = (number, records.records[0]), (number, records.records[-1])
+            self._send_message(CrashMarker("clean", in_hand))
+        record_count, source = records.records_read, self._unit.parts[number].source.name
+        dropped = self._ingester.ingest(records, record_parser, source)
         self._parts[number].dropped.update(dropped)
-        if found.bad:
-            self._record_bad(number, found.bad)
-        left = len(found.values) + dropped.total()
-        self._tally.flow(StepFlow(step="read", documents_in=seen, documents_out=left))
-        self._add(number, found, reading)
+        if records.bad:
+            self._record_bad(number, records.bad)
+        document_count = len(records.values) + dropped.total()
+        self._statistics.flow(StepFlow(step="read", documents_in=record_count, documents_out=document_count))
+        self._add(number, records, record_parser)
         if self._batch.full:
             self.flush()
-        if careful:
-            self._let_go()
+        if is_suspected:
+            self._flush_all()
 
-    def _let_go(self) -> None:
+    def _flush_all(self) -> None:
         """Finish all that is in hand, and say that nothing is: who dies now dies of nothing known."""
         self.flush()
-        self.settle()
+        self.write_pending()
         for stage in ("clean", "encode"):
-            self._tell(CrashMarker(stage, None))
+            self._send_message(CrashMarker(stage, None))
 
-    def _hear(
-        self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0
-    ) -> None:
+    def _report_progress(self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0) -> None:
         """Count what was read or made, and tell."""
-        so_far = self._heard
-        self._heard = msgspec.structs.replace(
-            so_far,
-            bytes=so_far.bytes + size,
-            records=so_far.records + records,
-            documents=so_far.documents + documents,
-            tokens=so_far.tokens + tokens,
+        progress = self._progress
+        self._progress = msgspec.structs.replace(
+            progress,
+            bytes=progress.bytes + size,
+            records=progress.records + records,
+            documents=progress.documents + documents,
+            tokens=progress.tokens + tokens,
         )
-        self._tell(self._heard)
+        self._send_message(self._progress)
 
-    def _record_bad(self, number: int, bad: list[BadRecord]) -> None:
-        self._parts[number].bad += len(bad)
-        self._files.add_bad(number, bad)
+    def _record_bad(self, number: int, bad_records: list[BadRecord]) -> None:
+        self._parts[number].bad += len(bad_records)
+        self._files.add_bad(number, bad_records)
         first = min(
-            (self._heard.first_bad or (number, bad[0]), (number, bad[0])),
-            key=lambda one: (one[0], one[1].record),
+            (self._progress.first_bad or (number, bad_records[0]), (number, bad_records[0])),
+            key=lambda candidate: (candidate[0], candidate[1].record),
         )
-        for one in bad:
-            count_reason(self._reasons, one.reason)
-        self._heard = msgspec.structs.replace(
-            self._heard,
-            bad=self._heard.bad + len(bad),
+        for candidate in bad_records:
+            count_reason(self._reasons, candidate.reason)
+        self._progress = msgspec.structs.replace(
+            self._progress,
+            bad=self._progress.bad + len(bad_records),
             first_bad=first,
             reasons=dict(self._reasons),
         )
-        self._tell(self._heard)
+        self._send_message(self._progress)
 
-    def _add(self, number: int, found: Records, reading: RecordParser) -> None:
-        documents, found.values = found.values, []
+    def _add(self, number: int, records: Records, record_parser: RecordParser) -> None:
+        documents, records.values = records.values, []
         batch = self._batch
-        batch.reading = reading
+        batch.record_parser = record_parser
         batch.characters += sum(
-            map(estimate_characters, documents) if reading.read else map(len, documents)
+            map(estimate_characters, documents) if record_parser.record_reader else map(len, documents)
         )
         batch.documents += documents
-        batch.records += found.records
-        batch.offsets += found.offsets
+        batch.records += records.records
+        batch.offsets += records.offsets
         batch.parts.append(number)
         batch.per_part.append(len(documents))
 
     def flush(self) -> None:
         """Hand the documents that wait to the tokenizer, and write the ones before them."""
         batch, self._batch = self._batch, _EncodeBatch()
-        if not batch.documents or batch.reading is None:
+        if not batch.documents or batch.record_parser is None:
             return
         large = batch.characters > _LARGE_BATCH_CHARACTERS
         if large:
-            self.settle()
+            self.write_pending()
         documents, batch.documents = batch.documents, []
         rows = np.empty(len(documents), ROW)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = rows["seen"] = 0
-        before = self._encoding
+        previous_batch = self._pending_batch
         # The batch before is not written yet, and may be what its worker dies of.
-        first = before[0] if before else rows
-        self._tell(CrashMarker("encode", (_row_position(first[0]), _row_position(rows[-1]))))
-        with self._watch.time("hash", documents=len(documents)):
+        first = previous_batch[0] if previous_batch else rows
+        self._send_message(CrashMarker("encode", (_row_position(first[0]), _row_position(rows[-1]))))
+        with self._stopwatch.time("hash", documents=len(documents)):
             digests, sizes = hash_and_measure(documents)
             rows["hash"] = split_digests(digests)
-            seen = self._look(batch.reading, digests)
-        if seen is not None:
-            documents = list(itertools.compress(documents, seen.fresh))
-        future = self._submit(batch.reading, documents)
+            seen_batch = self._find_seen(batch.record_parser, digests)
+        if seen_batch is not None:
+            documents = list(itertools.compress(documents, seen_batch.fresh))
+        future = self._submit(batch.record_parser, documents)
         del documents
-        self._encoding = rows, sizes, seen, future
-        if before:
-            self._write(*before)
-            self._tell(CrashMarker("encode", (_row_position(rows[0]), _row_position(rows[-1]))))
+        self._pending_batch = rows, sizes, seen_batch, future
+        if previous_batch:
+            self._write(*previous_batch)
+            self._send_message(CrashMarker("encode", (_row_position(rows[0]), _row_position(rows[-1]))))
         if large or self._encoder is None:
-            self.settle()
+            self.write_pending()
 
-    def _look(self, reading: RecordParser, digests: list[bytes]) -> SeenBatch | None:
+    def _find_seen(self, record_parser: RecordParser, digests: list[bytes]) -> SeenBatch | None:
         """Which texts of a batch the unit has had already; None where nobody asks."""
-        return self._seen.look(digests) if self._seen and reading.way == "text" else None
+        return self._seen_texts.look(digests) if self._seen_texts and record_parser.record_kind == "text" else None
 
-    def _submit(self, reading: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
+    def _submit(self, record_parser: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
         if self._encoder is not None:
-            return self._encoder.submit(self._encode, reading, documents)
-        done: Future[EncodedBatch] = Future()
+            return self._encoder.submit(self._encode, record_parser, documents)
+        future: Future[EncodedBatch] = Future()
         try:
-            done.set_result(self._encode(reading, documents))
+            future.set_result(self._encode(record_parser, documents))
         except OverlongError as error:
-            done.set_exception(error)
-        return done
+            future.set_exception(error)
+        return future
 
-    def _encode(self, reading: RecordParser, documents: list[Any]) -> EncodedBatch:
-        with self._watch.time("encode", documents=len(documents)):
-            return encode_documents(self._task, reading, documents)
+    def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
+        with self._stopwatch.time("encode", documents=len(documents)):
+            return encode_documents(self._context, record_parser, documents)
 
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         """Write the documents that are with the tokenizer."""
-        before, self._encoding = self._encoding, None
-        if before:
-            self._write(*before)
+        pending_batch, self._pending_batch = self._pending_batch, None
+        if pending_batch:
+            self._write(*pending_batch)
 
     def _write(
         self,
         rows: NDArray[np.void],
         sizes: NDArray[np.int64],
-        seen: SeenBatch | None,
+        seen_batch: SeenBatch | None,
         future: Future[EncodedBatch],
     ) -> None:
         try:
-            made = future.result()
+            encoded_batch = future.result()
         except OverlongError as error:
             row = rows[error.number]
-            bad = _make_bad_record(row, error.reason)
-            raise UnusableError(self._unit.number, int(row["part"]), bad) from None
+            bad_record = _make_bad_record(row, error.reason)
+            raise UnusableError(self._unit.number, int(row["part"]), bad_record) from None
         # A batch is reported as one, so that the coordinator sees the share of its records that are bad.
-        for part, faults in itertools.groupby(
-            made.faults, key=lambda left: int(rows[left.number]["part"])
-        ):
-            unusable = [
-                _make_bad_record(rows[left.number], left.reason, left.snippet) for left in faults
-            ]
-            self._record_bad(part, unusable)
-        for left in made.dropped:
-            self._count_dropped(rows[left.number], left)
-        came, size = len(rows), int(sizes.sum())
-        for what in made.altered:
-            said = f"Template {self._task.chat.renderer.name} {what}" if self._task.chat else what
-            self._altered.setdefault(said, self._unit.parts[int(rows["part"][0])].source.name)
-        if made.numbers is not None:
-            self._count_further(rows, made.numbers, made.faults + made.dropped)
-            rows, sizes = rows[made.numbers], sizes[made.numbers]
-        if made.sides is not None:
-            rows["side"] = made.sides
-        if seen is None or self._seen is None:
-            rows["length"] = made.lengths
+        for part, faults in itertools.groupby(encoded_batch.faults, key=lambda fault: int(rows[fault.number]["part"])):
+            bad_records = [_make_bad_record(rows[fault.number], fault.reason, fault.snippet) for fault in faults]
+            self._record_bad(part, bad_records)
+        for fault in encoded_batch.dropped:
+            self._count_dropped(rows[fault.number], fault)
+        input_count, input_bytes = len(rows), int(sizes.sum())
+        for alteration in encoded_batch.altered:
+            description = (
+                f"Template {self._context.chat.renderer.name} {alteration}" if self._context.chat else alteration
+            )
+            self._alterations.setdefault(description, self._unit.parts[int(rows["part"][0])].source.name)
+        if encoded_batch.numbers is not None:
+            self._count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
+            rows, sizes = rows[encoded_batch.numbers], sizes[encoded_batch.numbers]
+        if encoded_batch.sides is not None:
+            rows["side"] = encoded_batch.sides
+        if seen_batch is None or self._seen_texts is None:
+            rows["length"] = encoded_batch.lengths
         else:
-            rows["length"] = self._seen.lengths(seen, made.lengths)
-            rows["seen"] = ~seen.fresh
+            rows["length"] = self._seen_texts.lengths(seen_batch, encoded_batch.lengths)
+            rows["seen"] = ~seen_batch.fresh
         self._count(rows, sizes)
-        self._tally.lengths(rows["length"])
+        self._statistics.lengths(rows["length"])
         tokens = int(rows["length"].sum(dtype=np.int64))
-        self._tally.flow(
+        self._statistics.flow(
             StepFlow(
                 step="tokenize",
-                documents_in=came,
+                documents_in=input_count,
                 documents_out=len(rows),
-                bytes_in=size,
+                bytes_in=input_bytes,
                 bytes_out=int(sizes.sum()),
                 tokens_out=tokens,
-                altered=made.moved,
+                altered=encoded_batch.moved,
             )
         )
-        codes = self._task.membership.codes(rows["hash"])
-        with self._watch.time("write temporary files", made.tokens.nbytes, len(rows)):
+        codes = self._context.membership.codes(rows["hash"])
+        with self._stopwatch.time("write temporary files", encoded_batch.tokens.nbytes, len(rows)):
             self._files.add(
-                *(made.tokens, rows, codes, made.trained),
-                added=made.added,
-                plain=made.plain,
-                media=made.media,
+                *(encoded_batch.tokens, rows, codes, encoded_batch.trained),
+                added=encoded_batch.added,
+                plain=encoded_batch.plain,
+                media=encoded_batch.media,
             )
-        self._hear(documents=len(rows), tokens=tokens)
+        self._report_progress(documents=len(rows), tokens=tokens)
 
     def _count_further(
-        self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[EncodeFault]
+        self, rows: NDArray[np.void], document_rows: NDArray[np.int64], faults: list[EncodeFault]
     ) -> None:
         """Count what records gave beyond one document each, kept or left out."""
-        gave = np.bincount(np.concatenate([kept, np.array([one.number for one in left], np.int64)]))
-        several = np.flatnonzero(gave > 1)
-        further = np.bincount(rows["part"][several], gave[several] - 1)
-        for number in np.flatnonzero(further).tolist():
-            self._parts[number].further += int(further[number])
+        documents_per_row = np.bincount(
+            np.concatenate([document_rows, np.array([fault.number for fault in faults], np.int64)])
+        )
+        multiple_rows = np.flatnonzero(documents_per_row > 1)
+        further_counts = np.bincount(rows["part"][multiple_rows], documents_per_row[multiple_rows] - 1)
+        for number in np.flatnonzero(further_counts).tolist():
+            self._parts[number].further += int(further_counts[number])
 
-    def _count_dropped(self, row: np.void, left: EncodeFault) -> None:
+    def _count_dropped(self, row: np.void, fault: EncodeFault) -> None:
         """Count a document that a rule of conversations leaves out."""
-        number, rule = int(row["part"]), fault_rule(left)
+        number, rule = int(row["part"]), fault_rule(fault)
         self._parts[number].dropped[rule] += 1
-        self._tally.dropped("tokenize", rule)
-        if self._tally.wants_sample(rule):
+        self._statistics.dropped("tokenize", rule)
+        if self._statistics.wants_sample(rule):
             source = self._unit.parts[number].source.name
-            sample = DropSample(source, int(row["record"]), left.snippet, left.reason)
-            self._tally.sample("tokenize", rule, sample)
+            sample = DropSample(source, int(row["record"]), fault.snippet, fault.reason)
+            self._statistics.sample("tokenize", rule, sample)
 
     def _count(self, rows: NDArray[np.void], sizes: NDArray[np.int64]) -> None:
         documents = np.bincount(rows["part"])
@@ -463,38 +466,42 @@ class UnitTokenizer:
             counts = self._parts[number]
             counts.documents += int(documents[number])
             counts.tokens += int(tokens[number])
-            self._tally.source(
+            self._statistics.source(
                 self._unit.parts[number].source.name,
                 SourceCounts(int(documents[number]), int(texts[number]), int(tokens[number])),
             )
 
-    def facts(self) -> UnitFacts:
+    def make_facts(self) -> UnitFacts:
         """What came of the unit."""
         parts = [
             PartCounts(
-                start=run.start,
-                stop=run.stop,
-                records=run.records,
-                documents=run.documents,
-                tokens=run.tokens,
-                empty=run.records + run.further - run.documents - run.bad - run.dropped.total(),
-                bad=run.bad,
-                further=run.further,
-                dropped=dict(run.dropped),
-                hash=run.hash,
+                start=part_counters.start,
+                stop=part_counters.stop,
+                records=part_counters.records,
+                documents=part_counters.documents,
+                tokens=part_counters.tokens,
+                empty=part_counters.records
+                + part_counters.further
+                - part_counters.documents
+                - part_counters.bad
+                - part_counters.dropped.total(),
+                bad=part_counters.bad,
+                further=part_counters.further,
+                dropped=dict(part_counters.dropped),
+                hash=part_counters.hash,
             )
-            for run in self._parts
+            for part_counters in self._parts
         ]
         if empty := sum(part.empty for part in parts):
-            self._tally.dropped("read", "empty", empty)
+            self._statistics.dropped("read", "empty", empty)
         return UnitFacts(
             parts=parts,
             documents=sum(part.documents for part in parts),
             tokens=sum(part.tokens for part in parts),
-            first_bad=self._heard.first_bad,
+            first_bad=self._progress.first_bad,
             checksums=self._files.checksums(),
-            altered=self._altered,
-            report=self._tally.report(self._watch.spent()),
+            altered=self._alterations,
+            report=self._statistics.report(self._stopwatch.get_stage_times()),
         )
 
 

@@ -67,17 +67,17 @@ class ShardSettings:
     Attributes:
         store: folder of the growing store.
         dtype: of a token on disk.
-        natural: the shares of the subsets, by which the temporary files are apart.
-        decided: the subsets, overrides included.
-        most: tokens of a shard at most.
+        base_membership: the shares of the subsets, by which the temporary files are apart.
+        final_membership: the subsets, overrides included.
+        tokens_per_shard: tokens of a shard at most.
         banding: how the keys were made by which documents are found alike; None where none are kept.
     """
 
     store: Path
     dtype: np.dtype[np.generic]
-    natural: SubsetRule
-    decided: SubsetRule
-    most: int
+    base_membership: SubsetRule
+    final_membership: SubsetRule
+    tokens_per_shard: int
     banding: Banding | None = None
 
 
@@ -88,27 +88,27 @@ class WriteShardsTask:
     Attributes:
         first_part: number of its first part among all parts of the store.
         folder: its temporary files.
-        place: what is decided of it.
+        resolution_folder: what is decided of it.
         shards: folder of its shards when they are whole.
         attempt: sets the files of this attempt apart from those of another one.
         checksums: of its token files.
-        whole: whether every document that has tokens stays, in the subset that the shares say.
+        has_all_documents: whether every document that has tokens stays, in the subset that the shares say.
         numbers: of each subset the number of the unit's first shard, and how many it has.
-        task: the settings of the job; its folder is not used.
+        settings: the settings of the job; its folder is not used.
     """
 
     first_part: int
     folder: Path
-    place: Path
+    resolution_folder: Path
     shards: Path
     attempt: str
     checksums: dict[str, str]
-    whole: bool
+    has_all_documents: bool
     numbers: dict[str, tuple[int, int]]
-    task: ShardSettings
+    settings: ShardSettings
 
 
-def write_unit_shards(order: WriteShardsTask) -> dict[str, list[ShardEntry]]:
+def write_unit_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:
     """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
     A token file that is one whole shard already is linked into the store; others are copied. Where
@@ -118,35 +118,39 @@ def write_unit_shards(order: WriteShardsTask) -> dict[str, list[ShardEntry]]:
         OutputError: the shards cannot be written.
     """
     try:
-        return _write_shards(order)
+        return _write_shards(shard_task)
     except StoreConflictError:
-        found = read_unit_shards(order.shards)
-        if found is None:
+        shard_entries = read_unit_shards(shard_task.shards)
+        if shard_entries is None:
             raise
-        return found
+        return shard_entries
 
 
-def _write_shards(order: WriteShardsTask) -> dict[str, list[ShardEntry]]:
-    folder = attempt_folder(order.shards, order.attempt)
+def _write_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:
+    folder = attempt_folder(shard_task.shards, shard_task.attempt)
     make_folder(folder)
-    task = replace(order.task, store=folder)
+    settings = replace(shard_task.settings, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
-    copied = []
-    for name, (first, count) in order.numbers.items():
+    copied_subsets = []
+    for name, (first, count) in shard_task.numbers.items():
         stem = folder / name / format_shard_name(first)
-        if count == 1 and order.whole and _link_tokens(order.folder / tokens_file_name(name), stem):
-            entries[name] = [_finish_linked_shard(order, task, stem, order.checksums[name])]
+        if (
+            count == 1
+            and shard_task.has_all_documents
+            and _link_tokens(shard_task.folder / tokens_file_name(name), stem)
+        ):
+            entries[name] = [_finish_linked_shard(shard_task, settings, stem, shard_task.checksums[name])]
         elif count:
-            copied.append(name)
-    if copied:
-        entries |= _copy_shards(order, task, {name: order.numbers[name][0] for name in copied})
-    for name in {name for name, found in entries.items() if found}:
+            copied_subsets.append(name)
+    if copied_subsets:
+        entries |= _copy_shards(shard_task, settings, {name: shard_task.numbers[name][0] for name in copied_subsets})
+    for name in {name for name, subset_entries in entries.items() if subset_entries}:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    if not move_into_place(folder, order.shards):
-        entries = read_unit_shards(order.shards) or entries
-    _delete_temporary_files(order.folder)
+    if not move_into_place(folder, shard_task.shards):
+        entries = read_unit_shards(shard_task.shards) or entries
+    _delete_temporary_files(shard_task.folder)
     return entries
 
 
@@ -165,10 +169,10 @@ def _delete_temporary_files(folder: Path) -> None:
 def _link_tokens(tokens: Path, stem: Path) -> bool:
     """Give a token file its place in the store, under the name of a file not finished."""
     make_folder(stem.parent)
-    aside = _partial_path(stem)
-    aside.unlink(missing_ok=True)
+    partial_path = _partial_path(stem)
+    partial_path.unlink(missing_ok=True)
     try:
-        aside.hardlink_to(tokens)
+        partial_path.hardlink_to(tokens)
     except OSError:
         # Not every file system has links; copying finds any other fault and names it.
         return False
@@ -179,61 +183,58 @@ def _partial_path(stem: Path) -> Path:
     return stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
 
 
-def _finish_linked_shard(
-    order: WriteShardsTask, task: ShardSettings, stem: Path, checksum: str
-) -> ShardEntry:
+def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, stem: Path, checksum: str) -> ShardEntry:
     """Finish a shard whose tokens are linked: its index, its origins, its name."""
     code = SUBSETS.index(stem.parent.name)
-    mine = [
-        (task.decided.codes(rows["hash"]) == code) & (rows["seen"] == 0)
-        for rows in iter_unit_rows(order.folder)
+    subset_masks = [
+        (settings.final_membership.codes(rows["hash"]) == code) & (rows["seen"] == 0)
+        for rows in iter_unit_rows(shard_task.folder)
     ]
-    taken = np.concatenate(
-        [rows[some] for rows, some in zip(iter_unit_rows(order.folder), mine, strict=True)]
+    shard_rows = np.concatenate(
+        [rows[row_mask] for rows, row_mask in zip(iter_unit_rows(shard_task.folder), subset_masks, strict=True)]
     )
-    bands = _map_unit_signatures(order, task)
-    bands = None if bands is None else bands.take(np.flatnonzero(np.concatenate(mine)))
-    lengths, tokens = taken["length"].astype(np.uint32), int(taken["length"].sum(dtype=np.int64))
-    idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, task.dtype))
-    docs = write_file(
-        stem.with_suffix(".docs"), _make_provenance(taken, order.first_part).to_bytes()
+    signatures = _map_unit_signatures(shard_task, settings)
+    signatures = None if signatures is None else signatures.take(np.flatnonzero(np.concatenate(subset_masks)))
+    lengths, tokens = (
+        shard_rows["length"].astype(np.uint32),
+        int(shard_rows["length"].sum(dtype=np.int64)),
     )
-    bits = _read_mask_bits(order.folder / trained_file_name(stem.parent.name))
-    mask = write_mask(stem, bits)
-    pairs = write_pair_index(stem, _make_sides(taken, order.first_part))
-    alike = write_signatures(stem, bands)
-    media = read_unit_media(order.folder)
+    idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, settings.dtype))
+    docs = write_file(stem.with_suffix(".docs"), _make_provenance(shard_rows, shard_task.first_part).to_bytes())
+    mask_builder = _read_mask_bits(shard_task.folder / trained_file_name(stem.parent.name))
+    mask = write_mask(stem, mask_builder)
+    pairs = write_pair_index(stem, _make_sides(shard_rows, shard_task.first_part))
+    signatures_checksum = write_signatures(stem, signatures)
+    media = read_unit_media(shard_task.folder)
     if media is not None:
-        media = media.take(np.flatnonzero(np.concatenate(mine)))
+        media = media.take(np.flatnonzero(np.concatenate(subset_masks)))
     files = write_media(stem, media)
-    sums = write_checksum_file(
-        stem.with_suffix(".sums"), compute_file_checksums(_partial_path(stem))
-    )
+    header_checksum = write_checksum_file(stem.with_suffix(".sums"), compute_file_checksums(_partial_path(stem)))
     with wrap_write_errors(stem):
         _partial_path(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
         name=stem.name,
-        documents=len(taken),
+        documents=len(shard_rows),
         tokens=tokens,
-        bytes=tokens * task.dtype.itemsize,
+        bytes=tokens * settings.dtype.itemsize,
         bin=checksum,
         idx=idx,
         docs=docs,
         mask=mask,
-        trained=bits.trained if mask else None,
+        trained=mask_builder.trained if mask else None,
         pairs=pairs,
-        bands=alike,
-        sums=sums,
+        bands=signatures_checksum,
+        sums=header_checksum,
         **files._asdict(),
     )
 
 
-def _map_unit_signatures(order: WriteShardsTask, task: ShardSettings) -> MinHashSignatures | None:
+def _map_unit_signatures(shard_task: WriteShardsTask, settings: ShardSettings) -> MinHashSignatures | None:
     """The keys of a unit's documents, mapped; None where none are kept."""
-    if task.banding is None:
+    if settings.banding is None:
         return None
-    keys = _map_array(order.folder / SIGNATURES_NAME, np.dtype("<u8"))
-    return MinHashSignatures(keys.reshape(-1, task.banding.bands), task.banding)
+    keys = _map_array(shard_task.folder / SIGNATURES_NAME, np.dtype("<u8"))
+    return MinHashSignatures(keys.reshape(-1, settings.banding.bands), settings.banding)
 
 
 def _read_mask_bits(path: Path) -> MaskBuilder:
@@ -247,32 +248,35 @@ def _read_mask_bits(path: Path) -> MaskBuilder:
 
 
 def _copy_shards(
-    order: WriteShardsTask, task: ShardSettings, first_shards: dict[str, int]
+    shard_task: WriteShardsTask, settings: ShardSettings, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document.
 
     Raises:
         StoreConflictError: tokens are not those that were written.
     """
-    for name, checksum in order.checksums.items():
-        _check_unchanged(order.folder / tokens_file_name(name), checksum)
-    bands, media = _map_unit_signatures(order, task), read_unit_media(order.folder)
+    for name, checksum in shard_task.checksums.items():
+        _check_unchanged(shard_task.folder / tokens_file_name(name), checksum)
+    signatures, media = (
+        _map_unit_signatures(shard_task, settings),
+        read_unit_media(shard_task.folder),
+    )
     writers = {
-        name: SubsetWriter(task, name, first, order.first_part, bands, media)
+        name: SubsetWriter(settings, name, first, shard_task.first_part, signatures, media)
         for name, first in first_shards.items()
     }
     try:
-        for found in _iter_shard_batches(order, task):
-            codes = task.decided.codes(found.rows["hash"])
+        for batch in _iter_shard_batches(shard_task, settings):
+            codes = settings.final_membership.codes(batch.rows["hash"])
             for name, writer in writers.items():
-                mine = np.flatnonzero(found.kept & (codes == SUBSETS.index(name)))
-                for code, some in _split_by_subset(found.codes, mine):
+                row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
+                for code, subset_indices in _split_by_subset(batch.codes, row_indices):
                     writer.add(
-                        *(found.rows, found.tokens[code], found.starts, some),
-                        *(found.trained[code], found.first),
+                        *(batch.rows, batch.tokens[code], batch.starts, subset_indices),
+                        *(batch.trained[code], batch.first),
                     )
-            if bands is not None:
-                release_pages(bands.keys)
+            if signatures is not None:
+                release_pages(signatures.keys)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -281,11 +285,11 @@ def _copy_shards(
 
 def _check_unchanged(path: Path, checksum: str) -> None:
     """Refuse a token file with other bytes than were written, which no later check could tell."""
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     with translate_read_errors(path), path.open("rb") as file:
-        while piece := file.read(_CHUNK_BYTES):
-            found.update(piece)
-    if found.hexdigest() != checksum:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    if digest.hexdigest() != checksum:
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
         raise StoreConflictError(
             f"{path} holds other bytes than were written; delete {work} to begin anew, and look at the disk."
@@ -297,7 +301,7 @@ class _ShardBatch(NamedTuple):
 
     Attributes:
         rows: the documents.
-        kept: which are left.
+        remaining_mask: which are left.
         codes: the subset of each, as the shares say.
         starts: where the tokens of each begin in those of its subset.
         tokens: of each subset.
@@ -306,7 +310,7 @@ class _ShardBatch(NamedTuple):
     """
 
     rows: NDArray[np.void]
-    kept: NDArray[np.bool_]
+    remaining_mask: NDArray[np.bool_]
     codes: NDArray[np.uint8]
     starts: NDArray[np.int64]
     tokens: tuple[NDArray[np.generic], ...]
@@ -315,41 +319,45 @@ class _ShardBatch(NamedTuple):
 
 
 def _split_by_subset(
-    codes: NDArray[np.uint8], mine: NDArray[np.int64]
+    codes: NDArray[np.uint8], row_indices: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Documents in stretches of one subset; nearly always all are of one."""
-    cuts = np.flatnonzero(np.diff(codes[mine])) + 1
-    for some in np.split(mine, cuts):
-        if some.size:
-            yield int(codes[some[0]]), some
+    boundaries = np.flatnonzero(np.diff(codes[row_indices])) + 1
+    for subset_indices in np.split(row_indices, boundaries):
+        if subset_indices.size:
+            yield int(codes[subset_indices[0]]), subset_indices
 
 
-def _iter_shard_batches(order: WriteShardsTask, task: ShardSettings) -> Iterator[_ShardBatch]:
+def _iter_shard_batches(shard_task: WriteShardsTask, settings: ShardSettings) -> Iterator[_ShardBatch]:
     """A unit's documents, a bounded stretch at a time."""
-    folder = order.folder
-    files = [_map_array(folder / tokens_file_name(name), task.dtype) for name in SUBSETS]
+    folder = shard_task.folder
+    files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
     flags = [folder / trained_file_name(name) for name in SUBSETS]
     masks = [_map_array(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
-    at, first = [0] * len(SUBSETS), 0
-    for rows, why in iter_rows_with_reasons(folder, order.place):
-        kept = np.ones(len(rows), bool) if why is None else why == 0
-        codes = task.natural.codes(rows["hash"])
-        starts, begins = np.zeros(len(rows), np.int64), tuple(at)
+    token_stops, first = [0] * len(SUBSETS), 0
+    for rows, reason_codes in iter_rows_with_reasons(folder, shard_task.resolution_folder):
+        remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
+        codes = settings.base_membership.codes(rows["hash"])
+        starts, token_starts = np.zeros(len(rows), np.int64), tuple(token_stops)
         for code in range(len(SUBSETS)):
-            mine = codes == code
-            lengths = stored_lengths(rows[mine])
+            selection = codes == code
+            lengths = stored_lengths(rows[selection])
             stops = np.cumsum(lengths)
-            starts[mine] = stops - lengths
-            at[code] += int(lengths.sum())
-        tokens = tuple(file[a:b] for file, a, b in zip(files, begins, at, strict=True))
+            starts[selection] = stops - lengths
+            token_stops[code] += int(lengths.sum())
+        tokens = tuple(file[a:b] for file, a, b in zip(files, token_starts, token_stops, strict=True))
         trained = tuple(
-            None if mask is None else mask[a:b]
-            for mask, a, b in zip(masks, begins, at, strict=True)
+            None if mask is None else mask[a:b] for mask, a, b in zip(masks, token_starts, token_stops, strict=True)
         )
         for begin, end in _iter_row_ranges(rows):
-            some = slice(begin, end)
-            mine = rows[some], kept[some], codes[some], starts[some]
-            yield _ShardBatch(*mine, tokens, trained, first + begin)
+            row_slice = slice(begin, end)
+            selection = (
+                rows[row_slice],
+                remaining_mask[row_slice],
+                codes[row_slice],
+                starts[row_slice],
+            )
+            yield _ShardBatch(*selection, tokens, trained, first + begin)
             for file in files:
                 release_pages(file)
         first += len(rows)
@@ -357,14 +365,17 @@ def _iter_shard_batches(order: WriteShardsTask, task: ShardSettings) -> Iterator
 
 def _iter_row_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
     """Stretches of rows of some million tokens at most, or of a single longer document; pairs stay together."""
-    sums = np.cumsum(rows["length"], dtype=np.int64)
-    at = 0
-    while at < len(rows):
-        before = int(sums[at - 1]) if at else 0
-        stop = max(int(np.searchsorted(sums, before + _CHUNK_TOKENS, side="right")), at + 1)
+    cumulative_lengths = np.cumsum(rows["length"], dtype=np.int64)
+    start = 0
+    while start < len(rows):
+        tokens_before = int(cumulative_lengths[start - 1]) if start else 0
+        stop = max(
+            int(np.searchsorted(cumulative_lengths, tokens_before + _CHUNK_TOKENS, side="right")),
+            start + 1,
+        )
         stop += int(rows["side"][stop - 1] == CHOSEN)
-        yield at, stop
-        at = stop
+        yield start, stop
+        start = stop
 
 
 def _map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -383,8 +394,8 @@ def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
     """Pair and side of each document; None where they are no preferences."""
     if not rows["side"].any():
         return None
-    origins = _make_provenance(rows, first_part)
-    return PairIndex(compute_pair_numbers(origins.parts, origins.records), rows["side"])
+    provenance = _make_provenance(rows, first_part)
+    return PairIndex(compute_pair_numbers(provenance.parts, provenance.records), rows["side"])
 
 
 @final
@@ -392,29 +403,29 @@ class SubsetWriter:
     """Writes shards of one subset one after the other: those of a unit, or of copied ids.
 
     Args:
-        task: the settings of the job.
+        settings: the settings of the job.
         subset: its name.
         first_shard: number of the first shard.
         first_part: number of the first part.
-        bands: of the documents among which those of the shards are; None where none are kept.
+        signatures: of the documents among which those of the shards are; None where none are kept.
         media: of the same documents; None where they hold none.
     """
 
     def __init__(
         self,
-        task: ShardSettings,
+        settings: ShardSettings,
         subset: str,
         first_shard: int,
         first_part: int,
-        bands: MinHashSignatures | None = None,
+        signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> None:
-        self._task, self._folder = task, task.store / subset
+        self._settings, self._folder = settings, settings.store / subset
         self._next, self._first_part = first_shard, first_part
-        self._cutter = ShardCutter(task.most)
+        self._cutter = ShardCutter(settings.tokens_per_shard)
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
-        self._bands, self._places = bands, list[NDArray[np.int64]]()
+        self._signatures, self._positions = signatures, list[NDArray[np.int64]]()
         self._media = media
         self._entries: list[ShardEntry] = []
 
@@ -423,30 +434,30 @@ class SubsetWriter:
         rows: NDArray[np.void],
         tokens: NDArray[np.generic],
         starts: NDArray[np.int64],
-        mine: NDArray[np.int64],
+        row_indices: NDArray[np.int64],
         trained: NDArray[np.bool_] | None = None,
         first: int = 0,
     ) -> None:
-        """Append the documents ``mine`` of a stretch, whose tokens begin at ``starts``.
+        """Append the documents ``row_indices`` of a stretch, whose tokens begin at ``starts``.
 
         ``trained`` says of each of ``tokens`` whether it is trained; None: every one. ``first`` is the place of
         the stretch's first document among those that the bands are of.
         """
-        for begin, end, fresh in self._cutter.cut(rows[mine]):
-            if fresh:
+        for begin, end, starts_shard in self._cutter.cut(rows[row_indices]):
+            if starts_shard:
                 self._close()
                 self._open()
-            chosen = mine[begin:end]
+            shard_indices = row_indices[begin:end]
             if self._shard is None:
                 raise AssertionError("a cutter's first stretch begins a shard")
-            taken = rows[chosen]
-            bounds = starts[chosen], starts[chosen] + taken["length"]
-            pieces = split_ranges(tokens, *bounds)
-            masks = [None] * len(pieces) if trained is None else split_ranges(trained, *bounds)
-            for piece, flags in zip(pieces, masks, strict=True):
-                self._shard.append(piece, flags)
-            self._rows.append(taken)
-            self._places.append(first + chosen)
+            shard_rows = rows[shard_indices]
+            bounds = starts[shard_indices], starts[shard_indices] + shard_rows["length"]
+            token_chunks = split_ranges(tokens, *bounds)
+            masks = [None] * len(token_chunks) if trained is None else split_ranges(trained, *bounds)
+            for token_chunk, flags in zip(token_chunks, masks, strict=True):
+                self._shard.append(token_chunk, flags)
+            self._rows.append(shard_rows)
+            self._positions.append(first + shard_indices)
 
     def finish(self) -> list[ShardEntry]:
         """Close the last shard; the entries of all."""
@@ -461,17 +472,17 @@ class SubsetWriter:
 
     def _open(self) -> None:
         make_folder(self._folder)
-        self._shard = ShardWriter(self._folder / format_shard_name(self._next), self._task.dtype)
+        self._shard = ShardWriter(self._folder / format_shard_name(self._next), self._settings.dtype)
         self._next += 1
 
     def _close(self) -> None:
         if self._shard is not None:
             rows, self._rows = np.concatenate(self._rows), []
-            origins = _make_provenance(rows, self._first_part)
+            provenance = _make_provenance(rows, self._first_part)
             sides = _make_sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
-            places, self._places = np.concatenate(self._places), []
-            bands = None if self._bands is None else self._bands.take(places)
-            media = None if self._media is None else self._media.take(places)
-            self._entries.append(self._shard.finish(lengths, origins, sides, bands, media))
+            positions, self._positions = np.concatenate(self._positions), []
+            signatures = None if self._signatures is None else self._signatures.take(positions)
+            media = None if self._media is None else self._media.take(positions)
+            self._entries.append(self._shard.finish(lengths, provenance, sides, signatures, media))
             self._shard = None

@@ -83,25 +83,25 @@ class WorkerSetup:
             WorkerError: this process has other versions.
         """
         check_versions(self.versions)
-        return make_task_function(self.task)
+        return make_task_function(self.load_context)
 
-    def task(self) -> EncodeContext:
+    def load_context(self) -> EncodeContext:
         """What every unit needs, in a process that knows nothing yet; reads nothing of the input."""
         with translate_read_errors(self.tokenizer):
             state = msgspec.json.decode(read_regular_file(self.tokenizer), type=dict)
         tokenizer = apply_engine_choice(restore_tokenizer(state), self.engine)
         chat = make_chat_encoder(tokenizer, self.recipe) if self.chat else None
-        return self.task_of(tokenizer, RecordParsers(self.recipe, self.limits), chat)
+        return self.make_context(tokenizer, RecordParsers(self.recipe, self.limits), chat)
 
-    def task_of(
-        self, tokenizer: Tokenizer, readings: RecordParsers, chat: ChatEncoder | None
+    def make_context(
+        self, tokenizer: Tokenizer, record_parsers: RecordParsers, chat: ChatEncoder | None
     ) -> EncodeContext:
         """What every unit needs, of parts that are there."""
         recipe = self.recipe
         return EncodeContext(
-            readings.rules,
-            readings,
-            RecordBounds(readings.rules),
+            record_parsers.rules,
+            record_parsers,
+            RecordBounds(record_parsers.rules),
             recipe.reading.normalize,
             tokenizer,
             TOKEN_DTYPES[self.dtype],
@@ -115,24 +115,24 @@ class WorkerSetup:
         )
 
 
-def make_task_function(make: Callable[[], EncodeContext]) -> TaskFunction:
+def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunction:
     """What does the orders of every phase.
 
     Args:
-        make: makes what the first phase needs, when its first order comes.
+        make_context: makes what the first phase needs, when its first order comes.
     """
-    task = cache(make)
+    get_context = cache(make_context)
 
-    def work(order: Any, tell: MessageCallback) -> Any:
-        if isinstance(order, UnitTask):
-            return tokenize_unit(order, task(), tell)
-        if isinstance(order, SegmentKeysTask):
-            return write_segment_keys(order, task(), tell)
-        if isinstance(order, FindCutsTask):
-            return find_part_cuts(order, task().rules)
-        return _TASK_FUNCTIONS[type(order)](order)
+    def run_phase_task(phase_task: Any, send_message: MessageCallback) -> Any:
+        if isinstance(phase_task, UnitTask):
+            return tokenize_unit(phase_task, get_context(), send_message)
+        if isinstance(phase_task, SegmentKeysTask):
+            return write_segment_keys(phase_task, get_context(), send_message)
+        if isinstance(phase_task, FindCutsTask):
+            return find_part_cuts(phase_task, get_context().rules)
+        return _TASK_FUNCTIONS[type(phase_task)](phase_task)
 
-    return work
+    return run_phase_task
 
 
 # What does an order that says all by itself.

@@ -60,9 +60,7 @@ def render_report_page(report: PrepareReport) -> str:
     content = report.content
     sources = [(row.name, row.counts) for row in content.sources]
     if content.sources_rest.rows:
-        sources.append(
-            (f"{format_count(content.sources_rest.rows, 'other')}", content.sources_others)
-        )
+        sources.append((f"{format_count(content.sources_rest.rows, 'other')}", content.sources_others))
     lengths = make_length_bars(content.lengths)
     values = {
         "title": report.out,
@@ -104,24 +102,18 @@ def _format_length_bin(digits: int) -> str:
 def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
     """The head of the page: names and values."""
     size = sum(source.bytes for source in report.sources)
-    found = [("dry run", "nothing was written" if report.dry_run else "")]
-    found.append(("input", f"{format_count(len(report.sources), 'file')}, {format_size(size)}"))
+    facts = [("dry run", "nothing was written" if report.dry_run else "")]
+    facts.append(("input", f"{format_count(len(report.sources), 'file')}, {format_size(size)}"))
     if flows := report.content.flows:
         last = flows[-1]
-        found.append(
-            ("store", f"{format_count(last.documents_out, 'document')}, {last.tokens_out:,} tokens")
-        )
+        facts.append(("store", f"{format_count(last.documents_out, 'document')}, {last.tokens_out:,} tokens"))
     counts = report.counts
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
-    found += [
+    facts += [
         ("records read", f"{counts.records:,}" if counts.records else ""),
         ("left out", dropped),
         ("kept aside as bad", f"{counts.quarantined:,}" if counts.quarantined else ""),
-        *(
-            (name, _format_setting(value))
-            for name, value in report.settings.items()
-            if name in _SUMMARY_SETTINGS
-        ),
+        *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
         ("begun", report.started),
         ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),
         ("workers", f"{report.workers:,} ({report.crew})"),
@@ -130,14 +122,14 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
         ("fingerprint of the recipe", report.recipe_fingerprint),
     ]
     if report.engine_note:
-        found.append(("tokenizer engine", report.engine_note))
-    return [(name, value) for name, value in found if value]
+        facts.append(("tokenizer engine", report.engine_note))
+    return [(name, value) for name, value in facts if value]
 
 
 def _format_setting(value: object) -> str:
     """A setting in a few words: a step of cleaning by its name and what was said of it."""
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_format_setting(one)}" for name, one in value.items())
+        return ", ".join(f"{name}: {_format_setting(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return "; ".join(map(_format_setting, value))
     return str(value)
@@ -150,31 +142,26 @@ def _format_units(report: PrepareReport) -> str:
 
 def _draw_charts(content: ReportContent, lengths: list[Bar]) -> dict[str, str]:
     """The pictures of what there is."""
-    flows = [
-        Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows
-    ]
-    drops = {reason: one.count for reason, one in content.drops.items()}
+    flows = [Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows]
+    drops = {reason: drop.count for reason, drop in content.drops.items()}
     dense = [
         Bar(row.name, row.counts.tokens / row.counts.bytes, _format_density(row.counts))
         for row in content.sources[:_MAX_BARS]
         if row.counts.bytes
     ]
     stages = [
-        Bar(name, spent.seconds, f"{spent.seconds:,.2f} s")
-        for name, spent in content.stages.items()
+        Bar(name, stage_time.seconds, f"{stage_time.seconds:,.2f} s") for name, stage_time in content.stages.items()
     ]
-    drawn = {
+    charts = {
         "flows": draw_horizontal_bars("flows", "Documents that left each step", flows),
         "drops": draw_horizontal_bars("drops", "Documents left out by reason", _make_bars(drops)),
-        "languages": draw_horizontal_bars(
-            "languages", "Documents by language", _make_bars(content.languages)
-        ),
+        "languages": draw_horizontal_bars("languages", "Documents by language", _make_bars(content.languages)),
         "sources": draw_horizontal_bars("sources", "Tokens a byte by source", dense),
         "stages": draw_horizontal_bars("stages", "Seconds by stage", stages),
     }
     if lengths:
-        drawn["lengths"] = draw_vertical_bars("lengths", "Documents by length in tokens", lengths)
-    return {"lengths": "", **drawn}
+        charts["lengths"] = draw_vertical_bars("lengths", "Documents by length in tokens", lengths)
+    return {"lengths": "", **charts}
 
 
 def _make_bars(counts: Mapping[str, int]) -> list[Bar]:
@@ -185,9 +172,9 @@ def _format_density(counts: SourceCounts) -> str:
     return f"{counts.tokens / counts.bytes:.3f}" if counts.bytes else "-"
 
 
-def _format_rate(spent: StageTime, what: str, unit: int) -> str:
-    amount = spent.bytes if what == "bytes" else spent.documents
-    if not amount or not spent.seconds:
+def _format_rate(stage_time: StageTime, quantity: str, unit: int) -> str:
+    amount = stage_time.bytes if quantity == "bytes" else stage_time.documents
+    if not amount or not stage_time.seconds:
         return "-"
-    speed = amount / unit / spent.seconds
+    speed = amount / unit / stage_time.seconds
     return f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}"

@@ -74,8 +74,7 @@ def make_result(
         path=out,
         counts=manifest.counts,
         subsets={
-            name: SubsetResult(entry.documents, entry.tokens, len(entry.shards))
-            for name, entry in subsets.items()
+            name: SubsetResult(entry.documents, entry.tokens, len(entry.shards)) for name, entry in subsets.items()
         },
         input_files=len(manifest.sources),
         input_bytes=sum(source.bytes for source in manifest.sources),
@@ -88,8 +87,8 @@ def make_result(
         notes=notes,
         generation=manifest.generation,
         in_all=(
-            sum(entry.kept[0] for entry in subsets.values()),
-            sum(entry.kept[1] for entry in subsets.values()),
+            sum(entry.remaining_counts[0] for entry in subsets.values()),
+            sum(entry.remaining_counts[1] for entry in subsets.values()),
         ),
     )
 
@@ -101,29 +100,29 @@ def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
         result: as :func:`make_result` gives it.
         base: the generation before.
     """
-    counts, old = result.counts, base.counts
-    subsets = {
-        name: _subtract_subset(one, base.subsets.get(name)) for name, one in result.subsets.items()
-    }
+    counts, base_counts = result.counts, base.counts
+    subsets = {name: _subtract_subset(subset, base.subsets.get(name)) for name, subset in result.subsets.items()}
     return replace(
         result,
         counts=StoreCounts(
-            records=counts.records - old.records,
-            documents=counts.documents - old.documents,
-            tokens=counts.tokens - old.tokens,
-            quarantined=counts.quarantined - old.quarantined,
-            dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
-            further=counts.further - old.further,
+            records=counts.records - base_counts.records,
+            documents=counts.documents - base_counts.documents,
+            tokens=counts.tokens - base_counts.tokens,
+            quarantined=counts.quarantined - base_counts.quarantined,
+            dropped=dict(Counter(counts.dropped) - Counter(base_counts.dropped)),
+            further=counts.further - base_counts.further,
         ),
-        subsets={name: one for name, one in subsets.items() if one.documents},
+        subsets={name: subset for name, subset in subsets.items() if subset.documents},
         input_files=result.input_files - len(base.sources),
         input_bytes=result.input_bytes - sum(source.bytes for source in base.sources),
     )
 
 
-def _subtract_subset(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
-    if old is None:
-        return one
+def _subtract_subset(subset: SubsetResult, base_subset: SubsetEntry | None) -> SubsetResult:
+    if base_subset is None:
+        return subset
     return SubsetResult(
-        one.documents - old.documents, one.tokens - old.tokens, one.shards - len(old.shards)
+        subset.documents - base_subset.documents,
+        subset.tokens - base_subset.tokens,
+        subset.shards - len(base_subset.shards),
     )

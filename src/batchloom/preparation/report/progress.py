@@ -80,25 +80,25 @@ class JobCounters:
         bytes_total: int,
         phase: Phase = "tokenize",
     ) -> None:
-        self._listener, self._max_bad, self._total = listener, max_bad, bytes_total
+        self._listener, self._max_bad, self._bytes_total = listener, max_bad, bytes_total
         self._phase = phase
-        self._done = self._found = 0
+        self._bytes_done = self._resumed_bytes = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
         self._reasons = ReasonCounts()
 
     def count_resumed(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
-        self._found += size
-        self._done += size
+        self._resumed_bytes += size
+        self._bytes_done += size
         self.records += records
         self.documents += documents
         self.tokens += tokens
         self.quarantined += bad
 
-    def read(self, size: int, records: int) -> None:
+    def count_read(self, size: int, records: int) -> None:
         """Count input that was read: bytes as listed, and its records."""
-        self._done += size
+        self._bytes_done += size
         self.records += records
 
     def forget(
@@ -113,31 +113,29 @@ class JobCounters:
         """Take back what was counted of work that was lost and is done again."""
         for count, reason in reasons.values():
             count_reason(self._reasons, reason, -count)
-        self._done -= size
+        self._bytes_done -= size
         self.records -= records
         self.documents -= documents
         self.tokens -= tokens
         self.quarantined -= bad
 
-    def kept(self, documents: int, tokens: int) -> None:
+    def count_documents(self, documents: int, tokens: int) -> None:
         """Count documents that were tokenized, and tell the listener."""
         self.documents += documents
         self.tokens += tokens
         self._listener(
             Progress(
                 self._phase,
-                min(self._done, self._total),
-                self._total,
-                self._found,
+                min(self._bytes_done, self._bytes_total),
+                self._bytes_total,
+                self._resumed_bytes,
                 self.documents,
                 self.tokens,
                 self.quarantined,
             )
         )
 
-    def bad(
-        self, first: str, count: int, reasons: Mapping[str, tuple[int, str]] = MappingProxyType({})
-    ) -> None:
+    def count_bad(self, first: str, count: int, reasons: Mapping[str, tuple[int, str]] = MappingProxyType({})) -> None:
         """Count bad records.
 
         Args:
@@ -152,22 +150,22 @@ class JobCounters:
         self.quarantined += count
         for added, reason in reasons.values():
             count_reason(self._reasons, reason, added)
-        expected = self.records * self._total / max(self._done, 1)
+        expected = self.records * self._bytes_total / max(self._bytes_done, 1)
         if self.quarantined > count_allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
-            raise self._too_many(
+            raise self._make_too_many_error(
                 f"{format_count(self.quarantined, 'bad record')} in the first {self.records:,}"
             )
 
-    def verdict(self) -> None:
+    def check_bad_records(self) -> None:
         """The judgement over all records.
 
         Raises:
             TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.
         """
         if self.quarantined > count_allowed_bad(self._max_bad, self.records):
-            raise self._too_many(f"{self.quarantined:,} of {self.records:,} records are bad")
+            raise self._make_too_many_error(f"{self.quarantined:,} of {self.records:,} records are bad")
 
-    def _too_many(self, fact: str) -> TooManyBadRecordsError:
+    def _make_too_many_error(self, fact: str) -> TooManyBadRecordsError:
         first = f" The first: {self.first}." if self.first else ""
         advice = describe_bad_records(self.quarantined, self.records, self._reasons, self.first)
         return TooManyBadRecordsError(

@@ -141,50 +141,48 @@ def build_content(
     reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})
     languages, languages_rest = _select_largest(units.languages)
     names, sources_rest = _select_largest(
-        {name: one.documents for name, one in units.sources.items()}
+        {name: source_counts.documents for name, source_counts in units.sources.items()}
     )
-    listed = sorted(duplicates, key=lambda pair: -pair.count)
-    beyond = listed[MAX_ROWS:]
-    rest = duplicates_rest or OmittedRows()
-    shown = set(names)
-    others = SourceCounts()
+    sorted_pairs = sorted(duplicates, key=lambda pair: -pair.count)
+    unlisted_pairs = sorted_pairs[MAX_ROWS:]
+    omitted_pairs = duplicates_rest or OmittedRows()
+    listed_names = set(names)
+    omitted_counts = SourceCounts()
     for name, counts in units.sources.items():
-        if name not in shown:
-            others += counts
+        if name not in listed_names:
+            omitted_counts += counts
     return ReportContent(
         flows=(*_merge_flows(units.flows), *after),
         drops={name: units.drops[name] for name in reasons},
         drops_rest=drops_rest,
-        duplicates=tuple(listed[:MAX_ROWS]),
+        duplicates=tuple(sorted_pairs[:MAX_ROWS]),
         duplicates_rest=OmittedRows(
-            rest.rows + len(beyond), rest.documents + sum(pair.count for pair in beyond)
+            omitted_pairs.rows + len(unlisted_pairs),
+            omitted_pairs.documents + sum(pair.count for pair in unlisted_pairs),
         ),
         lengths=units.lengths,
         languages={name: units.languages[name] for name in languages},
         languages_rest=languages_rest,
         sources=tuple(SourceRow(name, units.sources[name]) for name in names),
         sources_rest=sources_rest,
-        sources_others=others,
-        stages={
-            name: StageTime(round(one.seconds, 3), one.bytes, one.documents)
-            for name, one in units.stages.items()
-        },
+        sources_others=omitted_counts,
+        stages={name: StageTime(round(one.seconds, 3), one.bytes, one.documents) for name, one in units.stages.items()},
     )
 
 
 def _merge_flows(flows: Sequence[StepFlow]) -> list[StepFlow]:
     """The steps of units; the bytes of text that reading gave are those that the next step was given."""
-    joined = list(flows)
-    if len(joined) > 1 and joined[0].step == "read":
-        joined[0] = replace(joined[0], bytes_out=joined[1].bytes_in)
-    return joined
+    merged_flows = list(flows)
+    if len(merged_flows) > 1 and merged_flows[0].step == "read":
+        merged_flows[0] = replace(merged_flows[0], bytes_out=merged_flows[1].bytes_in)
+    return merged_flows
 
 
 def _select_largest(counts: Mapping[str, int]) -> tuple[list[str], OmittedRows]:
     """The names with the highest counts, and what is said of the others; of equals the first stays first."""
     names = sorted(counts, key=lambda name: -counts[name])
-    left = names[MAX_ROWS:]
-    return names[:MAX_ROWS], OmittedRows(len(left), sum(counts[name] for name in left))
+    omitted_names = names[MAX_ROWS:]
+    return names[:MAX_ROWS], OmittedRows(len(omitted_names), sum(counts[name] for name in omitted_names))
 
 
 def encode_report(report: PrepareReport) -> bytes:
@@ -203,9 +201,7 @@ def parse_report(data: bytes) -> PrepareReport | None:
 def read_report(out: Path, generation: int = 1) -> PrepareReport | None:
     """The report of a generation of a finished store; None where it is missing, or is no such thing."""
     try:
-        return parse_report(
-            read_regular_file(out / format_generation_file_name(REPORT_NAME, generation))
-        )
+        return parse_report(read_regular_file(out / format_generation_file_name(REPORT_NAME, generation)))
     except OSError:
         return None
 
@@ -217,5 +213,5 @@ def read_last_report(out: str) -> PrepareReport | None:
         return None
     if not (folder / MANIFEST_NAME).exists():
         return read_report(folder / WORK_NAME)
-    last = max(entry.number for entry in read_manifest(folder).all_history if entry.reads)
+    last = max(entry.number for entry in read_manifest(folder).all_history if entry.has_inputs)
     return read_report(folder, last)

@@ -33,16 +33,16 @@ def draw_horizontal_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
     """
     most = max((bar.size for bar in bars), default=0) or 1
     room = _WIDTH - _LABEL - _VALUE
-    drawn = []
+    elements = []
     for number, bar in enumerate(bars):
         y = number * _ROW
         width = _bar_fraction(bar.size, most) * room
-        drawn.append(
+        elements.append(
             f'<text class="label" x="{_LABEL - 8}" y="{y + 15}">{escape_text(shorten_label(bar.label))}</text>'
             f'<rect class="bar" x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" rx="2"/>'
             f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{escape_text(bar.words)}</text>'
         )
-    return _make_svg(name, title, bars, len(bars) * _ROW, drawn)
+    return _make_svg(name, title, bars, len(bars) * _ROW, elements)
 
 
 def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
@@ -57,18 +57,18 @@ def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
     step = _WIDTH / max(len(bars), 1)
     wide = min(step * 0.8, 60.0)
     room = _HEIGHT - _FOOT - 16
-    drawn = []
+    elements = []
     for number, bar in enumerate(bars):
         middle = (number + 0.5) * step
         height = _bar_fraction(bar.size, most) * room
         top = _HEIGHT - _FOOT - height
-        drawn.append(
+        elements.append(
             f'<rect class="bar" x="{middle - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" '
             f'height="{height:.1f}" rx="2">'
             f"<title>{escape_text(f'{bar.label}: {bar.words}')}</title></rect>"
             f'<text class="below" x="{middle:.1f}" y="{_HEIGHT - _FOOT + 16}">{escape_text(bar.label)}</text>'
         )
-    return _make_svg(name, title, bars, _HEIGHT, drawn)
+    return _make_svg(name, title, bars, _HEIGHT, elements)
 
 
 def shorten_label(label: str) -> str:
@@ -88,14 +88,12 @@ def _bar_fraction(size: float, most: float) -> float:
     return max(size / most, 0.004) if size > 0 else 0.0
 
 
-def _make_svg(name: str, title: str, bars: Sequence[Bar], height: int, drawn: list[str]) -> str:
-    said = "; ".join(f"{bar.label}: {bar.words}" for bar in bars[:_MAX_DESCRIBED_BARS])
-    more = (
-        f"; and {len(bars) - _MAX_DESCRIBED_BARS} more" if len(bars) > _MAX_DESCRIBED_BARS else ""
-    )
+def _make_svg(name: str, title: str, bars: Sequence[Bar], height: int, elements: list[str]) -> str:
+    description = "; ".join(f"{bar.label}: {bar.words}" for bar in bars[:_MAX_DESCRIBED_BARS])
+    more = f"; and {len(bars) - _MAX_DESCRIBED_BARS} more" if len(bars) > _MAX_DESCRIBED_BARS else ""
     return (
         f'<svg role="img" aria-labelledby="{name}-title {name}-words" viewBox="0 0 {_WIDTH} {max(height, 1)}">'
         f'<title id="{name}-title">{escape_text(title)}</title>'
-        f'<desc id="{name}-words">{escape_text(said + more)}</desc>'
-        f"{''.join(drawn)}</svg>"
+        f'<desc id="{name}-words">{escape_text(description + more)}</desc>'
+        f"{''.join(elements)}</svg>"
     )

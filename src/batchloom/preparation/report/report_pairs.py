@@ -55,10 +55,14 @@ def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int
         names: of the sources.
         inputs: what the input of each source is called.
     """
-    for called in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
-        groups = {name: number for number, name in enumerate(dict.fromkeys(called))}
+    for group_names in (
+        list(names),
+        [name.rpartition("/")[0] or name for name in names],
+        list(inputs),
+    ):
+        groups = {name: number for number, name in enumerate(dict.fromkeys(group_names))}
         if len(groups) <= _MAX_GROUPS:
-            return [groups[name] for name in called], list(groups)
+            return [groups[name] for name in group_names], list(groups)
     return [0] * len(names), ["all inputs"]
 
 
@@ -75,38 +79,38 @@ class DuplicatePairCounter:
         self._counts = np.zeros((len(groups), len(groups)), np.int64)
         self._examples: dict[tuple[int, int], list[DuplicateExample]] = {}
 
-    def add(self, dropped: NDArray[np.integer], kept: NDArray[np.integer]) -> None:
+    def add(self, dropped_groups: NDArray[np.integer], kept_groups: NDArray[np.integer]) -> None:
         """Count duplicates: the group each was in, and the group of the one that stayed [documents]."""
         size = len(self._groups)
-        pairs = dropped.astype(np.int64) * size + kept
+        pairs = dropped_groups.astype(np.int64) * size + kept_groups
         self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
 
-    def needs_example(self, dropped: int, kept: int) -> bool:
+    def needs_example(self, dropped_group: int, kept_group: int) -> bool:
         """Whether another example of a pair of groups would be kept."""
-        return len(self._examples.get((dropped, kept), ())) < MAX_SAMPLES
+        return len(self._examples.get((dropped_group, kept_group), ())) < MAX_SAMPLES
 
-    def example(self, dropped: int, kept: int, example: DuplicateExample) -> None:
+    def add_example(self, dropped_group: int, kept_group: int, example: DuplicateExample) -> None:
         """Keep an example, if there is room; told in input order, the first stay."""
-        if self.needs_example(dropped, kept):
-            one = DuplicateExample(
+        if self.needs_example(dropped_group, kept_group):
+            printable_example = DuplicateExample(
                 example.dropped_record, example.kept_record, format_snippet(example.words)
             )
-            self._examples.setdefault((dropped, kept), []).append(one)
+            self._examples.setdefault((dropped_group, kept_group), []).append(printable_example)
 
-    def pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
+    def list_pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
         """The pairs with most documents, largest first, and what is said of the others."""
         flat = self._counts.ravel()
-        found = np.flatnonzero(flat)
-        order = found[np.argsort(-flat[found], kind="stable")]
+        pair_indices = np.flatnonzero(flat)
+        sorted_indices = pair_indices[np.argsort(-flat[pair_indices], kind="stable")]
         size = len(self._groups)
         listed = [
             DuplicatePair(
-                dropped_from=self._groups[one // size],
-                kept_in=self._groups[one % size],
-                count=int(flat[one]),
-                examples=tuple(self._examples.get((one // size, one % size), ())),
+                dropped_from=self._groups[pair_index // size],
+                kept_in=self._groups[pair_index % size],
+                count=int(flat[pair_index]),
+                examples=tuple(self._examples.get((pair_index // size, pair_index % size), ())),
             )
-            for one in order[:MAX_ROWS].tolist()
+            for pair_index in sorted_indices[:MAX_ROWS].tolist()
         ]
-        left = order[MAX_ROWS:]
-        return listed, OmittedRows(len(left), int(flat[left].sum()))
+        omitted_indices = sorted_indices[MAX_ROWS:]
+        return listed, OmittedRows(len(omitted_indices), int(flat[omitted_indices].sum()))

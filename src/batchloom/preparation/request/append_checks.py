@@ -33,7 +33,7 @@ def check_base_has_recipe(base: Manifest, out: Path) -> None:
 
 
 def check_same_recipe(
-    recipe: Recipe, base: Manifest, out: Path, kept: Mapping[str, Any] | None = None
+    recipe: Recipe, base: Manifest, out: Path, tokenizer_state: Mapping[str, Any] | None = None
 ) -> None:
     """Refuse to append by a recipe whose documents would not fit those that are there.
 
@@ -41,7 +41,7 @@ def check_same_recipe(
         recipe: of what is to be appended.
         base: the newest generation.
         out: the store.
-        kept: the state of the tokenizer, where the store itself named it.
+        tokenizer_state: the state of the tokenizer, where the store itself named it.
 
     Raises:
         StoreConflictError: names the setting that differs.
@@ -50,22 +50,24 @@ def check_same_recipe(
     if base.recipe.get("source") == SYNTHETIC:
         check_base_has_recipe(base, out)
     for name in ("val_fraction", "test_fraction"):
-        then, now = base.recipe.get(name), getattr(recipe, name)
-        if then is not None and then != now:
+        stored_value, requested_value = base.recipe.get(name), getattr(recipe, name)
+        if stored_value is not None and stored_value != requested_value:
             raise StoreConflictError(
-                f"{out} was prepared with {name} {then:g}, and would be appended to with {now:g}: equal documents "
+                f"{out} was prepared with {name} {stored_value:g}, and would be appended to with "
+                f"{requested_value:g}: equal documents "
                 "could then be on two sides; leave the option out."
             )
-    if kept is None and _is_other_tokenizer(recipe, base):
+    if tokenizer_state is None and _is_other_tokenizer(recipe, base):
         raise StoreConflictError(
             f"{out} is of tokenizer {base.tokenizer.name}, and {recipe.tokenizer} is another: a store is of one. Leave "
             "the option out, or prepare another store."
         )
-    if (named := _processor_fingerprint(recipe)) != (base.processor and base.processor.fingerprint):
-        then = base.processor.name if base.processor else "none"
-        now = "none" if named is None else "another"
+    if (processor_fingerprint := _get_processor_fingerprint(recipe)) != (base.processor and base.processor.fingerprint):
+        stored_value = base.processor.name if base.processor else "none"
+        requested_value = "none" if processor_fingerprint is None else "another"
         raise StoreConflictError(
-            f"{out} is of processor {then}, and would be appended to with {now}: media of one store go into one model. "
+            f"{out} is of processor {stored_value}, and would be appended to with {requested_value}: media of one "
+            "store go into one model. "
             "Give the processor it was made with (--processor), or prepare another store."
         )
     if choose_token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
@@ -75,7 +77,7 @@ def check_same_recipe(
         )
 
 
-def _processor_fingerprint(recipe: Recipe) -> str | None:
+def _get_processor_fingerprint(recipe: Recipe) -> str | None:
     """The fingerprint of the processor of a recipe; None where it has none."""
     media = recipe.reading.media
     return None if media is None else compute_processor_fingerprint(media.processor)
@@ -83,19 +85,19 @@ def _processor_fingerprint(recipe: Recipe) -> str | None:
 
 def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
     """Whether the tokenizer that a recipe names is another than the store's."""
-    then = base.recipe
-    named = (recipe_to_plain(recipe)["tokenizer"], recipe.end_token)
+    stored_recipe = base.recipe
+    requested_names = (recipe_to_plain(recipe)["tokenizer"], recipe.end_token)
     is_file = Path(recipe.tokenizer).expanduser().exists()
-    if named == (then.get("tokenizer"), then.get("end_token")) and not is_file:
+    if requested_names == (stored_recipe.get("tokenizer"), stored_recipe.get("end_token")) and not is_file:
         return False
     if recipe.tokenizer.startswith("train:"):
         return True
-    found = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
-    return found.fingerprint != base.tokenizer.fingerprint
+    tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
+    return tokenizer.fingerprint != base.tokenizer.fingerprint
 
 
 def check_same_preferences(
-    sources: Sequence[Source], readings: RecordParsers, base: Manifest | None, out: Path
+    sources: Sequence[Source], record_parsers: RecordParsers, base: Manifest | None, out: Path
 ) -> None:
     """Preferences stand alone, in all generations of a store.
 
@@ -103,7 +105,7 @@ def check_same_preferences(
         InputError: names the first source of another kind.
     """
     for source in sources if base is not None else ():
-        kind = readings.kind_of(source)
+        kind = record_parsers.get_preference_kind(source)
         if base is not None and kind is not None and kind != base.preferences:
             raise InputError(
                 f"{source.name} holds {describe_preferences(kind)}, and {out} "

@@ -67,26 +67,26 @@ def resolve_inputs(
         InputError: a manifest cannot be read, names what lies outside of its folder, or has images or sounds read
             without a processor.
     """
-    given = as_input_tuple(inputs)
-    if not any(is_dataset_config(one) or is_manifest_path(one) for one in given):
+    input_arguments = as_input_tuple(inputs)
+    if not any(is_dataset_config(argument) or is_manifest_path(argument) for argument in input_arguments):
         tokenizer = _default_tokenizer(reading) if tokenizer is None else tokenizer
-        return ResolvedInputs(given, (), reading, tokenizer)  # type: ignore[arg-type]
+        return ResolvedInputs(input_arguments, (), reading, tokenizer)  # type: ignore[arg-type]
     # pydantic takes its time to import.
     from batchloom.preparation.request.dataset_inputs import expand_inputs  # noqa: PLC0415
 
-    found = expand_inputs(given)
-    if found.multimodal and reading.media is None:
-        if found.processor is None:
+    expanded = expand_inputs(input_arguments)
+    if expanded.multimodal and reading.media is None:
+        if expanded.processor is None:
             raise InputError(
-                f"{found.multimodal} is read with a processor, and none is named: write "
+                f"{expanded.multimodal} is read with a processor, and none is named: write "
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
-        reading = replace(reading, media=MediaRecipe(processor=found.processor))
+        reading = replace(reading, media=MediaRecipe(processor=expanded.processor))
     if reading.media is not None and reading.media.sampling == FrameSampling():
-        reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
-    chosen = tokenizer if tokenizer is not None else found.tokenizer or _default_tokenizer(reading)
-    said = hoist_common_settings(found.sources, reading)
-    return ResolvedInputs(found.inputs, *said, chosen, found.notes, found.follow_links)
+        reading = replace(reading, media=replace(reading.media, sampling=expanded.sampling))
+    tokenizer_name = tokenizer if tokenizer is not None else expanded.tokenizer or _default_tokenizer(reading)
+    hoisted = hoist_common_settings(expanded.sources, reading)
+    return ResolvedInputs(expanded.inputs, *hoisted, tokenizer_name, expanded.notes, expanded.follow_links)
 
 
 def _default_tokenizer(reading: ReadRecipe) -> str:
@@ -101,9 +101,9 @@ def as_input_tuple(
     return (inputs,) if is_dataset_config(inputs) else as_recipe_inputs(inputs)  # type: ignore[arg-type,return-value]
 
 
-def input_name(one: "str | DatasetConfig") -> str:
+def input_name(argument: "str | DatasetConfig") -> str:
     """An input as a command line names it, URLs without credentials; empty for a config of no file."""
-    return redact_url(one) if isinstance(one, str) else str(one.written.file or "")
+    return redact_url(argument) if isinstance(argument, str) else str(argument.location.file or "")
 
 
 def list_inputs(
@@ -112,7 +112,7 @@ def list_inputs(
     *,
     exclude: Path | None = None,
     streaming: bool | None = None,
-    seen: Mapping[str, DetectedFile] | None = None,
+    detected_files: Mapping[str, DetectedFile] | None = None,
 ) -> SourceListing:
     """The files behind the inputs of a recipe; see :func:`list_sources`.
 
@@ -120,21 +120,22 @@ def list_inputs(
         InputError: a file is asked for twice, each time as something else: it is read once.
     """
     sources = [recipe.source(number) for number in range(len(recipe.inputs))]
-    asked = [replace(one.asked, follow_links=recipe.follow_links) for one in sources]
+    declared_inputs = [replace(source.declared_input, follow_links=recipe.follow_links) for source in sources]
     listing = list_sources(
         recipe.inputs,
-        asked=asked,
+        declared_inputs=declared_inputs,
         exclude=exclude,
         spool=spool,
         streaming=streaming,
-        seen=seen,
+        detected_files=detected_files,
         media=recipe.reading.media is not None,
     )
-    for name, first, second in listing.twice:
+    for name, first, second in listing.duplicates:
         if recipe.source(first) != recipe.source(second):
-            one, other = (recipe.source(n).place or recipe.inputs[n] for n in (first, second))
+            first_location, second_location = (recipe.source(n).location or recipe.inputs[n] for n in (first, second))
             raise InputError(
-                f"{name} is named by {one} and by {other}, which say different things of it, and a file is read once; "
+                f"{name} is named by {first_location} and by {second_location}, which say different things of it, "
+                "and a file is read once; "
                 "leave one of them out."
             )
     return listing
@@ -153,10 +154,8 @@ def hoist_common_settings(
     if not sources:
         return sources, reading
     first = sources[0]
-    same = all(
-        (one.text_field, one.mapping) == (first.text_field, first.mapping) for one in sources
-    )
-    if not same or reading.text_field is not None or reading.mapping:
+    is_uniform = all((source.text_field, source.mapping) == (first.text_field, first.mapping) for source in sources)
+    if not is_uniform or reading.text_field is not None or reading.mapping:
         return sources, reading
     lifted = replace(reading, text_field=first.text_field, mapping=first.mapping)
-    return tuple(replace(one, text_field=None, mapping={}) for one in sources), lifted
+    return tuple(replace(source, text_field=None, mapping={}) for source in sources), lifted

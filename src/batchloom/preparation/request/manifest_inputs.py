@@ -12,26 +12,23 @@ _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 def is_manifest_path(value: object) -> bool:
     """Whether an input is named as a YAML manifest: files of that name in folders are not."""
-    if (
-        not isinstance(value, str)
-        or not value.lower().endswith(_MANIFEST_SUFFIXES)
-        or is_url_or_stdin(value)
-    ):
+    if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
         return False
     if glob.has_magic(value) and not os.path.lexists(value):
         return False
     return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
 
 
-def check_no_manifests(given: Sequence[str], what: str) -> None:
+def check_no_manifests(inputs: Sequence[str], command: str) -> None:
     """Refuse manifests where the files they list are wanted.
 
     Raises:
         InputError: names the first.
     """
-    for one in given:
-        if is_manifest_path(one):
+    for path in inputs:
+        if is_manifest_path(path):
             raise InputError(
-                f"{one} is a manifest by its name, which {what} does not read; name the files it lists, or look at it "
+                f"{path} is a manifest by its name, which {command} does not read; name the files it lists, or look "
+                "at it "
                 "with batchloom doctor."
             )

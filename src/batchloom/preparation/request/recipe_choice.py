@@ -68,8 +68,8 @@ class PrepareRequest:
     Attributes:
         recipe: what to do.
         notes: what is to be known of it.
-        usual: what becomes of duplicates, told before work begins; empty where somebody said so himself.
-        kept: the state of the tokenizer, where a store has kept it.
+        dedup_note: what becomes of duplicates, told before work begins; empty where somebody said so himself.
+        tokenizer_state: the state of the tokenizer, where a store has kept it.
         store: the store that is made again, or the manifest of an older generation of it; None where
             something was said over its recipe.
         partial: why the recipe of a store makes a part of it alone, with what to do; else empty.
@@ -77,20 +77,20 @@ class PrepareRequest:
 
     recipe: Recipe
     notes: tuple[str, ...] = ()
-    usual: str = ""
-    kept: Mapping[str, Any] | None = None
+    dedup_note: str = ""
+    tokenizer_state: Mapping[str, Any] | None = None
     store: Path | None = None
     partial: str = ""
 
     @property
     def initial_notes(self) -> tuple[str, ...]:
         """All that is told before work begins."""
-        return (*self.notes, *filter(None, [self.usual]))
+        return (*self.notes, *filter(None, [self.dedup_note]))
 
     @property
     def tokenizer_note(self) -> str:
         """What a file with this recipe does not hold; empty where it holds all."""
-        if self.kept is None:
+        if self.tokenizer_state is None:
             return ""
         return "The tokenizer is kept in the store; where its original is gone, write the path of the store for it."
 
@@ -154,13 +154,13 @@ def make_append_request(
         SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`make_request`.
         StoreConflictError: nothing can be appended to this store.
     """
-    place = os.fspath(out) if isinstance(out, os.PathLike) else out
-    if recipe is not None or not isinstance(place, str) or not is_valid_path(place):
+    out_path = os.fspath(out) if isinstance(out, os.PathLike) else out
+    if recipe is not None or not isinstance(out_path, str) or not is_valid_path(out_path):
         return _make_request(inputs, options, recipe, by_label=False)
-    if not (Path(place) / MANIFEST_NAME).exists():
+    if not (Path(out_path) / MANIFEST_NAME).exists():
         return _make_request(inputs, options, recipe, by_label=False)
-    check_base_has_recipe(read_manifest(Path(place)), Path(place))
-    return _make_request(inputs, options, Path(place), by_label=True)
+    check_base_has_recipe(read_manifest(Path(out_path)), Path(out_path))
+    return _make_request(inputs, options, Path(out_path), by_label=True)
 
 
 def _make_request(
@@ -170,48 +170,58 @@ def _make_request(
     *,
     by_label: bool,
 ) -> PrepareRequest:
-    given = {name: value for name, value in options.items() if value is not None}
-    said = () if inputs is None else as_input_tuple(inputs)
-    stated = _load_raw_recipe(recipe, {*given, *(["inputs"] if said else [])})
-    values, problems = _expand_short_forms(_override_settings(stated.settings, given))
+    overrides = {name: value for name, value in options.items() if value is not None}
+    input_arguments = () if inputs is None else as_input_tuple(inputs)
+    raw_recipe = _load_raw_recipe(recipe, {*overrides, *(["inputs"] if input_arguments else [])})
+    values, problems = _expand_short_forms(_override_settings(raw_recipe.settings, overrides))
     reading = ReadRecipe(**{name: values[name] for name in _READING_SETTINGS if name in values})
-    found = _choose_inputs(said, stated, reading, values.get("tokenizer"), by_label=by_label)
-    if found.follow_links:
+    resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
+    if resolved.follow_links:
         values.setdefault("follow_links", True)
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})
     except SettingsError as error:
         problems += error.problems
-    usual = ""
+    dedup_note = ""
     if "dedup" not in values and not any("dedup" in problem for problem in problems):
-        values["dedup"], usual = default_dedup(reading)
-    beside = {"tokenizer", *_READING_SETTINGS, *_CHAT_SETTINGS}
+        values["dedup"], dedup_note = default_dedup(reading)
+    grouped_names = {"tokenizer", *_READING_SETTINGS, *_CHAT_SETTINGS}
     try:
-        made = Recipe(
-            inputs=found.inputs,
-            sources=found.sources,
-            tokenizer=found.tokenizer,
-            reading=found.reading,
+        new_recipe = Recipe(
+            inputs=resolved.inputs,
+            sources=resolved.sources,
+            tokenizer=resolved.tokenizer,
+            reading=resolved.reading,
             chat=chat,
-            **{name: value for name, value in values.items() if name not in beside},
+            **{name: value for name, value in values.items() if name not in grouped_names},
         )
     except SettingsError as error:
         problems += error.problems
-    over = {*given, *(["inputs"] if said else [])}
-    raise_problems([_locate_problem(problem, stated.where, over) for problem in problems])
-    again = stated.store if not over else None
-    notes = (*stated.notes, *found.notes)
-    return PrepareRequest(made, notes, usual, stated.kept, again, "" if said else stated.partial)
+    overridden_names = {*overrides, *(["inputs"] if input_arguments else [])}
+    raise_problems([_locate_problem(problem, raw_recipe.location, overridden_names) for problem in problems])
+    remade_store = raw_recipe.store if not overridden_names else None
+    notes = (*raw_recipe.notes, *resolved.notes)
+    return PrepareRequest(
+        new_recipe,
+        notes,
+        dedup_note,
+        raw_recipe.tokenizer_state,
+        remade_store,
+        "" if input_arguments else raw_recipe.partial,
+    )
 
 
 def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     """What becomes of duplicates where nobody says: the mode, and what is told of it."""
-    said: object = reading.split_on
-    pieces = _SPLIT_DEDUP_MODES.get(said) if isinstance(said, str) else None
-    if pieces:
-        told = f"Duplicates stay, for {pieces} of verse and tables repeat and mean to (--dedup exact leaves them out)."
-        return DedupRecipe(mode="none"), told
+    split_on: object = reading.split_on
+    repeat_unit = _SPLIT_DEDUP_MODES.get(split_on) if isinstance(split_on, str) else None
+    if repeat_unit:
+        note = (
+            f"Duplicates stay, for {repeat_unit} of verse and tables repeat and mean to (--dedup exact leaves them "
+            "out)."
+        )
+        return DedupRecipe(mode="none"), note
     return DedupRecipe(mode="exact"), (
         "Exact duplicates are left out: of documents that are equal to the letter the first stays (--no-dedup keeps "
         "all)."
@@ -222,10 +232,12 @@ def describe_remade_store(out: Path, store: Path | None) -> str:
     """What to say of a store that was made by the recipe of another; empty where there is none."""
     if store is None or out.resolve() == store.resolve():
         return ""
-    made = store if store.is_file() else store / MANIFEST_NAME
+    manifest_path = store if store.is_file() else store / MANIFEST_NAME
     # Older stores have the same manifest without its checksum.
-    one, other = (split_checksum(path.read_bytes())[0] for path in (made, out / MANIFEST_NAME))
-    if one == other:
+    store_manifest, out_manifest = (
+        split_checksum(path.read_bytes())[0] for path in (manifest_path, out / MANIFEST_NAME)
+    )
+    if store_manifest == out_manifest:
         return f"{out} is the same as {store}, to the byte."
     return (
         f"{out} differs from {store}: its inputs, its tokenizer or batchloom itself are not what they were; compare "
@@ -233,35 +245,38 @@ def describe_remade_store(out: Path, store: Path | None) -> str:
     )
 
 
-def _load_raw_recipe(recipe: RecipeReference | None, given: Collection[str]) -> RawRecipe:
+def _load_raw_recipe(recipe: RecipeReference | None, overridden_names: Collection[str]) -> RawRecipe:
     if recipe is None:
         return RawRecipe({})
     if isinstance(recipe, Recipe):
         return to_raw_recipe(recipe)
-    place = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
-    if not is_valid_path(place):
+    recipe_path = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
+    if not is_valid_path(recipe_path):
         raise SettingsError(
-            [
-                f"recipe: {quote_value(place)} is no path; name a recipe file or the folder of a store"
-            ]
+            [f"recipe: {quote_value(recipe_path)} is no path; name a recipe file or the folder of a store"]
         )
-    path = Path(place)
-    return read_store_recipe(path, given) if is_store_path(path) else read_recipe_file(path)
+    path = Path(recipe_path)
+    return read_store_recipe(path, overridden_names) if is_store_path(path) else read_recipe_file(path)
 
 
-def _override_settings(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others said over them: of the two that name columns one takes the other's place."""
-    gone = next(
-        (other for one, other in (_COLUMN_SETTINGS, _COLUMN_SETTINGS[::-1]) if one in given), ""
+    replaced_name = next(
+        (
+            other_setting
+            for column_setting, other_setting in (_COLUMN_SETTINGS, _COLUMN_SETTINGS[::-1])
+            if column_setting in overrides
+        ),
+        "",
     )
-    over = {name: value for name, value in settings.items() if name != gone} | dict(given)
-    then, now = settings.get("media"), given.get("media")
-    if isinstance(then, MediaRecipe):
-        then = media_to_settings(then)
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
+    merged = {name: value for name, value in settings.items() if name != replaced_name} | dict(overrides)
+    base_media, new_media = settings.get("media"), overrides.get("media")
+    if isinstance(base_media, MediaRecipe):
+        base_media = media_to_settings(base_media)
+    if isinstance(base_media, Mapping) and isinstance(new_media, Mapping):
         # What is not said anew of media stays as it was.
-        over["media"] = {**then, **now}
-    return over
+        merged["media"] = {**base_media, **new_media}
+    return merged
 
 
 def _expand_short_forms(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -278,40 +293,41 @@ def _expand_short_forms(settings: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 def _choose_inputs(
-    said: tuple[Any, ...],
-    stated: RawRecipe,
+    input_arguments: tuple[Any, ...],
+    raw_recipe: RawRecipe,
     reading: ReadRecipe,
     tokenizer: str | None,
     *,
     by_label: bool,
 ) -> ResolvedInputs:
     """The inputs of a job: those that are said, else the recipe's."""
-    if not said:
-        sources, reading = hoist_common_settings(stated.sources, reading)
-        none = resolve_inputs((), reading, tokenizer)
-        return replace(none, inputs=stated.inputs, sources=sources)
-    found = resolve_inputs(said, reading, tokenizer)
-    if not stated.sources or found.sources:
-        return found
+    if not input_arguments:
+        sources, reading = hoist_common_settings(raw_recipe.sources, reading)
+        without_inputs = resolve_inputs((), reading, tokenizer)
+        return replace(without_inputs, inputs=raw_recipe.inputs, sources=sources)
+    resolved = resolve_inputs(input_arguments, reading, tokenizer)
+    if not raw_recipe.sources or resolved.sources:
+        return resolved
     if by_label:
-        known, reading = hoist_common_settings(stated.sources, reading)
-        of = dict(zip(make_input_labels(stated.inputs), known, strict=True))
-        own = tuple(of.get(label, SourceRecipe()) for label in make_input_labels(found.inputs))
-        some = any(one != SourceRecipe() for one in own)
-        return replace(found, sources=own if some else (), reading=reading)
-    if len(found.inputs) != len(stated.sources):
+        hoisted_sources, reading = hoist_common_settings(raw_recipe.sources, reading)
+        source_by_label = dict(zip(make_input_labels(raw_recipe.inputs), hoisted_sources, strict=True))
+        own_sources = tuple(source_by_label.get(label, SourceRecipe()) for label in make_input_labels(resolved.inputs))
+        has_settings = any(source != SourceRecipe() for source in own_sources)
+        return replace(resolved, sources=own_sources if has_settings else (), reading=reading)
+    if len(resolved.inputs) != len(raw_recipe.sources):
         raise InputError(
-            f"{stated.where or 'The recipe'} says something of each of its {len(stated.sources)} inputs, and "
-            f"{len(found.inputs)} are given in their place; give as many, in its order."
+            f"{raw_recipe.location or 'The recipe'} says something of each of its {len(raw_recipe.sources)} inputs, "
+            "and "
+            f"{len(resolved.inputs)} are given in their place; give as many, in its order."
         )
-    sources, reading = hoist_common_settings(stated.sources, reading)
-    return replace(found, sources=sources, reading=reading)
+    sources, reading = hoist_common_settings(raw_recipe.sources, reading)
+    return replace(resolved, sources=sources, reading=reading)
 
 
-def _locate_problem(problem: str, where: str, given: Collection[str]) -> str:
+def _locate_problem(problem: str, location: str, overridden_names: Collection[str]) -> str:
     """A problem of a setting with the file that it stands in, where it stands in one."""
     plain = problem.removeprefix("chat.")
     name = re.split(r"[.:\[]", plain, maxsplit=1)[0]
-    if not where or ("mapping" if name == "map" else name) in given:
+    if not location or ("mapping" if name == "map" else name) in overridden_names:
         return problem
-    return f"{where}: {re.sub('^map(?=[.:])', 'mapping', plain)}"
+    return f"{location}: {re.sub('^map(?=[.:])', 'mapping', plain)}"

@@ -50,9 +50,9 @@ class RawRecipe:
         settings: by the names ``prepare`` takes them under; what is not said is not there.
         inputs: where they lie.
         sources: what is said of each input; empty where nothing is said of any.
-        where: how messages call it; empty for what was made in Python.
+        location: how messages call it; empty for what was made in Python.
         notes: what is to be told before work begins.
-        kept: the state of the tokenizer, where a store has kept it.
+        tokenizer_state: the state of the tokenizer, where a store has kept it.
         store: the store that was made by it.
         partial: why it made a part of that store alone; empty where it made all.
     """
@@ -60,9 +60,9 @@ class RawRecipe:
     settings: Mapping[str, Any]
     inputs: tuple[str, ...] = ()
     sources: tuple[SourceRecipe, ...] = ()
-    where: str = ""
+    location: str = ""
     notes: tuple[str, ...] = ()
-    kept: Mapping[str, Any] | None = None
+    tokenizer_state: Mapping[str, Any] | None = None
     store: Path | None = None
     partial: str = ""
 
@@ -70,7 +70,7 @@ class RawRecipe:
 def to_raw_recipe(recipe: Recipe) -> RawRecipe:
     """What a Recipe says."""
     parts = (recipe, recipe.reading, recipe.chat)
-    values = {one.name: getattr(part, one.name) for part in parts for one in fields(part)}
+    values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
     return RawRecipe({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
 
 
@@ -84,66 +84,63 @@ def read_recipe_file(path: Path) -> RawRecipe:
         InputError: it is a manifest of data sets or of a store, or cannot be read.
     """
     refuse_url(path, "The recipe")
-    whole = read_yaml(path, _REMEDY)
-    _check_is_recipe(path, whole)
+    content = read_yaml(path, _REMEDY)
+    _check_is_recipe(path, content)
     problems = [
-        f"{path}: {name}: unknown setting{suggest(name, RECIPE_KEYS)}"
-        for name in whole
-        if name not in RECIPE_KEYS
+        f"{path}: {name}: unknown setting{suggest(name, RECIPE_KEYS)}" for name in content if name not in RECIPE_KEYS
     ]
     # What is null is as if it were not there.
-    values = {name: whole[name] for name in RECIPE_KEYS if whole.get(name) is not None}
-    written = ConfigLocation(path, recipe=True)
+    values = {name: content[name] for name in RECIPE_KEYS if content.get(name) is not None}
+    config_location = ConfigLocation(path, recipe=True)
     inputs: list[tuple[str, SourceRecipe]] = []
     try:
-        inputs = _read_recipe_inputs(values.pop("inputs", []), written)
+        inputs = _read_recipe_inputs(values.pop("inputs", []), config_location)
     except SettingsError as error:
         problems += error.problems
     raise_problems(problems)
     for name in ("tokenizer", "template"):
         if isinstance(values.get(name), str):
-            values[name] = _resolve_relative(name, values[name], written)
-    said = tuple(source for _, source in inputs)
+            values[name] = _resolve_relative(name, values[name], config_location)
+    sources = tuple(source for _, source in inputs)
     return RawRecipe(
         values,
-        tuple(place for place, _ in inputs),
-        said if any(one != SourceRecipe() for one in said) else (),
+        tuple(input_path for input_path, _ in inputs),
+        sources if any(source_recipe != SourceRecipe() for source_recipe in sources) else (),
         str(path),
     )
 
 
-def _check_is_recipe(path: Path, whole: object) -> None:
+def _check_is_recipe(path: Path, content: object) -> None:
     """Refuse what is no recipe, and say what it is where that can be told."""
-    if isinstance(whole, list) or (isinstance(whole, dict) and _is_dataset_manifest(whole)):
+    if isinstance(content, list) or (isinstance(content, dict) and _is_dataset_manifest(content)):
         raise InputError(
             f"{path} is a manifest of data sets, not a recipe; give it as an input: batchloom prepare {path}."
         )
-    if isinstance(whole, dict) and {"format_version", "recipe"} <= set(whole):
+    if isinstance(content, dict) and {"format_version", "recipe"} <= set(content):
         raise InputError(
             f"{path} is the manifest of a store under another name; call it {MANIFEST_NAME}, and give it or its folder."
         )
-    if not isinstance(whole, dict):
-        raise InputError(f"{path} holds {quote_value(whole)}, which is no recipe; {_REMEDY}.")
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {quote_value(content)}, which is no recipe; {_REMEDY}.")
 
 
-def _is_dataset_manifest(whole: Mapping[str, Any]) -> bool:
-    return "inputs" not in whole and any(name in whole for name in MANIFEST_KEYS)
+def _is_dataset_manifest(content: Mapping[str, Any]) -> bool:
+    return "inputs" not in content and any(name in content for name in MANIFEST_KEYS)
 
 
-def _read_recipe_inputs(value: object, written: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
+def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
     """Where the inputs lie and what is said of each."""
     if not isinstance(value, list):
         raise SettingsError(
-            [
-                f"{written.file}: inputs: {quote_value(value)} is no list; write - and each path on its own line"
-            ]
+            [f"{config_location.file}: inputs: {quote_value(value)} is no list; write - and each path on its own line"]
         )
     raise_problems(
         [
-            f"{written.file}: inputs[{number}]: {quote_value(one)} is neither a path nor a data set; write a path, or "
+            f"{config_location.file}: inputs[{number}]: {quote_value(entry)} is neither a path nor a data set; "
+            "write a path, or "
             "{path: ..., data_type: ..., mapping: ...}"
-            for number, one in enumerate(value)
-            if not isinstance(one, (str, dict))
+            for number, entry in enumerate(value)
+            if not isinstance(entry, (str, dict))
         ]
     )
     if not value:
@@ -152,25 +149,25 @@ def _read_recipe_inputs(value: object, written: ConfigLocation) -> list[tuple[st
     from batchloom.preparation.request.dataset_inputs import locate_inputs  # noqa: PLC0415
     from batchloom.preparation.settings import DatasetConfig  # noqa: PLC0415
 
-    listed = [one if isinstance(one, dict) else {"path": one} for one in value]
+    listed = [entry if isinstance(entry, dict) else {"path": entry} for entry in value]
     try:
         config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # it makes them
     except SettingsError as error:
         raise SettingsError(
-            [f"{written.file}: {one.replace('datasets', 'inputs', 1)}" for one in error.problems]
+            [f"{config_location.file}: {problem.replace('datasets', 'inputs', 1)}" for problem in error.problems]
         ) from None
-    return locate_inputs(config.datasets or (), written)
+    return locate_inputs(config.datasets or (), config_location)
 
 
-def _resolve_relative(name: str, value: str, written: ConfigLocation) -> str:
+def _resolve_relative(name: str, value: str, config_location: ConfigLocation) -> str:
     """A tokenizer or template as ``prepare`` takes it, seen from the file's folder."""
     if name == "template":
-        return value if value in BUILT_IN_TEMPLATES else written.below(value)
+        return value if value in BUILT_IN_TEMPLATES else config_location.resolve_path(value)
     if value in _TOKENIZER_WORDS or value.startswith("train:") or is_url_or_stdin(value):
         return value
     if value.startswith(_TIKTOKEN):
-        return _TIKTOKEN + written.below(value.removeprefix(_TIKTOKEN))
-    return written.below(value)
+        return _TIKTOKEN + config_location.resolve_path(value.removeprefix(_TIKTOKEN))
+    return config_location.resolve_path(value)
 
 
 def recipe_settings(recipe: Recipe) -> dict[str, Any]:
@@ -186,26 +183,22 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         "tokens_per_shard": format_token_count(recipe.tokens_per_shard),
     }
     return {
-        name: value
-        for name, value in settings.items()
-        if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
+        name: value for name, value in settings.items() if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
     }
 
 
 def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe as a report holds them: names that are no Unicode are replaced."""
     plain = recipe_settings(recipe)
-    return {
-        name: _make_printable(value) for name, value in plain.items() if value not in (None, {}, [])
-    }
+    return {name: _make_printable(value) for name, value in plain.items() if value not in (None, {}, [])}
 
 
 def _make_printable(value: Any) -> Any:
     if isinstance(value, str):
         return decode_file_name(shown_address(value) if is_url(value) else value)
     if isinstance(value, dict):
-        return {decode_file_name(str(name)): _make_printable(one) for name, one in value.items()}
-    return [_make_printable(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {decode_file_name(str(name)): _make_printable(item) for name, item in value.items()}
+    return [_make_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def format_recipe(recipe: Recipe, note: str = "") -> str:
@@ -218,32 +211,31 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
     Raises:
         InputError: a path is no text, which no YAML can hold.
     """
-    if odd := [one for one in recipe.inputs if decode_file_name(one) != one]:
+    if undecodable_paths := [path for path in recipe.inputs if decode_file_name(path) != path]:
         raise InputError(
-            f"{quote_value(odd[0])} holds bytes that are no UTF-8, which no recipe file can; rename it, or name "
+            f"{quote_value(undecodable_paths[0])} holds bytes that are no UTF-8, which no recipe file can; rename "
+            "it, or name "
             f"its folder."
         )
-    said = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
-    inputs = [_input_to_plain(place, one) for place, one in zip(recipe.inputs, said, strict=True)]
-    whole = {"inputs": inputs, **recipe_settings(recipe)}
-    text = yaml.dump(
-        whole, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=1 << 20
-    )
+    sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
+    inputs = [_input_to_plain(input_path, source) for input_path, source in zip(recipe.inputs, sources, strict=True)]
+    content = {"inputs": inputs, **recipe_settings(recipe)}
+    text = yaml.dump(content, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=1 << 20)
     return f"{_HEADER}{f'# {note}' + chr(10) if note else ''}{text}"
 
 
-def _input_to_plain(place: str, said: SourceRecipe) -> Any:
+def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
     """An input as a manifest of data sets has it; its path alone where nothing is said of it."""
     values = {
-        "data_type": said.form,
-        "name": said.name,
-        "weight": said.weight,
-        "text_field": said.text_field,
-        "mapping": dict(said.mapping) or None,
-        "ignore": list(said.ignore) or None,
+        "data_type": source.form,
+        "name": source.name,
+        "weight": source.weight,
+        "text_field": source.text_field,
+        "mapping": dict(source.mapping) or None,
+        "ignore": list(source.ignore) or None,
     }
-    found = {name: value for name, value in values.items() if value is not None}
-    return {"path": place, **found} if found else place
+    settings = {name: value for name, value in values.items() if value is not None}
+    return {"path": input_path, **settings} if settings else input_path
 
 
 @final
@@ -257,9 +249,7 @@ class _RecipeDumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
 
 def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # Line ends inside of plain text would be folded over several lines.
-    return writer.represent_scalar(
-        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
-    )
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
 _RecipeDumper.add_representer(str, _represent_text)

@@ -65,12 +65,12 @@ def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
         folder = os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
         folder = ""  # it was deleted, and nothing relative can be found from it
-    places = [
-        redact_url(one) if is_url_or_stdin(one) else os.path.expanduser(strip_file_scheme(one))  # noqa: PTH111
-        for one in inputs
+    locations = [
+        redact_url(input_path) if is_url_or_stdin(input_path) else os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
+        for input_path in inputs
     ]
     return {
-        "inputs": [decode_file_name(place) for place in places],
+        "inputs": [decode_file_name(location) for location in locations],
         "folder": decode_file_name(folder),
     }
 
@@ -87,7 +87,7 @@ def _parse_generation(path: Path) -> int | None:
     return int(path.stem) if older and (above.parent / MANIFEST_NAME).exists() else None
 
 
-def read_store_recipe(path: Path, given: Collection[str]) -> RawRecipe:
+def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecipe:
     """What the manifest of a store says of the job that made it.
 
     Relative inputs are looked for in the working folder; of absolute ones the manifest has the last
@@ -95,7 +95,7 @@ def read_store_recipe(path: Path, given: Collection[str]) -> RawRecipe:
 
     Args:
         path: the store's folder, its manifest, or that of an older generation.
-        given: the names of what is overruled, which need not be there: settings, and ``inputs``.
+        overridden_names: the names of what is overruled, which need not be there: settings, and ``inputs``.
 
     Raises:
         StoreMissingError: there is no store.
@@ -108,45 +108,43 @@ def read_store_recipe(path: Path, given: Collection[str]) -> RawRecipe:
     folder = path if path.is_dir() else path.parent if generation is None else path.parent.parent
     manifest = read_manifest(folder, generation)
     plain = manifest.recipe
-    where = str(folder / MANIFEST_NAME) if generation is None else str(path)
+    location = str(folder / MANIFEST_NAME) if generation is None else str(path)
     if plain.get("source") == SYNTHETIC:
         return _read_synthetic_recipe(plain, folder)
-    _check_prepared(plain, folder, where)
-    settings = _extract_settings(plain, where)
+    _check_prepared(plain, folder, location)
+    settings = _extract_settings(plain, location)
     expected = settings.pop("template_hash", None)
     # Whether the files that steps look into are the same is told by comparing the stores.
     settings.pop("clean_files", None)
     if settings["balance_subsets"] is None:
         # Of a version without this rule, or without subsets to which it applies.
         settings["balance_subsets"] = not (settings["val_fraction"] or settings["test_fraction"])
-    if expected is not None and "template" not in given:
+    if expected is not None and "template" not in overridden_names:
         _check_template(str(settings.get("template")), expected, folder)
     if isinstance(media := settings.get("media"), dict):
-        settings["media"] = _extract_media_settings(media, folder, look="media" not in given)
-    step = [entry for entry in manifest.all_history if entry.reads][-1]
+        settings["media"] = _extract_media_settings(media, folder, verify="media" not in overridden_names)
+    step = [entry for entry in manifest.all_history if entry.has_inputs][-1]
     sources = manifest.list_sources_of(step)
-    said = _make_source_recipes(plain, sources, where)
-    inputs = [str(one) for one in plain.get("inputs", ())]
+    source_recipes = _make_source_recipes(plain, sources, location)
+    inputs = [str(label) for label in plain.get("inputs", ())]
     notes: tuple[str, ...] = ()
-    if "inputs" not in given:
+    if "inputs" not in overridden_names:
         report = folder / format_generation_file_name(REPORT_NAME, step.number)
-        inputs, notes = _locate_recorded_inputs(
-            inputs, report, of_hub=any(one.revision for one in sources)
-        )
-    overruled = {"tokenizer", "end_token"} & set(given)
+        inputs, notes = _locate_recorded_inputs(inputs, report, of_hub=any(one.revision for one in sources))
+    overridden_tokenizer = {"tokenizer", "end_token"} & set(overridden_names)
     return RawRecipe(
         {name: value for name, value in settings.items() if value is not None},
         tuple(inputs),
-        said,
-        where,
+        source_recipes,
+        location,
         notes,
-        None if overruled else _read_stored_tokenizer(manifest, folder),
+        None if overridden_tokenizer else _read_stored_tokenizer(manifest, folder),
         folder if generation is None else path,
         "" if generation is not None else _describe_partial(manifest, folder),
     )
 
 
-def _check_prepared(plain: Mapping[str, Any], folder: Path, where: str) -> None:
+def _check_prepared(plain: Mapping[str, Any], folder: Path, location: str) -> None:
     """Make sure that a store was prepared, and that its manifest says how."""
     if "reading" not in plain:
         raise InputError(
@@ -154,36 +152,36 @@ def _check_prepared(plain: Mapping[str, Any], folder: Path, where: str) -> None:
             "its manifest."
         )
     if not all(isinstance(plain.get(group) or {}, dict) for group in ("reading", "chat")):
-        raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
+        raise StoreError(f"{location} is damaged: its recipe is none; restore it from a copy.")
 
 
 def _describe_partial(manifest: Manifest, folder: Path) -> str:
     """Why the recipe of a manifest makes a part of its store alone, with what to do; empty where it makes all."""
-    steps = [entry.number for entry in manifest.all_history if entry.reads]
+    steps = [entry.number for entry in manifest.all_history if entry.has_inputs]
     if len(steps) == 1:
         return ""
-    told = f"{folder} was made by {len(steps)} jobs, and its recipe is that of the last alone: "
+    summary = f"{folder} was made by {len(steps)} jobs, and its recipe is that of the last alone: "
     if not set(steps) <= set(manifest.readable):
-        return f"{told}the others were compacted away. Give the inputs of all as arguments."
-    first, *others = (folder / format_generation_name(number) for number in steps[:-1])
-    appended = " and ".join(f"--append --recipe {place}" for place in [*others, folder])
-    return f"{told}make them again one after the other into one --out, with --recipe {first}, then {appended}."
+        return f"{summary}the others were compacted away. Give the inputs of all as arguments."
+    first, *later_paths = (folder / format_generation_name(number) for number in steps[:-1])
+    appended = " and ".join(f"--append --recipe {path}" for path in [*later_paths, folder])
+    return f"{summary}make them again one after the other into one --out, with --recipe {first}, then {appended}."
 
 
-def _extract_settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _extract_settings(plain: Mapping[str, Any], location: str) -> dict[str, Any]:
     """The settings by the names ``prepare`` takes them under, with the hash of a template."""
     flat = flatten_settings(dict(plain))
-    known = {*SETTINGS, "template_hash", "clean_files"}
-    there = {name for name in plain if name not in _NON_SETTING_KEYS} | {
+    known_names = {*SETTINGS, "template_hash", "clean_files"}
+    present_names = {name for name in plain if name not in _NON_SETTING_KEYS} | {
         name for group in ("reading", "chat") for name in plain.get(group) or ()
     }
     raise_problems(
         [
-            f"{where}: recipe.{name}: unknown setting{suggest(name, SETTINGS)}"
-            for name in sorted(there - known)
+            f"{location}: recipe.{name}: unknown setting{suggest(name, SETTINGS)}"
+            for name in sorted(present_names - known_names)
         ]
     )
-    return {name: value for name, value in flat.items() if name in known}
+    return {name: value for name, value in flat.items() if name in known_names}
 
 
 def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
@@ -194,7 +192,7 @@ def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
     except SettingsError as error:
         raise StoreError(f"{folder / MANIFEST_NAME} is damaged: {error}.") from error
     settings = {name: plain[name] for name in SETTINGS if name in plain}
-    return RawRecipe(settings, (spec.place,), where=str(folder / MANIFEST_NAME), store=folder)
+    return RawRecipe(settings, (spec.spec_string,), location=str(folder / MANIFEST_NAME), store=folder)
 
 
 def _check_template(template: str, expected: object, folder: Path) -> None:
@@ -202,34 +200,30 @@ def _check_template(template: str, expected: object, folder: Path) -> None:
     needed = f"{folder} was made with the chat template in a file {template}"
     remedy = "give its path with --template"
     try:
-        found = xxhash.xxh3_128_hexdigest(read_regular_file(template))
+        digest = xxhash.xxh3_128_hexdigest(read_regular_file(template))
     except FileNotFoundError:
-        raise InputMissingError(
-            f"{needed}, which is not here (its XXH3-128 is {expected}); {remedy}."
-        ) from None
+        raise InputMissingError(f"{needed}, which is not here (its XXH3-128 is {expected}); {remedy}.") from None
     except OSError as error:
         raise InputError(f"{needed}, which cannot be read: {describe_os_error(error)}.") from error
-    if found != expected:
-        raise InputError(
-            f"{needed}, and the one here is another (its XXH3-128 is {found}, not {expected}); {remedy}."
-        )
+    if digest != expected:
+        raise InputError(f"{needed}, and the one here is another (its XXH3-128 is {digest}, not {expected}); {remedy}.")
 
 
-def _extract_media_settings(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]:
+def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool) -> dict[str, Any]:
     """The settings of media of a manifest, after making sure that the processor is here, and the same."""
     expected = plain.get("processor_fingerprint")
-    media = {name: one for name, one in plain.items() if name != "processor_fingerprint"}
-    if not look:
+    media = {name: value for name, value in plain.items() if name != "processor_fingerprint"}
+    if not verify:
         return media
     needed = f"{folder} was made with the processor in a folder {media.get('processor')}"
     remedy = "give its path with --processor"
     try:
-        found = compute_processor_fingerprint(str(media.get("processor")))
+        fingerprint = compute_processor_fingerprint(str(media.get("processor")))
     except InputMissingError:
         raise InputMissingError(f"{needed}, which is not here; {remedy}.") from None
-    if found != expected:
+    if fingerprint != expected:
         raise InputError(
-            f"{needed}, and the one here is another (its fingerprint is {found}, not {expected}); {remedy}."
+            f"{needed}, and the one here is another (its fingerprint is {fingerprint}, not {expected}); {remedy}."
         )
     return media
 
@@ -245,59 +239,49 @@ def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any
         # A manifest alone.
         return None
     except (OSError, *JSON_DECODE_ERRORS) as error:
-        raise StoreError(
-            f"{path} cannot be read: {error}; restore it from a copy, or give --tokenizer."
-        ) from error
-    found = state.get("fingerprint") if isinstance(state, dict) else None
-    if found != manifest.tokenizer.fingerprint:
+        raise StoreError(f"{path} cannot be read: {error}; restore it from a copy, or give --tokenizer.") from error
+    fingerprint = state.get("fingerprint") if isinstance(state, dict) else None
+    if fingerprint != manifest.tokenizer.fingerprint:
         raise StoreError(
             f"{path} is not the tokenizer of the manifest beside it; restore it from a copy, or give --tokenizer."
         )
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
 
-def _locate_recorded_inputs(
-    labels: list[str], report: Path, *, of_hub: bool
-) -> tuple[list[str], tuple[str, ...]]:
+def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
     """Where the inputs of a manifest lie now, as the report beside it knows, and what is to be told of it.
 
     Raises:
         InputMissingError: some are not there.
     """
-    lay, folder = _read_reported_locations(report), report.parent
-    places, found, missing = list(labels), [], []
-    known = lay.inputs if lay is not None and len(lay.inputs) == len(labels) else labels
-    for number, (label, place) in enumerate(zip(labels, known, strict=True)):
-        if os.path.isabs(place):  # noqa: PTH117
-            places[number] = place
-        if place == STANDARD_INPUT or not _location_exists(places[number], of_hub=of_hub):
+    reported, folder = _read_reported_locations(report), report.parent
+    locations, relocated, missing = list(labels), [], []
+    recorded_paths = reported.inputs if reported is not None and len(reported.inputs) == len(labels) else labels
+    for number, (label, recorded_path) in enumerate(zip(labels, recorded_paths, strict=True)):
+        if os.path.isabs(recorded_path):  # noqa: PTH117
+            locations[number] = recorded_path
+        if recorded_path == STANDARD_INPUT or not _location_exists(locations[number], of_hub=of_hub):
             missing.append(label)
-        elif places[number] != label:
-            found.append(place)
+        elif locations[number] != label:
+            relocated.append(recorded_path)
     if missing:
         more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-        begun = (
-            f", or give this command in {lay.folder}, where it was made" if lay is not None else ""
-        )
+        folder_hint = f", or give this command in {reported.folder}, where it was made" if reported is not None else ""
         raise InputMissingError(
             f"{folder} was made of {', '.join(missing[:_MAX_LISTED])}{more}, which cannot be found from here; give the "
             f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_MAX_LISTED])}"
-            f"{', ...' if len(labels) > _MAX_LISTED else ''}){begun}."
+            f"{', ...' if len(labels) > _MAX_LISTED else ''}){folder_hint}."
         )
-    more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-    told = (
-        f"Inputs from where {report.name} in {folder} says they lay: {found[0]}{more}."
-        if found
-        else ""
-    )
-    return places, (told,) if told else ()
+    more = f" and {len(relocated) - 1:,} more" if len(relocated) > 1 else ""
+    note = f"Inputs from where {report.name} in {folder} says they lay: {relocated[0]}{more}." if relocated else ""
+    return locations, (note,) if note else ()
 
 
-def _location_exists(place: str, *, of_hub: bool) -> bool:
+def _location_exists(location: str, *, of_hub: bool) -> bool:
     """Whether a place can be looked up; a name of the Hub is one only where something came from there."""
-    if is_url_or_stdin(place) or os.path.lexists(strip_wildcard_part(place)):
+    if is_url_or_stdin(location) or os.path.lexists(strip_wildcard_part(location)):
         return True
-    return of_hub and parse_hub_name(place) is not None
+    return of_hub and parse_hub_name(location) is not None
 
 
 def _read_reported_locations(report: Path) -> _ReportedLocations | None:
@@ -308,32 +292,32 @@ def _read_reported_locations(report: Path) -> _ReportedLocations | None:
 
 
 def _make_source_recipes(
-    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], where: str
+    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], location: str
 ) -> tuple[SourceRecipe, ...]:
     """What is said of each input; empty where nothing is said of any."""
-    labels = [str(one) for one in recipe.get("inputs", ())]
+    labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _infer_forms(sources, labels)
-    known = ("text_field", "mapping", "ignore", "name", "weight")
+    known_names = ("text_field", "mapping", "ignore", "name", "weight")
     raise_problems(
         [
-            f"{where}: recipe.sources[{number}].{name}: unknown setting{suggest(name, known)}"
-            for number, one in enumerate(plain)
-            for name in one
-            if name not in known
+            f"{location}: recipe.sources[{number}].{name}: unknown setting{suggest(name, known_names)}"
+            for number, settings in enumerate(plain)
+            for name in settings
+            if name not in known_names
         ]
     )
     if len(plain) != len(labels):
-        raise StoreError(f"{where} is damaged: {len(plain)} sources for {len(labels)} inputs.")
-    said = tuple(
+        raise StoreError(f"{location} is damaged: {len(plain)} sources for {len(labels)} inputs.")
+    source_recipes = tuple(
         SourceRecipe(
-            **{**one, "ignore": tuple(one.get("ignore", ()))},
+            **{**settings, "ignore": tuple(settings.get("ignore", ()))},
             form=form,
-            place=f"{where}, recipe.inputs[{number}]",
+            location=f"{location}, recipe.inputs[{number}]",
         )
-        for number, (one, form) in enumerate(zip(plain, forms, strict=True))
+        for number, (settings, form) in enumerate(zip(plain, forms, strict=True))
     )
-    return said if any(one != SourceRecipe() for one in said) else ()
+    return source_recipes if any(source_recipe != SourceRecipe() for source_recipe in source_recipes) else ()
 
 
 def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[InputFormat | None]:
@@ -343,16 +327,14 @@ def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[
     numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
     globs = [label for label in labels if glob.has_magic(label)]
     kinds: list[set[str]] = [set() for _ in labels]
-    said: set[int] = set()
+    declared_numbers: set[int] = set()
     for source in sources:
         number = _find_input_number(source.name, numbers, globs)
         if number is not None:
             kinds[number].add(source.kind)
             if _was_declared(source.name, source.kind):
-                said.add(number)
-    return [
-        _common_form(kinds[number]) if number in said else None for number in range(len(labels))
-    ]
+                declared_numbers.add(number)
+    return [_common_form(kinds[number]) if number in declared_numbers else None for number in range(len(labels))]
 
 
 def _common_form(kinds: set[str]) -> InputFormat | None:
@@ -370,9 +352,9 @@ def _was_declared(name: str, kind: str) -> bool:
 
 def _find_input_number(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
     """The input that a file belongs to: itself, a folder or archive above it, or a glob."""
-    above = name
-    while above not in numbers and "/" in above:
-        above = above.rpartition("/")[0]
-    if above not in numbers:
-        above = next((one for one in globs if fnmatchcase(name, one)), "")
-    return numbers.get(above.rstrip("/"))
+    prefix = name
+    while prefix not in numbers and "/" in prefix:
+        prefix = prefix.rpartition("/")[0]
+    if prefix not in numbers:
+        prefix = next((pattern for pattern in globs if fnmatchcase(name, pattern)), "")
+    return numbers.get(prefix.rstrip("/"))

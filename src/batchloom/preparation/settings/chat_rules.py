@@ -29,12 +29,12 @@ class ChatRules:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name}: {quote_value(value)} is not one of {', '.join(known)}{suggest(str(value), known)}"
-            for name, value, known in (
+            f"{name}: {quote_value(value)} is not one of {', '.join(choices)}{suggest(str(value), choices)}"
+            for name, value, choices in (
                 ("train_on", self.train_on, TRAIN_ON),
                 ("overlong", self.overlong, OVERLONG_POLICIES),
             )
-            if value not in known
+            if value not in choices
         ]
         most = as_int(self.max_tokens)
         if self.max_tokens is not None and (most is None or most > _MAX_TOKENS_LIMIT):

@@ -134,20 +134,20 @@ class _ConfigModel(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _whole(cls, values: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate_all(cls, values: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(values, Mapping):
             # What is null is as if it were not there.
-            values = cls._gathered({n: value for n, value in values.items() if value is not None})
-        together = cls._contradictions(values) if isinstance(values, Mapping) else []
+            values = cls._nest_flat_settings({n: value for n, value in values.items() if value is not None})
+        contradictions = cls._contradictions(values) if isinstance(values, Mapping) else []
         try:
-            made = make(values)
+            config = make(values)
         except ValidationError as error:
-            raise SettingsError([*_describe_validation_errors(error, cls), *together]) from None
-        raise_problems(together)
-        return made
+            raise SettingsError([*_describe_validation_errors(error, cls), *contradictions]) from None
+        raise_problems(contradictions)
+        return config
 
     @classmethod
-    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _nest_flat_settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values, those that may be written flat in the field that holds them."""
         return dict(values)
 
@@ -217,41 +217,45 @@ class DatasetEntry(_ConfigModel):
         return [problem.replace("map.", "mapping.", 1) for problem in problems]
 
 
-def _make_sampling(said: Mapping[str, Any]) -> FrameSampling:
+def _make_sampling(video_settings: Mapping[str, Any]) -> FrameSampling:
     """What settings of videos come to.
 
     Raises:
         SettingsError: names each that is wrong as it is written.
     """
-    usual = "frame_num" if "frame_num" in said and "fps" not in said else "fps"
-    chosen = said.get("video_sampling_strategy", usual)
-    if chosen not in ("fps", "frame_num"):
-        raise SettingsError(
-            [f"video_sampling_strategy: {quote_value(chosen)} is none of fps, frame_num"]
-        )
-    if chosen == "frame_num" and "frame_num" not in said:
+    default_strategy = "frame_num" if "frame_num" in video_settings and "fps" not in video_settings else "fps"
+    strategy = video_settings.get("video_sampling_strategy", default_strategy)
+    if strategy not in ("fps", "frame_num"):
+        raise SettingsError([f"video_sampling_strategy: {quote_value(strategy)} is none of fps, frame_num"])
+    if strategy == "frame_num" and "frame_num" not in video_settings:
         raise SettingsError(["frame_num: there is none, and video_sampling_strategy is frame_num"])
-    other = "fps" if chosen == "frame_num" else "frame_num"
-    names = {own: name for name, own in _VIDEO_FIELDS.items() if name in said and name != other}
+    ignored_setting = "fps" if strategy == "frame_num" else "frame_num"
+    names = {
+        sampling_field: name
+        for name, sampling_field in _VIDEO_FIELDS.items()
+        if name in video_settings and name != ignored_setting
+    }
     try:
-        return FrameSampling(**{own: said[name] for own, name in names.items()})
+        return FrameSampling(**{sampling_field: video_settings[name] for sampling_field, name in names.items()})
     except SettingsError as error:
         parts = [problem.partition(":") for problem in error.problems]
-        raise SettingsError([f"{names.get(own, own)}:{what}" for own, _, what in parts]) from None
+        raise SettingsError(
+            [f"{names.get(sampling_field, sampling_field)}:{message}" for sampling_field, _, message in parts]
+        ) from None
 
 
-def _check_sampling(said: Mapping[str, Any]) -> list[str]:
+def _check_sampling(video_settings: Mapping[str, Any]) -> list[str]:
     """What is wrong with settings of videos."""
-    unknown = [
+    problems = [
         f"videos.{name}: unknown setting{suggest(str(name), _VIDEO_SETTINGS)}"
-        for name in said
+        for name in video_settings
         if name not in _VIDEO_SETTINGS
     ]
     try:
-        _make_sampling(said)
+        _make_sampling(video_settings)
     except SettingsError as error:
-        return [*unknown, *error.problems]
-    return unknown
+        return [*problems, *error.problems]
+    return problems
 
 
 class DatasetConfig(_ConfigModel):
@@ -297,7 +301,7 @@ class DatasetConfig(_ConfigModel):
     follow_links: StrictBool = False
     videos: dict[StrictStr, Any] = Field(default_factory=dict)
 
-    _written: ConfigLocation = PrivateAttr(default_factory=ConfigLocation)
+    _location: ConfigLocation = PrivateAttr(default_factory=ConfigLocation)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -308,26 +312,22 @@ class DatasetConfig(_ConfigModel):
             RecordError: it is no YAML; says at which line and column.
             SettingsError: everything that is wrong with what it says, each with its path.
         """
-        found = read_dataset_file(Path(path))
-        return cls._of(found)
+        dataset_file = read_dataset_file(Path(path))
+        return cls._from_file(dataset_file)
 
     @classmethod
-    def _of(cls, found: DatasetFile) -> Self:
-        unused = [
-            name for name in _UNUSED_SETTINGS if found.values.get(name) not in (None, {}, "none")
-        ]
-        known = {
-            name: value for name, value in found.values.items() if name not in _UNUSED_SETTINGS
-        }
+    def _from_file(cls, dataset_file: DatasetFile) -> Self:
+        unused = [name for name in _UNUSED_SETTINGS if dataset_file.values.get(name) not in (None, {}, "none")]
+        settings = {name: value for name, value in dataset_file.values.items() if name not in _UNUSED_SETTINGS}
         try:
-            config: Self = cls(**known)
+            config: Self = cls(**settings)
         except SettingsError as error:
-            where = found.written.where(found.written.block)
-            raise SettingsError([f"{where}{problem}" for problem in error.problems]) from None
-        written = found.written
+            location_prefix = dataset_file.location.describe(dataset_file.location.block)
+            raise SettingsError([f"{location_prefix}{problem}" for problem in error.problems]) from None
+        location = dataset_file.location
         if unused:
-            written = written.told(f"not used of it: {', '.join(unused)}")
-        config._written = written
+            location = location.with_note(f"not used of it: {', '.join(unused)}")
+        config._location = location
         return config
 
     @property
@@ -335,7 +335,7 @@ class DatasetConfig(_ConfigModel):
         """The tokenizer, as ``prepare`` takes it; None where none is named. Of a multimodal one the processor, too."""
         if self.processor_config is None:
             return None
-        return self._written.below(self.processor_config.processor_name)
+        return self._location.resolve_path(self.processor_config.processor_name)
 
     @property
     def sampling(self) -> FrameSampling:
@@ -345,18 +345,18 @@ class DatasetConfig(_ConfigModel):
     @property
     def multimodal(self) -> bool:
         """Whether it says itself that data sets hold images or sounds; a list in another file may say so, too."""
-        said = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
-        return any(one in MULTIMODAL_TYPES for one in said)
+        dataset_types = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
+        return any(dataset_type in MULTIMODAL_TYPES for dataset_type in dataset_types)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be told of the file, one sentence each."""
-        return self._written.notes
+        return self._location.notes
 
     @property
-    def written(self) -> ConfigLocation:
+    def location(self) -> ConfigLocation:
         """Where it was written."""
-        return self._written
+        return self._location
 
     def plan_settings(self, longest: int | None = None) -> dict[str, Any]:
         """The settings of a ``Loader`` (or ``PlanSpec``) that it states; none for a bare list.
@@ -366,35 +366,35 @@ class DatasetConfig(_ConfigModel):
         Args:
             longest: the most tokens that a model takes: a length nobody wrote is at most that.
         """
-        if not self._written.has_block:
+        if not self._location.has_block:
             return {}
         length = self.packing_length
         if longest is not None and "packing_length" not in self.model_fields_set:
             length = min(length, longest)
-        kept = "error" if self.multimodal else "split"
+        fallback_policy = "error" if self.multimodal else "split"
         return {
             "seq_len": length,
             "packing": self.packing_strategy if self.packing else "none",
-            "overlong": "drop" if self.filter_overlong else kept,
+            "overlong": "drop" if self.filter_overlong else fallback_policy,
             "shuffle": self.shuffle,
         }
 
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
-        said = values.get("videos", {})
-        wrong = _check_sampling(said) if isinstance(said, Mapping) else []
-        return [*cls._wrong_sources(values), *wrong]
+        video_settings = values.get("videos", {})
+        sampling_problems = _check_sampling(video_settings) if isinstance(video_settings, Mapping) else []
+        return [*cls._find_source_problems(values), *sampling_problems]
 
     @classmethod
-    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        said = {name: value for name, value in values.items() if name in _VIDEO_SETTINGS}
-        if not said or not isinstance(values.get("videos", {}), Mapping):
+    def _nest_flat_settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        video_settings = {name: value for name, value in values.items() if name in _VIDEO_SETTINGS}
+        if not video_settings or not isinstance(values.get("videos", {}), Mapping):
             return dict(values)
-        rest = {name: value for name, value in values.items() if name not in said}
-        return {**rest, "videos": {**values.get("videos", {}), **said}}
+        other_settings = {name: value for name, value in values.items() if name not in video_settings}
+        return {**other_settings, "videos": {**values.get("videos", {}), **video_settings}}
 
     @classmethod
-    def _wrong_sources(cls, values: Mapping[str, Any]) -> list[str]:
+    def _find_source_problems(cls, values: Mapping[str, Any]) -> list[str]:
         path, listed = values.get("dataset_path"), values.get("datasets")
         form, kind = values.get("dataset_format"), values.get("dataset_type")
         if path is not None and listed is not None:
@@ -413,39 +413,37 @@ class DatasetConfig(_ConfigModel):
 def _find_repeated_name(listed: object) -> str | None:
     """The first name that two data sets have, whatever else is wrong with them."""
     names = [
-        one.get("name") if isinstance(one, Mapping) else getattr(one, "name", None)
-        for one in (listed if isinstance(listed, (list, tuple)) else ())
+        entry.get("name") if isinstance(entry, Mapping) else getattr(entry, "name", None)
+        for entry in (listed if isinstance(listed, (list, tuple)) else ())
     ]
     counts = Counter(name for name in names if isinstance(name, str))
     return next((name for name, count in counts.items() if count > 1), None)
 
 
 def _describe_validation_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    found = [
-        sentence
-        for one in error.errors(include_url=False)
-        for sentence in _describe_validation_error(one, model)
+    problems = [
+        sentence for fault in error.errors(include_url=False) for sentence in _describe_validation_error(fault, model)
     ]
-    more = len(found) - _MAX_PROBLEMS
-    return found if more <= 0 else [*found[:_MAX_PROBLEMS], f"and {more:,} problems more"]
+    more = len(problems) - _MAX_PROBLEMS
+    return problems if more <= 0 else [*problems[:_MAX_PROBLEMS], f"and {more:,} problems more"]
 
 
 def _describe_validation_error(fault: Any, model: type[BaseModel]) -> Iterator[str]:
     """One fault of pydantic's in the words of ours."""
     path, value = _format_path(fault["loc"]), fault["input"]
-    ours = (fault.get("ctx") or {}).get("error")
-    if isinstance(ours, SettingsError):
-        yield from (_prefix_path(path, problem) for problem in ours.problems)
-    elif ours is not None:
-        yield f"{path}: {ours}"
+    cause = (fault.get("ctx") or {}).get("error")
+    if isinstance(cause, SettingsError):
+        yield from (_prefix_path(path, problem) for problem in cause.problems)
+    elif cause is not None:
+        yield f"{path}: {cause}"
     elif fault["type"] == "extra_forbidden":
         yield f"{path}: unknown setting{suggest(path, model.model_fields)}"
     elif fault["type"] == "missing":
         yield f"{path}: missing"
     elif fault["type"] == "literal_error":
-        known = get_args(DatasetType if path in ("dataset_type", "type") else Format)
-        hint = suggest(value, known) if isinstance(value, str) else ""
-        yield f"{path}: {quote_value(value)} is none of {', '.join(known)}{hint}"
+        choices = get_args(DatasetType if path in ("dataset_type", "type") else Format)
+        hint = suggest(value, choices) if isinstance(value, str) else ""
+        yield f"{path}: {quote_value(value)} is none of {', '.join(choices)}{hint}"
     else:
         yield f"{path}: {quote_value(value)} is not {_describe_expected_type(fault['type'])}"
 
@@ -457,18 +455,18 @@ def _prefix_path(path: str, problem: str) -> str:
     return f"{path}.{problem}" if path else problem
 
 
-def _format_path(places: tuple[int | str, ...]) -> str:
+def _format_path(keys: tuple[int | str, ...]) -> str:
     text = ""
-    for place in places:
-        if isinstance(place, int):
-            text += f"[{place}]"
-        elif place != "[key]":
-            text += f".{place}" if text else place
+    for key in keys:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif key != "[key]":
+            text += f".{key}" if text else key
     return text
 
 
 def _describe_expected_type(kind: str) -> str:
-    known = {
+    descriptions = {
         "string_type": "text",
         "bool_type": "true or false",
         "int_type": "a whole number",
@@ -477,7 +475,7 @@ def _describe_expected_type(kind: str) -> str:
         "model_type": "a mapping",
         "tuple_type": "a list",
     }
-    return known.get(kind, kind.replace("_", " "))
+    return descriptions.get(kind, kind.replace("_", " "))
 
 
 FORM_BY_FORMAT: dict[Format, InputFormat | None] = {

@@ -38,15 +38,15 @@ class ConfigLocation:
     notes: tuple[str, ...] = ()
     recipe: bool = False
 
-    def where(self, place: str) -> str:
+    def describe(self, key_path: str) -> str:
         """How messages name a place in the file; empty without a file."""
-        return "" if self.file is None else f"{self.file}: {place}"
+        return "" if self.file is None else f"{self.file}: {key_path}"
 
-    def told(self, note: str) -> "ConfigLocation":
+    def with_note(self, note: str) -> "ConfigLocation":
         """The same with a note about the file more."""
         return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
 
-    def below(self, name: str) -> str:
+    def resolve_path(self, name: str) -> str:
         """A path of the file's folder where there is such a thing, else the name as it is.
 
         Raises:
@@ -64,7 +64,7 @@ class ConfigLocation:
             self.file.parent.resolve()
         ):
             raise InputError(
-                f"{self.where(self.block)}processor_config.processor_name: {quote_value(name)} lies outside of the "
+                f"{self.describe(self.block)}processor_config.processor_name: {quote_value(name)} lies outside of the "
                 f"folder of "
                 "the manifest; put it there, or write its path out in full, from its / on."
             )
@@ -76,7 +76,7 @@ class DatasetFile:
     """The settings that a file holds, unchecked, and where they stand."""
 
     values: dict[str, Any]
-    written: ConfigLocation = field(default_factory=ConfigLocation)
+    location: ConfigLocation = field(default_factory=ConfigLocation)
 
 
 def read_dataset_file(path: Path) -> DatasetFile:
@@ -87,89 +87,87 @@ def read_dataset_file(path: Path) -> DatasetFile:
         RecordError: it is no YAML; says at which line and column.
         InputError: it names no data sets; says what it holds.
     """
-    whole = read_yaml(path)
-    if isinstance(whole, list):
-        whole, above = _find_listed_job(whole)
+    content = read_yaml(path)
+    if isinstance(content, list):
+        content, key_prefix = _find_listed_job(content)
     else:
-        above = ""
-    if not isinstance(whole, dict):
-        raise InputError(f"{path} holds {_describe_type(whole)} and names no data sets; {_REMEDY}.")
-    blocks = [name for name in _BLOCK_KEYS if name in whole]
-    own = [name for name in _DATASET_KEYS if name in whole]
-    if len(blocks) + bool(own) > 1:
+        key_prefix = ""
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {_describe_type(content)} and names no data sets; {_REMEDY}.")
+    blocks = [name for name in _BLOCK_KEYS if name in content]
+    dataset_keys = [name for name in _DATASET_KEYS if name in content]
+    if len(blocks) + bool(dataset_keys) > 1:
         raise InputError(
-            f"{path} holds {' and '.join([*blocks, *own])}, and one of them is read; leave the others out."
+            f"{path} holds {' and '.join([*blocks, *dataset_keys])}, and one of them is read; leave the others out."
         )
     if blocks:
-        return _read_block(path, whole, blocks[0], above)
-    if own:
-        return DatasetFile(whole, ConfigLocation(path, has_block=set(whole) != {"datasets"}))
-    if named := _find_trainer_datasets(whole):
-        return _read_trainer_dataset(path, named)
-    if "inputs" in whole:
+        return _read_block(path, content, blocks[0], key_prefix)
+    if dataset_keys:
+        return DatasetFile(content, ConfigLocation(path, has_block=set(content) != {"datasets"}))
+    if trainer_datasets := _find_trainer_datasets(content):
+        return _read_trainer_dataset(path, trainer_datasets)
+    if "inputs" in content:
         raise InputError(
             f"{path} is a recipe (it has inputs), not a manifest of data sets; give it with --recipe {path}."
         )
-    raise InputError(f"{path} names no data sets: {_describe_keys(whole)}; {_REMEDY}.")
+    raise InputError(f"{path} names no data sets: {_describe_keys(content)}; {_REMEDY}.")
 
 
-def _find_listed_job(whole: list[Any]) -> tuple[Any, str]:
+def _find_listed_job(jobs: list[Any]) -> tuple[Any, str]:
     """The settings of the first job in a list of jobs (``- type: trainer``) that has data sets."""
-    for number, job in enumerate(whole):
+    for number, job in enumerate(jobs):
         config = job.get("config") if isinstance(job, dict) else None
         if isinstance(config, dict) and any(name in config for name in _BLOCK_KEYS):
             return config, f"[{number}].config."
-    return whole, ""
+    return jobs, ""
 
 
-def _read_block(path: Path, whole: dict[str, Any], name: str, above: str) -> DatasetFile:
-    values = whole[name]
+def _read_block(path: Path, content: dict[str, Any], name: str, key_prefix: str) -> DatasetFile:
+    values = content[name]
     if not isinstance(values, dict):
-        raise InputError(
-            f"{path}: {above}{name} holds {_describe_type(values)}, not settings; {_REMEDY}."
-        )
-    written = ConfigLocation(path, f"{above}{name}.")
-    if len(whole) > 1 or above:
-        written = written.told(f"{above}{name} is read, and the rest is not")
-    return DatasetFile(values, written)
+        raise InputError(f"{path}: {key_prefix}{name} holds {_describe_type(values)}, not settings; {_REMEDY}.")
+    location = ConfigLocation(path, f"{key_prefix}{name}.")
+    if len(content) > 1 or key_prefix:
+        location = location.with_note(f"{key_prefix}{name} is read, and the rest is not")
+    return DatasetFile(values, location)
 
 
-def _find_trainer_datasets(whole: dict[str, Any]) -> dict[str, Any]:
+def _find_trainer_datasets(content: dict[str, Any]) -> dict[str, Any]:
     """The data sets in a trainer's file, by where they stand."""
-    found = {}
-    modules = whole.get("modules")
+    trainer_datasets = {}
+    modules = content.get("modules")
     for module, settings in modules.items() if isinstance(modules, dict) else ():
         overrides = settings.get("overrides") if isinstance(settings, dict) else None
         if isinstance(overrides, dict) and _TRAINER_KEY in overrides:
-            found[f"modules.{module}.overrides.{_TRAINER_KEY}"] = overrides[_TRAINER_KEY]
-    return found
+            trainer_datasets[f"modules.{module}.overrides.{_TRAINER_KEY}"] = overrides[_TRAINER_KEY]
+    return trainer_datasets
 
 
-def _read_trainer_dataset(path: Path, named: dict[str, Any]) -> DatasetFile:
-    (place, name), *others = named.items()
-    for other, also in others:
-        if also != name:
+def _read_trainer_dataset(path: Path, trainer_datasets: dict[str, Any]) -> DatasetFile:
+    (key_path, name), *other_datasets = trainer_datasets.items()
+    for other_path, other_name in other_datasets:
+        if other_name != name:
             raise InputError(
-                f"{path}: {place} is {quote_value(name)} and {other} {quote_value(also)}, and one data set is "
+                f"{path}: {key_path} is {quote_value(name)} and {other_path} {quote_value(other_name)}, and one "
+                "data set is "
                 f"read; leave the "
                 "other out, or write datasets: and a list of both."
             )
     if not isinstance(name, str) or not name:
-        raise InputError(
-            f"{path}: {place} is {quote_value(name)}, and names no data set; write a path or a Hub id."
-        )
-    written = ConfigLocation(path, place.removesuffix(_TRAINER_KEY), has_block=False)
+        raise InputError(f"{path}: {key_path} is {quote_value(name)}, and names no data set; write a path or a Hub id.")
+    location = ConfigLocation(path, key_path.removesuffix(_TRAINER_KEY), has_block=False)
     return DatasetFile(
         {"dataset_path": name},
-        written.told(f"{place} ({name}) is read, and the rest is the trainer's"),
+        location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's"),
     )
 
 
-def _describe_keys(whole: Mapping[str, Any]) -> str:
-    names = list(whole)
+def _describe_keys(content: Mapping[str, Any]) -> str:
+    names = list(content)
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     hint = next(
-        (found for name in names if (found := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))), ""
+        (suggestion for name in names if (suggestion := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))),
+        "",
     )
     listed = ", ".join(quote_value(name) for name in names[:_MAX_LISTED]) or "nothing"
     return f"it holds {listed}{more}{hint}"

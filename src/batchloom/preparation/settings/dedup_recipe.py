@@ -46,19 +46,19 @@ class DedupRecipe:
     @property
     def banding(self) -> Banding:
         """How keys of bands are made."""
-        near = self.similarity
-        bands, rows = (self.bands, self.rows) if near is None else choose_banding(near)
+        similarity = self.similarity
+        bands, rows = (self.bands, self.rows) if similarity is None else choose_banding(similarity)
         return Banding(bands, rows, self.shingle, MINHASH_VERSION)
 
     @property
-    def kept_banding(self) -> Banding | None:
+    def stored_banding(self) -> Banding | None:
         """How the keys are made that a store keeps; None where it keeps none."""
         if self.mode != "near" or not self.keep_signatures:
             return None
         return self.banding
 
     @property
-    def pieces(self) -> RepeatUnit | None:
+    def repeat_unit(self) -> RepeatUnit | None:
         """What is left out where it stood before; None where only whole documents are."""
         return self.mode if self.mode in ("lines", "paragraphs") else None
 
@@ -67,9 +67,7 @@ class DedupRecipe:
         problems = []
         if self.mode not in DEDUP_MODES:
             hint = suggest(self.mode, DEDUP_MODES) if isinstance(self.mode, str) else ""
-            problems.append(
-                f"dedup: {quote_value(self.mode)} is none of {', '.join(DEDUP_MODES)}{hint}"
-            )
+            problems.append(f"dedup: {quote_value(self.mode)} is none of {', '.join(DEDUP_MODES)}{hint}")
         for name, most in (
             ("bands", _MAX_HASHES),
             ("rows", _MAX_HASHES),
@@ -77,8 +75,8 @@ class DedupRecipe:
         ):
             value = as_int(getattr(self, name))
             if value is None or not 1 <= value <= most:
-                given = quote_value(getattr(self, name))
-                problems.append(f"dedup.{name}: {given} is not a whole number from 1 to {most:,}")
+                quoted_value = quote_value(getattr(self, name))
+                problems.append(f"dedup.{name}: {quoted_value} is not a whole number from 1 to {most:,}")
             elif value != getattr(DedupRecipe(), name) and self.mode != "near":
                 problems.append(
                     f"dedup.{name}: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
@@ -98,22 +96,20 @@ class DedupRecipe:
         return problems + self._similarity_problems()
 
     def _similarity_problems(self) -> list[str]:
-        given: object = self.similarity
-        if given is None:
+        similarity: object = self.similarity
+        if similarity is None:
             return []
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            return [f"dedup.similarity: {quote_value(given)} is no number; try 0.8"]
+        if isinstance(similarity, bool) or not isinstance(similarity, (int, float)):
+            return [f"dedup.similarity: {quote_value(similarity)} is no number; try 0.8"]
         try:
-            choose_banding(given)
+            choose_banding(similarity)
         except SettingsError as error:
             return list(error.problems)
         if self.mode != "near":
-            return [
-                f"dedup.similarity: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
-            ]
-        usual = DedupRecipe()
-        said = [name for name in _BANDING_FIELDS if getattr(self, name) != getattr(usual, name)]
+            return [f"dedup.similarity: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"]
+        defaults = DedupRecipe()
+        changed_fields = [name for name in _BANDING_FIELDS if getattr(self, name) != getattr(defaults, name)]
         return [
             f"dedup.similarity: bands and rows follow from it, and {name} is given; leave one of them out"
-            for name in said[:1]
+            for name in changed_fields[:1]
         ]

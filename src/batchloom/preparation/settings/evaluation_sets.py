@@ -46,7 +46,7 @@ _SetContents = list[tuple[str, str]]
 
 
 def build_overlap_index(
-    settings: DecontaminationSettings, folder: Path, tell: Callable[[str], None] | None = None
+    settings: DecontaminationSettings, folder: Path, notify: Callable[[str], None] | None = None
 ) -> DecontaminationSettings:
     """The settings with the index of their sets, which is made in ``folder``, or was there.
 
@@ -54,18 +54,18 @@ def build_overlap_index(
         InputError: a file of a set cannot be read or changes meanwhile, a record of it cannot be
             used, or no field of a set has ``min_words`` words.
     """
-    named = _fingerprint_index(
-        settings, {name: _hash_contents(place) for name, place in settings.sets.items()}
+    index_fingerprint = _fingerprint_index(
+        settings, {name: _hash_contents(set_path) for name, set_path in settings.sets.items()}
     )
-    path = folder / f"evaluation_sets.{named}.index"
+    path = folder / f"evaluation_sets.{index_fingerprint}.index"
     if not path.exists():
-        read: dict[str, _SetContents] = {name: [] for name in settings.sets}
-        index = _index_sets(settings, read)
-        if _fingerprint_index(settings, read) != named:
+        contents: dict[str, _SetContents] = {name: [] for name in settings.sets}
+        index = _index_sets(settings, contents)
+        if _fingerprint_index(settings, contents) != index_fingerprint:
             raise InputError(_describe_changed(settings.sets.values()))
-        write_chunks(path, index.pieces())
-        if tell:
-            tell(_describe_index(settings, index))
+        write_chunks(path, index.iter_chunks())
+        if notify:
+            notify(_describe_index(settings, index))
     # Workers read it from the file, and its name is kept; it may be large.
     return replace(settings, index=str(path))
 
@@ -76,13 +76,13 @@ def compute_overlap_index(settings: DecontaminationSettings) -> OverlapIndex:
 
 
 def build_step_indexes(
-    steps: Sequence[CleanStep], folder: Path, tell: Callable[[str], None]
+    steps: Sequence[CleanStep], folder: Path, notify: Callable[[str], None]
 ) -> tuple[CleanStep, ...]:
     """The steps as workers take them: where one looks for evaluation sets, with the index of them."""
     ready = []
     for step in steps:
         if step.name == DECONTAMINATE:
-            settings = build_overlap_index(parse_step_settings(step), folder, tell)
+            settings = build_overlap_index(parse_step_settings(step), folder, notify)
             step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - what it becomes
         ready.append(step)
     return tuple(ready)
@@ -94,7 +94,7 @@ def clean_steps_to_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
     for step in fill_step_defaults(steps):
         settings = {name: value for name, value in step.settings.items() if name != "index"}
         if step.name == DECONTAMINATE:
-            settings["sets"] = {name: _set_label(place) for name, place in settings["sets"].items()}
+            settings["sets"] = {name: _set_label(set_path) for name, set_path in settings["sets"].items()}
         if settings.get(BAD_WORDS):
             settings[BAD_WORDS] = _set_label(settings[BAD_WORDS])
         plain.append(CleanStep(step.name, settings))
@@ -109,90 +109,86 @@ def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
     Raises:
         InputMissingError, InputError: one cannot be read.
     """
-    found: list[Any] = []
+    file_fingerprints: list[Any] = []
     for step in steps:
         settings = parse_step_settings(step)
         if isinstance(settings, DecontaminationSettings):
-            contents = {name: _hash_contents(place) for name, place in settings.sets.items()}
-            found.append(_fingerprint_index(settings, contents))
+            contents = {name: _hash_contents(set_path) for name, set_path in settings.sets.items()}
+            file_fingerprints.append(_fingerprint_index(settings, contents))
         elif words := getattr(settings, BAD_WORDS, None):
-            found.append(sorted(read_bad_words(words)))
-    return fingerprint(found) if found else None
+            file_fingerprints.append(sorted(read_bad_words(words)))
+    return fingerprint(file_fingerprints) if file_fingerprints else None
 
 
-def check_files_unchanged(steps: Sequence[CleanStep], named: str | None) -> None:
+def check_files_unchanged(steps: Sequence[CleanStep], expected_fingerprint: str | None) -> None:
     """Make sure that the files these steps look into are still those that a job is named by.
 
     Args:
         steps: the steps.
-        named: what :func:`fingerprint_step_files` gave of them.
+        expected_fingerprint: what :func:`fingerprint_step_files` gave of them.
 
     Raises:
         InputError: they are not.
     """
-    if fingerprint_step_files(steps) == named:
+    if fingerprint_step_files(steps) == expected_fingerprint:
         return
-    places: list[str] = []
+    paths: list[str] = []
     for settings in map(parse_step_settings, steps):
-        places += settings.sets.values() if isinstance(settings, DecontaminationSettings) else ()
-        places += filter(None, [getattr(settings, BAD_WORDS, None)])
-    raise InputError(_describe_changed(places))
+        paths += settings.sets.values() if isinstance(settings, DecontaminationSettings) else ()
+        paths += filter(None, [getattr(settings, BAD_WORDS, None)])
+    raise InputError(_describe_changed(paths))
 
 
-def _set_label(place: str) -> str:
-    return PurePath(place).name if PurePath(place).is_absolute() else place
+def _set_label(set_path: str) -> str:
+    return PurePath(set_path).name if PurePath(set_path).is_absolute() else set_path
 
 
-def iter_set_records(place: str) -> Iterator[tuple[str, ...]]:
+def iter_set_records(set_path: str) -> Iterator[tuple[str, ...]]:
     """The records of an evaluation set: of each the texts of its fields, in order.
 
     Args:
-        place: a file or folder in any form that ``prepare`` reads; of a text file each line is a
+        set_path: a file or folder in any form that ``prepare`` reads; of a text file each line is a
             record.
 
     Raises:
         InputMissingError, InputError: it cannot be read.
         RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
     """
-    return _iter_records(place, [])
+    return _iter_records(set_path, [])
 
 
-def _iter_records(place: str, read: _SetContents) -> Iterator[tuple[str, ...]]:
-    """The records of a set, and when they are through, what they were read from in ``read``."""
+def _iter_records(set_path: str, set_contents: _SetContents) -> Iterator[tuple[str, ...]]:
+    """The records of a set, and when they are through, what they were read from in ``set_contents``."""
     rules = ReadRules(None, "line", ReadLimits())
-    for source in list_sources([place], asked=[_FOLLOW_LINKS]).sources:
+    for source in list_sources([set_path], declared_inputs=[_FOLLOW_LINKS]).sources:
         with PartReader(SourcePart(source, 0, source.size), rules) as reader:
             before = 0
-            for found in reader:
-                if found.bad:
-                    raise make_bad_record_error(source, rules, before, found.bad[0])
-                before += found.seen
-                for value in found.values:
+            for batch in reader:
+                if batch.bad:
+                    raise make_bad_record_error(source, rules, before, batch.bad[0])
+                before += batch.records_read
+                for value in batch.values:
                     yield tuple(_iter_nested_texts(value, 0))
-            read.append((source.kind, reader.finish().hex()))
+            set_contents.append((source.kind, reader.finish().hex()))
 
 
-def _index_sets(
-    settings: DecontaminationSettings, read: Mapping[str, _SetContents]
-) -> OverlapIndex:
-    """The index, and by set what it was made of in ``read``."""
-    records = {name: _iter_records(place, read[name]) for name, place in settings.sets.items()}
+def _index_sets(settings: DecontaminationSettings, contents: Mapping[str, _SetContents]) -> OverlapIndex:
+    """The index, and by set what it was made of in ``contents``."""
+    records = {name: _iter_records(set_path, contents[name]) for name, set_path in settings.sets.items()}
     return build_index(records, words=settings.words, min_words=settings.min_words)
 
 
-def _fingerprint_index(
-    settings: DecontaminationSettings, contents: Mapping[str, _SetContents]
-) -> str:
+def _fingerprint_index(settings: DecontaminationSettings, contents: Mapping[str, _SetContents]) -> str:
     """What decides an index: the sets in their order, whose first one a shared n-gram is told of."""
     sets = [[name, contents[name]] for name in settings.sets]
     return fingerprint([sets, settings.words, settings.min_words])
 
 
-def _hash_contents(place: str) -> _SetContents:
+def _hash_contents(set_path: str) -> _SetContents:
     """What an evaluation set holds, told by its bytes."""
     return [
         (source.kind, _hash_file(source))
-        for source in list_sources([place], asked=[_FOLLOW_LINKS]).sources
+        for source in list_sources([set_path], declared_inputs=[_FOLLOW_LINKS]).sources
     ]
 
 
@@ -201,18 +197,18 @@ def _hash_file(source: Source) -> str:
     if is_url(source.path):
         return _cached_file_hash(source, (0, 0, 0))
     try:
-        now = os.stat(source.file)  # noqa: PTH116 - as it was listed
+        status = os.stat(source.file)  # noqa: PTH116 - as it was listed
     except OSError:
         # Whoever opens it says what is wrong.
         return _compute_file_hash(source)
     # No writer can set this time, so it tells also of a file that has its size and date again.
-    if time.time_ns() - now.st_ctime_ns < _MIN_AGE_NS:
+    if time.time_ns() - status.st_ctime_ns < _MIN_AGE_NS:
         return _compute_file_hash(source)
-    return _cached_file_hash(source, (now.st_dev, now.st_ino, now.st_ctime_ns))
+    return _cached_file_hash(source, (status.st_dev, status.st_ino, status.st_ctime_ns))
 
 
 @lru_cache(maxsize=4096)
-def _cached_file_hash(source: Source, written: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
+def _cached_file_hash(source: Source, file_identity: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
     return _compute_file_hash(source)
 
 
@@ -238,9 +234,9 @@ def _describe_index(settings: DecontaminationSettings, index: OverlapIndex) -> s
     return f"Documents that share {settings.words} words with {names} are dropped: {len(index.hashes):,} n-grams."
 
 
-def _describe_changed(places: Iterable[str]) -> str:
+def _describe_changed(paths: Iterable[str]) -> str:
     return (
-        f"What cleaning looks into ({', '.join(map(redact_url, places))}) was changed while it was used; let its "
+        f"What cleaning looks into ({', '.join(map(redact_url, paths))}) was changed while it was used; let its "
         f"writer "
         "finish, then give the command again with --restart."
     )

@@ -32,7 +32,7 @@ class FimRecipe:
     middle: str | None = None
 
     @property
-    def named(self) -> tuple[str | None, ...]:
+    def sentinels(self) -> tuple[str | None, ...]:
         """The tokens before prefix, suffix and middle."""
         return self.prefix, self.suffix, self.middle
 
@@ -45,19 +45,17 @@ class FimRecipe:
         ]
         seed = as_int(self.seed)
         if seed is None or abs(seed) > _MAX_SEED:
-            problems.append(
-                f"fim.seed: {quote_value(self.seed)} is no whole number of at most 128 bits"
-            )
-        given = [name for name in _SENTINELS if getattr(self, name) is not None]
+            problems.append(f"fim.seed: {quote_value(self.seed)} is no whole number of at most 128 bits")
+        sentinel_fields = [name for name in _SENTINELS if getattr(self, name) is not None]
         problems += [
             f"fim.{name}: {quote_value(getattr(self, name))} is no token; name one of the tokenizer's"
-            for name in given
+            for name in sentinel_fields
             if not is_text(getattr(self, name))
         ]
-        if given and len(given) < len(_SENTINELS):
-            missing = ", ".join(name for name in _SENTINELS if name not in given)
-            problems.append(f"fim.{given[0]}: alone is not enough; name {missing}, too, or none")
-        if not problems and given and len(set(self.named)) < len(_SENTINELS):
+        if sentinel_fields and len(sentinel_fields) < len(_SENTINELS):
+            missing = ", ".join(name for name in _SENTINELS if name not in sentinel_fields)
+            problems.append(f"fim.{sentinel_fields[0]}: alone is not enough; name {missing}, too, or none")
+        if not problems and sentinel_fields and len(set(self.sentinels)) < len(_SENTINELS):
             problems.append("fim.prefix: prefix, suffix and middle are to be three tokens")
         return problems
 
@@ -77,20 +75,18 @@ def parse_fim(value: object) -> FimRecipe | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        known = [field.name for field in fields(FimRecipe)]
+        field_names = [field.name for field in fields(FimRecipe)]
         raise_problems(
             [
-                f"fim.{name}: unknown setting{suggest(str(name), known)}"
+                f"fim.{name}: unknown setting{suggest(str(name), field_names)}"
                 for name in value
-                if name not in known
+                if name not in field_names
             ]
         )
         value = FimRecipe(**value)
     elif not isinstance(value, FimRecipe):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise SettingsError(
-                [f"fim: {quote_value(value)} is no rate; write 0.5, or {{rate: 0.5, ...}}"]
-            )
+            raise SettingsError([f"fim: {quote_value(value)} is no rate; write 0.5, or {{rate: 0.5, ...}}"])
         value = FimRecipe(rate=value)
     return value if value.rate != 0 or value.problems() else None
 
@@ -99,8 +95,8 @@ def fim_to_plain(fim: FimRecipe | None) -> Any:
     """The same as a plain value: its rate where that says all."""
     if fim is None:
         return None
-    said, usual = to_plain(fim), to_plain(FimRecipe())
-    plain = {name: one for name, one in said.items() if one != usual[name] or name == "rate"}
+    settings, defaults = to_plain(fim), to_plain(FimRecipe())
+    plain = {name: value for name, value in settings.items() if value != defaults[name] or name == "rate"}
     # 1 and 1.0 are one recipe and must have one fingerprint.
     plain |= {name: float(plain[name]) for name in ("rate", "spm_rate") if name in plain}
     return plain["rate"] if len(plain) == 1 else plain

@@ -51,9 +51,7 @@ class MediaRecipe:
         ]
         if self.keep not in MEDIA_STORAGES:
             hint = suggest(str(self.keep), MEDIA_STORAGES)
-            problems.append(
-                f"media.keep: {quote_value(self.keep)} is none of {', '.join(MEDIA_STORAGES)}{hint}"
-            )
+            problems.append(f"media.keep: {quote_value(self.keep)} is none of {', '.join(MEDIA_STORAGES)}{hint}")
         return problems
 
 
@@ -66,63 +64,61 @@ def parse_media(value: object) -> MediaRecipe | None:
     if value is None or isinstance(value, MediaRecipe):
         return value
     if not isinstance(value, Mapping):
-        raise SettingsError(
-            [f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"]
-        )
-    known = ("processor", "data_folder", "keep", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
+        raise SettingsError([f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"])
+    setting_names = ("processor", "data_folder", "keep", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
     problems = [
-        f"media.{name}: unknown setting{suggest(str(name), known)}"
+        f"media.{name}: unknown setting{suggest(str(name), setting_names)}"
         for name in value
-        if name not in (*known, "data_folder_name")
+        if name not in (*setting_names, "data_folder_name")
     ]
     if value.get("processor") is None:
-        problems.append(
-            "media.processor: there is none; name the folder of a processor (--processor)"
-        )
-    said: dict[str, Any] = {
-        name: os.path.expanduser(os.fspath(one)) if isinstance(one, str | os.PathLike) else one  # noqa: PTH111
-        for name, one in value.items()
-        if one is not None
+        problems.append("media.processor: there is none; name the folder of a processor (--processor)")
+    settings: dict[str, Any] = {
+        name: os.path.expanduser(os.fspath(setting)) if isinstance(setting, str | os.PathLike) else setting  # noqa: PTH111
+        for name, setting in value.items()
+        if setting is not None
     }
-    if said.pop("data_folder_name", None) is not None and "data_folder" not in said:
+    if settings.pop("data_folder_name", None) is not None and "data_folder" not in settings:
         problems.append(
             "media.data_folder: the store was made of media below a folder "
             f"{quote_value(value['data_folder_name'])}; say where that is (--data-folder)"
         )
-    if "video_fps" in said and "video_frames" in said:
+    if "video_fps" in settings and "video_frames" in settings:
         problems.append("media.video_frames: video_fps says how many frames, too; give one of them")
     limits, sampling = MediaLimits(), FrameSampling()
     try:
-        limits = MediaLimits(**{name: said[name] for name in _LIMIT_FIELDS if name in said})
+        limits = MediaLimits(**{name: settings[name] for name in _LIMIT_FIELDS if name in settings})
     except SettingsError as error:
-        problems += [f"media.{one}" for one in error.problems]
+        problems += [f"media.{problem}" for problem in error.problems]
     try:
-        wanted = {own: said[name] for name, own in _SAMPLING_FIELDS.items() if name in said}
-        sampling = FrameSampling(**wanted)
+        sampling_settings = {
+            sampling_field: settings[name] for name, sampling_field in _SAMPLING_FIELDS.items() if name in settings
+        }
+        sampling = FrameSampling(**sampling_settings)
     except SettingsError as error:
-        problems += [f"media.video_{one}" for one in error.problems]
+        problems += [f"media.video_{problem}" for problem in error.problems]
     raise_problems(problems)
-    rest = {
-        name: one for name, one in said.items() if name not in (*_LIMIT_FIELDS, *_SAMPLING_FIELDS)
+    recipe_settings = {
+        name: setting for name, setting in settings.items() if name not in (*_LIMIT_FIELDS, *_SAMPLING_FIELDS)
     }
-    return MediaRecipe(**rest, limits=limits, sampling=sampling)
+    return MediaRecipe(**recipe_settings, limits=limits, sampling=sampling)
 
 
 def media_to_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
     """The settings of media as a recipe file has them; what is as usual is left out."""
     if media is None:
         return None
-    said = {"processor": media.processor, "data_folder": media.data_folder}
+    base_settings = {"processor": media.processor, "data_folder": media.data_folder}
     keep = {} if media.keep == "reference" else {"keep": media.keep}
-    usual = to_plain(MediaLimits()) | _sampling_to_plain(FrameSampling())
+    defaults = to_plain(MediaLimits()) | _sampling_to_plain(FrameSampling())
     amounts = to_plain(media.limits) | _sampling_to_plain(media.sampling)
-    changed = {name: one for name, one in amounts.items() if one != usual[name]}
-    return {name: one for name, one in said.items() if one is not None} | keep | changed
+    changed = {name: value for name, value in amounts.items() if value != defaults[name]}
+    return {name: value for name, value in base_settings.items() if value is not None} | keep | changed
 
 
 def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
     plain = to_plain(sampling)
-    return {name: plain[own] for name, own in _SAMPLING_FIELDS.items()}
+    return {name: plain[sampling_field] for name, sampling_field in _SAMPLING_FIELDS.items()}
 
 
 def compute_processor_fingerprint(processor: str) -> str:

@@ -57,9 +57,7 @@ def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: i
     """
     trained = np.concatenate([[0], np.cumsum(mask)])
     edges = [*heads[1:], mask.size]
-    ends = [
-        stop for start, stop in zip(heads, edges, strict=True) if trained[stop] > trained[start]
-    ]
+    ends = [stop for start, stop in zip(heads, edges, strict=True) if trained[stop] > trained[start]]
     return max((stop for stop in ends if stop <= limit), default=0)
 
 
@@ -69,8 +67,6 @@ def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegm
     Nothing is trained on the first token of a piece, which nothing foretells.
     """
     return [
-        ConversationSegment(
-            start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any())
-        )
+        ConversationSegment(start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any()))
         for start in range(0, mask.size, limit)
     ]

@@ -24,12 +24,12 @@ _REQUIRED_FILES = RepositoryFiles(
 )
 
 
-def is_repository_name(named: str) -> bool:
+def is_repository_name(processor: str) -> bool:
     """Whether this names a repository of the Hub: no such path is here, and it is written as one."""
-    return HUB_ID_PATTERN.fullmatch(named) is not None and not Path(named).exists()
+    return HUB_ID_PATTERN.fullmatch(processor) is not None and not Path(processor).exists()
 
 
-def find_processor_folder(named: str) -> Path:
+def find_processor_folder(processor: str) -> Path:
     """The folder of a processor, after fetching it from the Hub where it is one of its repositories.
 
     What the local cache of the Hub holds is not asked for again.
@@ -38,6 +38,6 @@ def find_processor_folder(named: str) -> Path:
         MissingDependencyError: it is to come from the Hub, and huggingface_hub is not installed.
         InputError: it is to come from the Hub, and does not.
     """
-    if is_repository_name(named):
-        return fetch_hub_folder(named, _REQUIRED_FILES)
-    return Path(named).expanduser()
+    if is_repository_name(processor):
+        return fetch_hub_folder(processor, _REQUIRED_FILES)
+    return Path(processor).expanduser()

@@ -55,12 +55,8 @@ class ReadRecipe:
             problems.append(describe_non_text("split_on", self.split_on))
         if not is_bool(self.normalize):
             problems.append(f"normalize: {quote_value(self.normalize)} is neither True nor False")
-        if not isinstance(self.clean, tuple) or any(
-            not isinstance(one, CleanStep) for one in self.clean
-        ):
-            problems.append(
-                f"clean: {quote_value(self.clean)} are no steps; give a tuple of CleanStep"
-            )
+        if not isinstance(self.clean, tuple) or any(not isinstance(step, CleanStep) for step in self.clean):
+            problems.append(f"clean: {quote_value(self.clean)} are no steps; give a tuple of CleanStep")
         else:
             problems += find_clean_problems(self.clean)
         fim: object = self.fim
@@ -72,9 +68,7 @@ class ReadRecipe:
         if isinstance(media, MediaRecipe):
             problems += media.problems()
         elif media is not None:
-            problems.append(
-                f"media: {quote_value(media)} is no MediaRecipe; give MediaRecipe(processor=...)"
-            )
+            problems.append(f"media: {quote_value(media)} is no MediaRecipe; give MediaRecipe(processor=...)")
         return problems + _check_split_on(self.split_on)
 
 
@@ -91,7 +85,7 @@ class SourceRecipe:
             ``hf_dataset``; None: told by their names and contents.
         name: what its documents are called together; recorded in the store.
         weight: its share among the inputs, above 0; recorded in the store.
-        place: where it was asked for, for messages.
+        location: where it was asked for, for messages.
     """
 
     text_field: str | None = None
@@ -100,12 +94,12 @@ class SourceRecipe:
     form: InputFormat | None = None
     name: str | None = None
     weight: float | None = None
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
     @property
-    def asked(self) -> DeclaredInput:
+    def declared_input(self) -> DeclaredInput:
         """What the listing needs to know of it."""
-        return DeclaredInput(self.form, self.place)
+        return DeclaredInput(self.form, self.location)
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
@@ -113,9 +107,7 @@ class SourceRecipe:
         problems += _check_ignore(self.ignore)
         if self.form is not None and self.form not in INPUT_FORMATS:
             hint = suggest(str(self.form), INPUT_FORMATS)
-            problems.append(
-                f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}"
-            )
+            problems.append(f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}")
         if self.name is not None and not is_text(self.name):
             problems.append(describe_non_text("name", self.name))
         if self.weight is not None and not is_weight(self.weight):
@@ -133,39 +125,37 @@ def is_weight(value: object) -> bool:
         return False
 
 
-def source_to_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
+def source_to_plain(source: SourceRecipe, *, include_labels: bool) -> dict[str, Any]:
     """What is said of one input as the manifest holds it: what is not said is left out.
 
     What its files were read as stands with the files.
 
     Args:
         source: what is said.
-        beside: with its name and weight, which decide no document.
+        include_labels: with its name and weight, which decide no document.
     """
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "text_field": source.text_field,
         "mapping": dict(source.mapping),
         "ignore": list(source.ignore),
     }
-    if beside:
-        said |= {"name": source.name, "weight": source.weight and float(source.weight)}
-    return {name: value for name, value in said.items() if value}
+    if include_labels:
+        settings |= {"name": source.name, "weight": source.weight and float(source.weight)}
+    return {name: value for name, value in settings.items() if value}
 
 
-def sources_to_plain(
-    sources: Sequence[SourceRecipe], *, beside: bool = True
-) -> list[dict[str, Any]]:
+def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
     """What is said of each input; of no input where nothing is said of any."""
-    plain = [source_to_plain(source, beside=beside) for source in sources]
+    plain = [source_to_plain(source, include_labels=include_labels) for source in sources]
     return plain if any(plain) else []
 
 
 def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
     """What to say of weights that nothing uses yet; empty where there are none."""
-    found = [source.weight for source in sources if source.weight is not None]
-    if not found:
+    weights = [source.weight for source in sources if source.weight is not None]
+    if not weights:
         return ""
-    inputs = "1 input" if len(found) == 1 else f"{len(found):,} inputs"
+    inputs = "1 input" if len(weights) == 1 else f"{len(weights):,} inputs"
     return (
         f"Weights of {inputs} are recorded and not applied: documents of one store are drawn in proportion to their "
         "tokens; stores of their own can be mixed (train --mixture)."

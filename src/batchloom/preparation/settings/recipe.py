@@ -83,9 +83,7 @@ class ChatRecipe:
                 "given; add --max-tokens N, or leave --overlong out"
             )
         if self.template is not None and not is_text(self.template):
-            problems.append(
-                f"chat.template: {quote_value(self.template)} is no name; give one or a path"
-            )
+            problems.append(f"chat.template: {quote_value(self.template)} is no name; give one or a path")
         if not is_bool(self.prove):
             problems.append(f"chat.prove: {quote_value(self.prove)} is neither True nor False")
         raise_problems(problems)
@@ -147,8 +145,8 @@ class Recipe:
 
     def columns(self, number: int) -> tuple[str | None, Mapping[str, str]]:
         """The text field and the mapping that an input is read by."""
-        said = self.source(number)
-        reading = said if said.text_field is not None or said.mapping else self.reading
+        source_recipe = self.source(number)
+        reading = source_recipe if source_recipe.text_field is not None or source_recipe.mapping else self.reading
         return reading.text_field, reading.mapping
 
 
@@ -159,7 +157,7 @@ def as_recipe_inputs(
     # What is no path is left for the recipe to refuse, with all else that is wrong.
     if isinstance(inputs, (str, bytes, os.PathLike)) or not isinstance(inputs, Iterable):
         inputs = [inputs]
-    return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in inputs)
+    return tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in inputs)
 
 
 def is_valid_path(value: object) -> bool:
@@ -181,8 +179,8 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
         del plain["balance_subsets"]
     plain["sources"] = sources_to_plain(recipe.sources)
     plain["reading"]["clean"] = clean_steps_to_settings(clean_steps_to_plain(recipe.reading.clean))
-    if looked_into := fingerprint_step_files(recipe.reading.clean):
-        plain["reading"]["clean_files"] = looked_into
+    if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
+        plain["reading"]["clean_files"] = files_fingerprint
     # Settings that came later are left out where they say nothing: older recipes stay the same.
     if not recipe.reading.ignore:
         plain["reading"].pop("ignore")
@@ -216,10 +214,10 @@ def _template_to_plain(template: str | None) -> dict[str, Any]:
 
 def compute_recipe_fingerprint(recipe: Recipe) -> str:
     """Names what a recipe does to a document, wherever its inputs lie."""
-    plain = recipe_to_plain(recipe) | {"sources": sources_to_plain(recipe.sources, beside=False)}
+    plain = recipe_to_plain(recipe) | {"sources": sources_to_plain(recipe.sources, include_labels=False)}
     # Documents move between subsets after units are made: what becomes of each document is the same.
-    beside = {*_NON_IDENTITY_SETTINGS, "balance_subsets"}
-    return fingerprint({name: value for name, value in plain.items() if name not in beside})
+    ignored_settings = {*_NON_IDENTITY_SETTINGS, "balance_subsets"}
+    return fingerprint({name: value for name, value in plain.items() if name not in ignored_settings})
 
 
 def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -237,16 +235,16 @@ def _describe_setting_change(name: str, old: Any, new: Any) -> str:
     if name != "clean":
         return f"{quote_value(old)} -> {quote_value(new)}"
     steps = [
-        [(one, {}) if isinstance(one, str) else next(iter(one.items())) for one in steps or ()]
+        [(entry, {}) if isinstance(entry, str) else next(iter(entry.items())) for entry in steps or ()]
         for steps in (old, new)
     ]
-    names = [",".join(step for step, _ in one) or "none" for one in steps]
+    names = [",".join(step for step, _ in step_list) or "none" for step_list in steps]
     if names[0] != names[1] or steps[0] == steps[1]:
         # Where an import says nothing of cleaning there is none either.
         return f"{names[0]} -> {names[1]}"
     pairs = zip(*steps, strict=True)
     (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
-    setting = next(one for one in {**then, **now} if then.get(one) != now.get(one))
+    setting = next(key for key in {**then, **now} if then.get(key) != now.get(key))
     return f"{step}: {setting}: {quote_value(then.get(setting))} -> {quote_value(now.get(setting))}"
 
 
@@ -277,9 +275,9 @@ def _check_recipe(recipe: Recipe) -> list[str]:
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     problems += [
-        f"inputs: {quote_value(one)} is no path; name files, folders or globs"
-        for one in recipe.inputs
-        if not is_valid_path(one)
+        f"inputs: {quote_value(path)} is no path; name files, folders or globs"
+        for path in recipe.inputs
+        if not is_valid_path(path)
     ]
     if recipe.dtype not in _DTYPES:
         problems.append(
@@ -289,14 +287,10 @@ def _check_recipe(recipe: Recipe) -> list[str]:
     if isinstance(dedup, DedupRecipe):
         problems += dedup.problems()
     else:
-        problems.append(
-            f"dedup: {quote_value(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')"
-        )
+        problems.append(f"dedup: {quote_value(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')")
     tokens = recipe.tokens_per_shard
     if not _is_count(tokens) or not 1 <= tokens <= MAX_SHARD_TOKENS:
-        problems.append(
-            f"tokens_per_shard: {quote_value(tokens)} is not a whole number from 1 to {MAX_SHARD_TOKENS:,}"
-        )
+        problems.append(f"tokens_per_shard: {quote_value(tokens)} is not a whole number from 1 to {MAX_SHARD_TOKENS:,}")
     problems += [
         f"{name}: {quote_value(value)} is neither True nor False"
         for name, value in (
@@ -319,9 +313,7 @@ def _check_sources(recipe: Recipe) -> list[str]:
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
         return [f"sources: there are {counts}; say something of each, or of none"]
     return [
-        f"sources[{number}].{problem}"
-        for number, source in enumerate(recipe.sources)
-        for problem in source.problems()
+        f"sources[{number}].{problem}" for number, source in enumerate(recipe.sources) for problem in source.problems()
     ]
 
 
@@ -339,20 +331,16 @@ def _is_bad_budget(value: object) -> bool:
     return share <= 1 if share is not None else int(value) <= _MAX_BAD_COUNT
 
 
-def _suggest_value(value: object, known: Sequence[str]) -> str:
-    return suggest(value, known) if isinstance(value, str) else ""
+def _suggest_value(value: object, choices: Sequence[str]) -> str:
+    return suggest(value, choices) if isinstance(value, str) else ""
 
 
 def _check_words(recipe: Recipe) -> list[str]:
-    problems = (
-        [] if is_text(recipe.tokenizer) else [describe_non_text("tokenizer", recipe.tokenizer)]
-    )
+    problems = [] if is_text(recipe.tokenizer) else [describe_non_text("tokenizer", recipe.tokenizer)]
     if recipe.end_token is not None and not is_text(recipe.end_token):
         problems.append(describe_non_text("end_token", recipe.end_token))
     if isinstance(recipe.tokenizer, str) and "\0" in recipe.tokenizer:
-        problems.append(
-            f"tokenizer: {quote_value(recipe.tokenizer)} holds a NUL, which no name can; leave it out"
-        )
+        problems.append(f"tokenizer: {quote_value(recipe.tokenizer)} holds a NUL, which no name can; leave it out")
     return problems
 
 

@@ -27,17 +27,17 @@ def parse_token_count(text: str) -> int | None:
     if not match or len(text) > _SIZE_CHARACTERS:
         return None
     digits, fraction, unit = match.groups()
-    whole = re.sub("[_,]", "", digits)
+    integer_digits = re.sub("[_,]", "", digits)
     return (
-        round(float(whole + fraction) * _SIZE_UNITS[unit])
+        round(float(integer_digits + fraction) * _SIZE_UNITS[unit])
         if fraction
-        else int(whole) * _SIZE_UNITS[unit]
+        else int(integer_digits) * _SIZE_UNITS[unit]
     )
 
 
 def format_token_count(size: int) -> int | str:
     """The shortest form of a size that is the same number."""
-    fitting = [unit for unit, many in _SIZE_UNITS.items() if unit and size and size % many == 0]
+    fitting = [unit for unit, factor in _SIZE_UNITS.items() if unit and size and size % factor == 0]
     return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
 
 
@@ -79,11 +79,9 @@ def parse_dedup(value: object) -> DedupRecipe:
         return value
     if not isinstance(value, Mapping):
         return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
-    known = [field.name for field in fields(DedupRecipe)]
+    field_names = [field.name for field in fields(DedupRecipe)]
     problems = [
-        f"dedup.{name}: unknown setting{suggest(str(name), known)}"
-        for name in value
-        if name not in known
+        f"dedup.{name}: unknown setting{suggest(str(name), field_names)}" for name in value if name not in field_names
     ]
     if "mode" not in value:
         problems.append("dedup.mode: missing; write {mode: near, ...}")
@@ -97,8 +95,8 @@ def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
         return dedup.mode
     plain = to_plain(dedup)
     # What follows from the other is left out, so that what is written can be read again.
-    beside = ("similarity",) if dedup.similarity is None else ("bands", "rows")
-    return {name: value for name, value in plain.items() if name not in beside}
+    derived_fields = ("similarity",) if dedup.similarity is None else ("bands", "rows")
+    return {name: value for name, value in plain.items() if name not in derived_fields}
 
 
 def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
@@ -115,20 +113,16 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
         value = [value]
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
         raise SettingsError(
-            [
-                f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"
-            ]
+            [f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"]
         )
-    names = [
-        name for one in value for name in (_split_names(one) if isinstance(one, str) else [one])
-    ]
+    names = [name for entry in value for name in (_split_names(entry) if isinstance(entry, str) else [entry])]
     if names == [_NO_STEPS]:
         return ()
     steps: list[CleanStep] = []
     problems: list[str] = []
-    for number, one in enumerate(names):
+    for number, entry in enumerate(names):
         try:
-            steps.append(_parse_step(one, f"clean[{number}]"))
+            steps.append(_parse_step(entry, f"clean[{number}]"))
         except SettingsError as error:
             problems += error.problems
     raise_problems(problems)
@@ -137,40 +131,35 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
 
 def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
     """The same as a plain value: a name where nothing is said of a step, else its name and settings."""
-    return [
-        {step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps
-    ]
+    return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
 
 
 def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _parse_step(value: object, place: str) -> CleanStep:
+def _parse_step(value: object, key_path: str) -> CleanStep:
     if isinstance(value, CleanStep):
         value = {value.name: value.settings}
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise SettingsError([f"{place}: {quote_value(value)} is no step; {_STEP_HINT}"])
+        raise SettingsError([f"{key_path}: {quote_value(value)} is no step; {_STEP_HINT}"])
     ((name, settings),) = value.items()
     if not is_text(name):
-        raise SettingsError(
-            [f"{place}: {quote_value(name)} is not the name of a step; {_STEP_HINT}"]
-        )
+        raise SettingsError([f"{key_path}: {quote_value(name)} is not the name of a step; {_STEP_HINT}"])
     if settings is None:
         settings = {}
     if not isinstance(settings, Mapping):
-        raise SettingsError(
-            [f"{place}.{name}: {quote_value(settings)} is no settings; write {{setting: value}}"]
-        )
+        raise SettingsError([f"{key_path}.{name}: {quote_value(settings)} is no settings; write {{setting: value}}"])
     raise_problems(
         [
-            f"{place}.{name}.{key}: {quote_value(one)} cannot be written into a manifest; give numbers, texts, "
+            f"{key_path}.{name}.{key}: {quote_value(setting_value)} cannot be written into a manifest; give "
+            "numbers, texts, "
             f"true, false "
             "or lists of them"
-            for key, one in settings.items()
-            if not (is_text(key) and _is_json_value(one))
+            for key, setting_value in settings.items()
+            if not (is_text(key) and _is_json_value(setting_value))
         ]
     )
     return CleanStep(name, dict(settings))
@@ -179,10 +168,10 @@ def _parse_step(value: object, place: str) -> CleanStep:
 def _is_json_value(value: object, depth: int = 0) -> bool:
     """Whether a value can be written as JSON, and read again as the same."""
     if isinstance(value, (list, tuple)):
-        return depth < _MAX_DEPTH and all(_is_json_value(one, depth + 1) for one in value)
+        return depth < _MAX_DEPTH and all(_is_json_value(item, depth + 1) for item in value)
     if isinstance(value, Mapping):
         return depth < _MAX_DEPTH and all(
-            is_text(key) and _is_json_value(one, depth + 1) for key, one in value.items()
+            is_text(key) and _is_json_value(item, depth + 1) for key, item in value.items()
         )
     if isinstance(value, bool) or value is None:
         return True
@@ -195,5 +184,5 @@ def _is_json_value(value: object, depth: int = 0) -> bool:
 
 def _to_json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _to_json_value(one) for key, one in value.items()}
-    return [_to_json_value(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: _to_json_value(item) for key, item in value.items()}
+    return [_to_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -28,8 +28,8 @@ def sort_bad_records(path: Path) -> None:
     Raises:
         OSError: it cannot be read or written.
     """
-    aside, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
-    with path.open("r+b") as file, aside.open("w+b") as runs:
+    runs_path, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
+    with path.open("r+b") as file, runs_path.open("w+b") as runs:
         while lines := file.readlines(_RUN_BYTES):
             lines.sort(key=_record_position)
             runs.writelines(lines)
@@ -37,10 +37,10 @@ def sort_bad_records(path: Path) -> None:
             # The next run takes its room.
             del lines
         file.seek(0)
-        pieces = [_iter_lines(runs, a, b) for a, b in pairwise(bounds)]
-        merged: Iterator[bytes] = heapq.merge(*pieces, key=_record_position)
+        run_iterators = [_iter_lines(runs, a, b) for a, b in pairwise(bounds)]
+        merged: Iterator[bytes] = heapq.merge(*run_iterators, key=_record_position)
         file.writelines(merged)
-    aside.unlink()
+    runs_path.unlink()
 
 
 def _record_position(line: bytes) -> tuple[int, int]:

@@ -22,54 +22,56 @@ class CrashIsolation:
     """Records that are taken in hand a few at a time, and records that are not taken at all.
 
     Args:
-        stretches: first and last record of each suspected stretch, both included.
+        suspected_ranges: first and last record of each suspected stretch, both included.
         excluded: records that are kept aside, each with the reason.
     """
 
     def __init__(
-        self, stretches: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]
+        self,
+        suspected_ranges: Sequence[RecordRange],
+        excluded: Sequence[tuple[RecordPosition, str]],
     ) -> None:
-        self._stretches, self._excluded = tuple(stretches), dict(excluded)
+        self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
 
-    def pieces(self, part: int, found: Records) -> Iterator[tuple[Records, bool]]:
+    def split_batch(self, part: int, batch: Records) -> Iterator[tuple[Records, bool]]:
         """What a reader gave, in pieces, each with whether it is suspected; bad ones come first."""
-        if not self._stretches and not self._excluded:
-            yield found, False
+        if not self._suspected_ranges and not self._excluded:
+            yield batch, False
             return
-        self._exclude(part, found)
-        first = Records(bad=found.bad, seen=found.seen)
+        self._exclude(part, batch)
+        first = Records(bad=batch.bad, records_read=batch.records_read)
         yield first, False
-        sizes = [self._size(part, record) for record in found.records]
-        at = 0
-        while at < len(sizes):
-            stop, size = at + 1, sizes[at]
-            while stop < len(sizes) and sizes[stop] == size and (not size or stop - at < size):
+        sizes = [self._size(part, record) for record in batch.records]
+        start = 0
+        while start < len(sizes):
+            stop, size = start + 1, sizes[start]
+            while stop < len(sizes) and sizes[stop] == size and (not size or stop - start < size):
                 stop += 1
-            piece = Records(found.values[at:stop], found.records[at:stop], found.offsets[at:stop])
-            yield piece, size > 0
-            at = stop
+            sub_batch = Records(batch.values[start:stop], batch.records[start:stop], batch.offsets[start:stop])
+            yield sub_batch, size > 0
+            start = stop
 
     def _size(self, part: int, record: int) -> int:
         """How many records are taken with this one at most; 0 for any number."""
         sizes = [
             max(1, math.ceil((last[1] - first[1] + 1) / _SPLITS)) if first[0] == last[0] else 1
-            for first, last in self._stretches
+            for first, last in self._suspected_ranges
             if first <= (part, record) <= last
         ]
         return min(sizes, default=0)
 
-    def _exclude(self, part: int, found: Records) -> None:
-        kept = []
-        for at, record in enumerate(found.records):
+    def _exclude(self, part: int, batch: Records) -> None:
+        kept_indices = []
+        for index, record in enumerate(batch.records):
             reason = self._excluded.get((part, record))
             if reason is None:
-                kept.append(at)
+                kept_indices.append(index)
                 continue
-            snippet = _make_snippet(found.values[at])
-            found.bad.append(BadRecord(record, found.offsets[at], None, reason, snippet))
-        found.values = [found.values[at] for at in kept]
-        found.records = [found.records[at] for at in kept]
-        found.offsets = [found.offsets[at] for at in kept]
+            snippet = _make_snippet(batch.values[index])
+            batch.bad.append(BadRecord(record, batch.offsets[index], None, reason, snippet))
+        batch.values = [batch.values[index] for index in kept_indices]
+        batch.records = [batch.records[index] for index in kept_indices]
+        batch.offsets = [batch.offsets[index] for index in kept_indices]
 
 
 def _make_snippet(value: object) -> str:
@@ -82,12 +84,12 @@ class CrashState:
 
     Attributes:
         count: how many died since a record was last excluded.
-        stretches: where the last of them may have died.
+        suspected_ranges: where the last of them may have died.
         excluded: records that are kept aside, each with the reason.
     """
 
     count: int = 0
-    stretches: tuple[RecordRange, ...] = ()
+    suspected_ranges: tuple[RecordRange, ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
 
 
@@ -95,9 +97,7 @@ class CrashState:
 MAX_DEATHS = 12
 
 
-def update_after_crash(
-    known: CrashState, in_hand: Sequence[RecordRange], reason: str
-) -> CrashState:
+def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason: str) -> CrashState:
     """What to do with a unit after one more of its workers died: the decision, without doing it.
 
     The first death says nothing: the machine may have been out of memory for anybody's sake. After the
@@ -105,23 +105,25 @@ def update_after_crash(
     again is excluded.
 
     Args:
-        known: what was known before.
+        state: what was known before.
         in_hand: the stretches of records that the worker had in hand.
         reason: how it died, in the middle of a sentence.
     """
-    count = known.count + 1
+    count = state.count + 1
     if count == 1:
-        return CrashState(count, (), known.excluded)
+        return CrashState(count, (), state.excluded)
     single = [first for first, last in in_hand if first == last]
-    fresh = [place for place in single if any(a <= place <= b for a, b in known.stretches)]
-    if fresh and len(in_hand) == len(single):
-        why = (
+    suspected_positions = [
+        position for position in single if any(a <= position <= b for a, b in state.suspected_ranges)
+    ]
+    if suspected_positions and len(in_hand) == len(single):
+        exclusion_reason = (
             f"the worker that took it in hand {reason}, {count:,} times; give workers more memory "
             "(--workers fewer), or mend or remove the record"
         )
-        place = fresh[0]
-        return CrashState(0, (), (*known.excluded, (place, why)))
-    return CrashState(count, tuple(in_hand), known.excluded)
+        position = suspected_positions[0]
+        return CrashState(0, (), (*state.excluded, (position, exclusion_reason)))
+    return CrashState(count, tuple(in_hand), state.excluded)
 
 
 _UnitTaskT = TypeVar("_UnitTaskT", UnitTask, SegmentKeysTask)
@@ -150,27 +152,25 @@ class CrashTracker:
         together: whether what is kept aside of one unit has a say in what becomes of others.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
         self._units, self._note, self._together = units, note, together
         self._in_hand: dict[int, dict[str, RecordRange]] = {}
         self._deaths: dict[int, CrashState] = {}
 
-    def hear(self, number: int, at: CrashMarker) -> None:
+    def record_marker(self, number: int, marker: CrashMarker) -> None:
         """Take what the worker of a unit has in hand."""
         stages = self._in_hand.setdefault(number, {})
-        if at.in_hand is None:
-            stages.pop(at.stage, None)
+        if marker.in_hand is None:
+            stages.pop(marker.stage, None)
         else:
-            stages[at.stage] = at.in_hand
+            stages[marker.stage] = marker.in_hand
 
-    def done(self, number: int) -> None:
+    def forget_unit(self, number: int) -> None:
         """What was known of a unit does not matter any more."""
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
 
-    def lost(self, number: int, order: _UnitTaskT, reason: str) -> _UnitTaskT:
+    def handle_crash(self, number: int, task: _UnitTaskT, reason: str) -> _UnitTaskT:
         """The order to give in place of one whose worker is gone.
 
         Raises:
@@ -178,8 +178,8 @@ class CrashTracker:
             RecordExcludedError: a record is kept aside, and other units have to know.
         """
         stages = self._in_hand.pop(number, {})
-        known = self._deaths.get(number, CrashState(excluded=order.excluded))
-        deaths = self._deaths[number] = update_after_crash(known, list(stages.values()), reason)
+        state = self._deaths.get(number, CrashState(excluded=task.excluded))
+        deaths = self._deaths[number] = update_after_crash(state, list(stages.values()), reason)
         parts = self._units[number].parts
         part = next(iter(stages.values()))[0][0] if stages else 0
         name = parts[part].source.name
@@ -189,7 +189,7 @@ class CrashTracker:
                 f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
                 "it goes on."
             )
-        if len(deaths.excluded) > len(order.excluded):
+        if len(deaths.excluded) > len(task.excluded):
             (part, record), _ = deaths.excluded[-1]
             name = parts[part].source.name
             self._note(
@@ -199,5 +199,10 @@ class CrashTracker:
                 raise RecordExcludedError(number, deaths.excluded)
         else:
             self._note(f"A worker of unit {number} ({name}) {reason}: the unit is done again.")
-        attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
-        return replace(order, attempt=attempt, suspects=deaths.stretches, excluded=deaths.excluded)
+        attempt = f"{task.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
+        return replace(
+            task,
+            attempt=attempt,
+            suspected_ranges=deaths.suspected_ranges,
+            excluded=deaths.excluded,
+        )

@@ -30,8 +30,8 @@ class UnitMediaWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, IO[bytes]] = {}
-        self._places = self._blobs = 0
-        self._held: dict[bytes, int] = {}
+        self._location_bytes = self._blob_bytes = 0
+        self._blob_offsets: dict[bytes, int] = {}
         self._last: tuple[bytes, int] | None = None
 
     def add(self, media: Sequence[Sequence[PlacedMedium]], first: int) -> None:
@@ -45,43 +45,47 @@ class UnitMediaWriter:
                 f"A file that cannot be cut holds more than {_MAX_DOCUMENTS:,} documents with media; split it."
             )
         rows = np.zeros(sum(map(len, media)), MEDIA_ROW_DTYPE)
-        places = []
-        at = 0
-        for document, some in enumerate(media, first):
-            for placed in some:
-                place = placed.medium.place.encode()
-                self._fill(rows[at : at + 1], placed, document, len(place))
-                places.append(place)
-                at += 1
+        encoded_locations = []
+        row_index = 0
+        for document, document_media in enumerate(media, first):
+            for placed_medium in document_media:
+                encoded_location = placed_medium.medium.location.encode()
+                self._fill(rows[row_index : row_index + 1], placed_medium, document, len(encoded_location))
+                encoded_locations.append(encoded_location)
+                row_index += 1
         with wrap_write_errors(self._folder):
             self._open[MEDIA_NAMES[0]].write(rows.tobytes())
-            self._open[MEDIA_NAMES[1]].write(b"".join(places))
+            self._open[MEDIA_NAMES[1]].write(b"".join(encoded_locations))
 
-    def _fill(self, row: NDArray[np.void], placed: PlacedMedium, document: int, size: int) -> None:
-        medium = placed.medium
-        if medium.seen is None:
+    def _fill(self, row: NDArray[np.void], placed_medium: PlacedMedium, document: int, size: int) -> None:
+        medium = placed_medium.medium
+        if medium.info is None:
             raise AssertionError("media are looked at before they are encoded")
-        number = int.from_bytes(medium.seen.digest, "big")
+        number = int.from_bytes(medium.info.digest, "big")
         row["digest"] = (number & NOT_STORED, number >> 64)
-        row["size"] = medium.seen.size
-        row["blob"] = NOT_STORED if medium.data is None else self._hold(medium.data)
-        row["place"], row["place_size"] = self._places, size
-        row["facts"], row["grid"] = encode_facts(medium.seen.facts), placed.grid
-        row["document"], row["start"], row["tokens"] = document, placed.start, placed.tokens
-        row["kind"] = MEDIUM_KINDS.index(get_facts_kind(medium.seen.facts))
-        self._places += size
+        row["size"] = medium.info.size
+        row["blob"] = NOT_STORED if medium.data is None else self._store_blob(medium.data)
+        row["place"], row["place_size"] = self._location_bytes, size
+        row["facts"], row["grid"] = encode_facts(medium.info.facts), placed_medium.grid
+        row["document"], row["start"], row["tokens"] = (
+            document,
+            placed_medium.start,
+            placed_medium.tokens,
+        )
+        row["kind"] = MEDIUM_KINDS.index(get_facts_kind(medium.info.facts))
+        self._location_bytes += size
 
-    def _hold(self, data: bytes) -> int:
+    def _store_blob(self, data: bytes) -> int:
         """Where bytes lie among those that are held; equal ones are written once."""
         if self._last is not None and self._last[0] is data:
             return self._last[1]  # the frames of a video are of the same bytes
         digest = xxhash.xxh3_128_digest(data)
-        begin = self._held.get(digest)
+        begin = self._blob_offsets.get(digest)
         if begin is None:
-            begin = self._held[digest] = self._blobs
+            begin = self._blob_offsets[digest] = self._blob_bytes
             with wrap_write_errors(self._folder):
                 self._open[MEDIA_NAMES[2]].write(data)
-            self._blobs += len(data)
+            self._blob_bytes += len(data)
         self._last = data, begin
         return begin
 
@@ -98,13 +102,13 @@ class UnitMediaWriter:
             file.close()
 
 
-def compute_media_salts(
-    media: Sequence[Sequence[PlacedMedium]], documents: int
-) -> NDArray[np.uint64]:
+def compute_media_salts(media: Sequence[Sequence[PlacedMedium]], documents: int) -> NDArray[np.uint64]:
     """What tells documents about other media apart where their tokens are alike, 0 of those without any [documents]."""
     salts = np.zeros(documents, np.uint64)
-    for number, some in enumerate(media):
-        if some:
-            digests = b"".join(one.medium.seen.digest for one in some if one.medium.seen)
+    for number, document_media in enumerate(media):
+        if document_media:
+            digests = b"".join(
+                placed_medium.medium.info.digest for placed_medium in document_media if placed_medium.medium.info
+            )
             salts[number] = xxhash.xxh3_64_intdigest(digests) or 1
     return salts

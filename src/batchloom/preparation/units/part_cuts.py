@@ -24,36 +24,32 @@ class FindCutsTask:
     attempt: str = ""
 
 
-def find_part_cuts(order: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
+def find_part_cuts(task: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
     """Where the parts of a source begin; None where no record begins at or after a place.
 
     Raises:
         InputError: the source cannot be read, or its header or list is not sound.
     """
-    cuts = SequentialCuts(order.source, rules)
-    return tuple(cuts.at(nominal) for nominal in order.nominal)
+    sequential_cuts = SequentialCuts(task.source, rules)
+    return tuple(sequential_cuts.get_cut(nominal) for nominal in task.nominal)
 
 
 def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTask]:
     """The sources of which some units need to be told where their parts begin or end."""
     sources: dict[str, Source] = {}
-    places: dict[str, set[int]] = {}
+    offsets_by_path: dict[str, set[int]] = {}
     for unit in units:
         for part in unit.parts:
-            inner = {place for place in (part.start, part.stop) if 0 < place < part.source.size}
-            if inner and is_sequential(part.source, rules):
+            inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
+            if inner_offsets and is_sequential(part.source, rules):
                 sources[part.source.path] = part.source
-                places.setdefault(part.source.path, set()).update(inner)
-    return [FindCutsTask(sources[path], tuple(sorted(places[path]))) for path in sources]
+                offsets_by_path.setdefault(part.source.path, set()).update(inner_offsets)
+    return [FindCutsTask(sources[path], tuple(sorted(offsets_by_path[path]))) for path in sources]
 
 
-def select_unit_cuts(
-    unit: Unit, found: Mapping[tuple[str, int], PartStart | None]
-) -> tuple[KnownCut, ...]:
+def select_unit_cuts(unit: Unit, cuts_by_offset: Mapping[tuple[str, int], PartStart | None]) -> tuple[KnownCut, ...]:
     """What the parts of a unit need to know of all cuts, which are found by path and nominal place."""
-    wanted = dict.fromkeys(
-        (part.source.path, place) for part in unit.parts for place in (part.start, part.stop)
-    )
+    cut_keys = dict.fromkeys((part.source.path, offset) for part in unit.parts for offset in (part.start, part.stop))
     return tuple(
-        (path, place, found[path, place]) for path, place in wanted if (path, place) in found
+        (path, offset, cuts_by_offset[path, offset]) for path, offset in cut_keys if (path, offset) in cuts_by_offset
     )

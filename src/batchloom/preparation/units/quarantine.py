@@ -21,13 +21,11 @@ def count_reason(reasons: ReasonCounts, reason: str, count: int = 1) -> None:
     """Count bad records under their reason, without the values that differ from record to record."""
     kind = _VALUE_PATTERN.sub("0", reason)
     if kind in reasons or len(reasons) < _MAX_REASONS:
-        so_far, first = reasons.get(kind, (0, reason))
-        reasons[kind] = so_far + count, first
+        previous_count, first = reasons.get(kind, (0, reason))
+        reasons[kind] = previous_count + count, first
 
 
-def describe_bad_records(
-    bad: float, records: int, reasons: Mapping[str, tuple[int, str]], first: str = ""
-) -> str:
+def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[int, str]], first: str = "") -> str:
     """Return what to do about too many bad records.
 
     Args:
@@ -41,10 +39,10 @@ def describe_bad_records(
     count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
     if not reason:
         return "mend the input: a budget is for single records"
-    shown = _VALUE_PATTERN.sub("0", reason) in _VALUE_PATTERN.sub("0", first)
-    fault = "this fault" if shown else "the commonest fault"
-    named = "" if shown else f" ({reason})"
-    return f"mend {fault}, which {count:,} of them have{named}; a budget is for single records"
+    is_first_fault = _VALUE_PATTERN.sub("0", reason) in _VALUE_PATTERN.sub("0", first)
+    fault = "this fault" if is_first_fault else "the commonest fault"
+    reason_suffix = "" if is_first_fault else f" ({reason})"
+    return f"mend {fault}, which {count:,} of them have{reason_suffix}; a budget is for single records"
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:

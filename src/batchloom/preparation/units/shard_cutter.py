@@ -29,26 +29,26 @@ class ShardCutter:
         Args:
             rows: the documents [D], with the second of each pair that begins among them.
         """
-        sums = np.cumsum(rows["length"], dtype=np.int64)
+        cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
         # Where a shard may end: behind every document but the first of a pair.
         ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
-        reach = sums[ends - 1]
-        pieces, at, start = [], 0, 0
-        while at < len(ends):
-            before = int(reach[at - 1]) if at else 0
+        reach = cumulative_tokens[ends - 1]
+        shard_ranges, end_index, start = [], 0, 0
+        while end_index < len(ends):
+            before = int(reach[end_index - 1]) if end_index else 0
             room = before + self._most_tokens - self._tokens
             last = start + self._most_documents - self._documents
-            fit = int(np.searchsorted(reach, room, side="right"))
-            fit = min(fit, int(np.searchsorted(ends, last, side="right")))
-            if fit <= at and self._documents:
+            next_end_index = int(np.searchsorted(reach, room, side="right"))
+            next_end_index = min(next_end_index, int(np.searchsorted(ends, last, side="right")))
+            if next_end_index <= end_index and self._documents:
                 self._tokens = self._documents = 0
                 continue
-            fit = max(fit, at + 1)
-            stop = int(ends[fit - 1])
+            next_end_index = max(next_end_index, end_index + 1)
+            stop = int(ends[next_end_index - 1])
             fresh = self._documents == 0
             self.shards += fresh
             self._documents += stop - start
-            self._tokens += int(reach[fit - 1]) - before
-            pieces.append((start, stop, fresh))
-            at, start = fit, stop
-        return pieces
+            self._tokens += int(reach[next_end_index - 1]) - before
+            shard_ranges.append((start, stop, fresh))
+            end_index, start = next_end_index, stop
+        return shard_ranges

@@ -52,17 +52,11 @@ class StageTime(msgspec.Struct, frozen=True):
         )
 
 
-def add_stage_times(
-    one: Mapping[str, StageTime], other: Mapping[str, StageTime]
-) -> dict[str, StageTime]:
+def add_stage_times(first: Mapping[str, StageTime], second: Mapping[str, StageTime]) -> dict[str, StageTime]:
     """The sum of two times, stages in the order of ``STAGES``, unknown ones after them."""
-    names = [*STAGES, *sorted({*one, *other} - {*STAGES})]
+    names = [*STAGES, *sorted({*first, *second} - {*STAGES})]
     none = StageTime()
-    return {
-        name: one.get(name, none) + other.get(name, none)
-        for name in names
-        if name in one or name in other
-    }
+    return {name: first.get(name, none) + second.get(name, none) for name in names if name in first or name in second}
 
 
 @final
@@ -74,7 +68,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._spent: dict[str, StageTime] = {}
+        self._stage_times: dict[str, StageTime] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -92,7 +86,7 @@ class Stopwatch:
         finally:
             self.add(stage, time.perf_counter() - began, size, documents)
 
-    def each(self, stage: TimedStage, items: Iterable[T]) -> Iterator[T]:
+    def time_each(self, stage: TimedStage, items: Iterable[T]) -> Iterator[T]:
         """The items; what it takes to get each of them is counted, what is done with it is not."""
         source = iter(items)
         while True:
@@ -109,9 +103,9 @@ class Stopwatch:
         """Count seconds of a stage, and the bytes and documents that went through it."""
         more = StageTime(seconds, size, documents)
         with self._lock:
-            self._spent[stage] = self._spent.get(stage, StageTime()) + more
+            self._stage_times[stage] = self._stage_times.get(stage, StageTime()) + more
 
-    def spent(self) -> dict[str, StageTime]:
+    def get_stage_times(self) -> dict[str, StageTime]:
         """What each stage took so far, in the order of ``STAGES``."""
         with self._lock:
-            return add_stage_times(self._spent, {})
+            return add_stage_times(self._stage_times, {})

@@ -70,12 +70,12 @@ class StreamBatchWriter:
     """Keeps what comes of one stretch while it is read.
 
     Args:
-        place: its folder, once all of it is there.
+        final_folder: its folder, once all of it is there.
         attempt: sets the files of this attempt apart from those of another one.
     """
 
-    def __init__(self, place: Path, attempt: str) -> None:
-        self._place, self._folder = place, attempt_folder(place, attempt)
+    def __init__(self, final_folder: Path, attempt: str) -> None:
+        self._final_folder, self._folder = final_folder, attempt_folder(final_folder, attempt)
         self._batches: list[tuple[int, int, bool]] = []
         self._documents = 0
         self._dtype, self._train = "<u2", 0
@@ -107,15 +107,13 @@ class StreamBatchWriter:
                 self._open[_FLAGS].write(np.ascontiguousarray(trained).data)
         self._batches.append((len(rows), len(tokens), trained is not None))
 
-    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Keep bad records."""
         with wrap_write_errors(self._folder):
-            for bad in found:
+            for bad in bad_records:
                 self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
 
-    def finish(
-        self, place: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool
-    ) -> None:
+    def finish(self, number: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool) -> None:
         """Give what is kept its place."""
         with wrap_write_errors(self._folder):
             for file in self._open.values():
@@ -124,10 +122,10 @@ class StreamBatchWriter:
                 file.close()
         self._media.sync()
         self._media.close()
-        made = StreamBatchFacts(place, last, parts, self._batches, self._dtype, self._train, facts)
-        write_file(self._folder / _FACTS, msgspec.json.encode(made))
+        batch_facts = StreamBatchFacts(number, last, parts, self._batches, self._dtype, self._train, facts)
+        write_file(self._folder / _FACTS, msgspec.json.encode(batch_facts))
         sync_folder(self._folder)
-        move_into_place(self._folder, self._place)
+        move_into_place(self._folder, self._final_folder)
 
     def abandon(self) -> None:
         """Delete what is kept of a stretch that was not read to its end."""
@@ -139,14 +137,14 @@ class StreamBatchWriter:
 
 def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
     """What was kept of a unit, in order; None where a stretch is missing."""
-    found: list[StreamBatchFacts] = []
-    while not found or not found[-1].last:
-        path = folder / f"{len(found):06d}" / _FACTS
+    stream_batches: list[StreamBatchFacts] = []
+    while not stream_batches or not stream_batches[-1].last:
+        path = folder / f"{len(stream_batches):06d}" / _FACTS
         if not path.exists():
             return None
         with translate_read_errors(path):
-            found.append(msgspec.json.decode(read_regular_file(path), type=StreamBatchFacts))
-    return found
+            stream_batches.append(msgspec.json.decode(read_regular_file(path), type=StreamBatchFacts))
+    return stream_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,41 +160,41 @@ class AdoptionContext:
     membership: SubsetRule
 
 
-def adopt_unit(unit: Unit, kept: Path, folder: Path, attempt: str, how: AdoptionContext) -> bool:
+def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, context: AdoptionContext) -> bool:
     """Make a unit's temporary files of the stretches that were kept; whether all of them were.
 
     Raises:
         InputError: a source cannot be read or has changed.
         OutputError: the files cannot be written.
     """
-    stretches = read_stream_batches(kept)
-    if stretches is None:
+    stream_batches = read_stream_batches(batches_folder)
+    if stream_batches is None:
         return False
-    aside = attempt_folder(folder, attempt)
-    make_folder(aside)
-    before = [0] * len(unit.parts)
-    with UnitFiles(aside, DedupRecipe(mode="none")) as files:
-        for number, stretch in enumerate(stretches):
-            _copy_stream_batch(kept / f"{number:06d}", stretch, files, before, how)
+    partial_folder = attempt_folder(folder, attempt)
+    make_folder(partial_folder)
+    records_before = [0] * len(unit.parts)
+    with UnitFiles(partial_folder, DedupRecipe(mode="none")) as files:
+        for number, stream_batch in enumerate(stream_batches):
+            _copy_stream_batch(batches_folder / f"{number:06d}", stream_batch, files, records_before, context)
         files.sync()
-    facts = replace_checksums(_merge_unit_facts(unit, stretches, how), files.checksums())
-    write_file(aside / FACTS_NAME, msgspec.json.encode(facts))
-    sync_folder(aside)
-    move_into_place(aside, folder)
-    shutil.rmtree(kept, ignore_errors=True)
+    facts = replace_checksums(_merge_unit_facts(unit, stream_batches, context), files.checksums())
+    write_file(partial_folder / FACTS_NAME, msgspec.json.encode(facts))
+    sync_folder(partial_folder)
+    move_into_place(partial_folder, folder)
+    shutil.rmtree(batches_folder, ignore_errors=True)
     return True
 
 
 def _copy_stream_batch(
     folder: Path,
-    stretch: StreamBatchFacts,
+    stream_batch: StreamBatchFacts,
     files: UnitFiles,
-    before: list[int],
-    how: AdoptionContext,
+    records_before: list[int],
+    context: AdoptionContext,
 ) -> None:
-    """Hand what was kept of a stretch on, numbered as in its unit; ``before`` counts records of parts."""
-    parts = np.array([part for part, _ in stretch.parts], np.uint32)
-    shift = np.array([before[part] for part, _ in stretch.parts], np.uint64)
+    """Hand what was kept of a stretch on, numbered as in its unit; ``records_before`` counts records of parts."""
+    parts = np.array([part for part, _ in stream_batch.parts], np.uint32)
+    shift = np.array([records_before[part] for part, _ in stream_batch.parts], np.uint64)
     with (
         translate_read_errors(folder / _ROWS),
         (folder / _ROWS).open("rb") as rows_file,
@@ -204,55 +202,53 @@ def _copy_stream_batch(
         (folder / _FLAGS).open("rb") as flags_file,
     ):
         media, first = read_unit_media(folder), 0
-        for documents, tokens, flagged in stretch.batches:
+        for documents, tokens, flagged in stream_batch.batches:
             rows = np.fromfile(rows_file, ROW, documents)
             rows["record"] += shift[rows["part"]]
             rows["part"] = parts[rows["part"]]
-            ids = np.fromfile(tokens_file, stretch.dtype, tokens)
+            ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
             flags = np.fromfile(flags_file, bool, tokens) if flagged else None
-            held = read_placed_media(media, first, documents)
-            files.add(ids, rows, how.membership.codes(rows["hash"]), flags, media=held)
+            placed_media = read_placed_media(media, first, documents)
+            files.add(ids, rows, context.membership.codes(rows["hash"]), flags, media=placed_media)
             first += documents
         for line in (folder / _BAD).read_bytes().splitlines():
-            piece, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
-            moved = replace(bad, record=bad.record + int(shift[piece]))
-            files.add_bad(int(parts[piece]), [moved])
-    for (part, _), counts in zip(stretch.parts, stretch.facts.parts, strict=True):
-        before[part] += counts.records
+            local_part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
+            moved = replace(bad, record=bad.record + int(shift[local_part]))
+            files.add_bad(int(parts[local_part]), [moved])
+    for (part, _), counts in zip(stream_batch.parts, stream_batch.facts.parts, strict=True):
+        records_before[part] += counts.records
 
 
-def _merge_unit_facts(
-    unit: Unit, stretches: Sequence[StreamBatchFacts], how: AdoptionContext
-) -> UnitFacts:
+def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], context: AdoptionContext) -> UnitFacts:
     """What came of a unit, from what came of its stretches."""
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
     altered: dict[str, str] = {}
     reports = UnitReportMerger()
-    for number, stretch in enumerate(stretches):
-        if first is None and stretch.facts.first_bad is not None:
-            piece, bad = stretch.facts.first_bad
-            part = stretch.parts[piece][0]
-            so_far = counts[part]
-            shift = so_far.records if so_far else 0
+    for number, stream_batch in enumerate(stream_batches):
+        if first is None and stream_batch.facts.first_bad is not None:
+            local_part, bad = stream_batch.facts.first_bad
+            part = stream_batch.parts[local_part][0]
+            previous_counts = counts[part]
+            shift = previous_counts.records if previous_counts else 0
             first = part, replace(bad, record=bad.record + shift)
-        for (part, whole), piece_counts in zip(stretch.parts, stretch.facts.parts, strict=True):
-            so_far = counts[part]
+        for (part, complete), piece_counts in zip(stream_batch.parts, stream_batch.facts.parts, strict=True):
+            previous_counts = counts[part]
             counts[part] = (
-                piece_counts if whole or so_far is None else _add_part_counts(so_far, piece_counts)
+                piece_counts if complete or previous_counts is None else _add_part_counts(previous_counts, piece_counts)
             )
-        for what, source in stretch.facts.altered.items():
-            altered.setdefault(what, source)
-        reports.add(number, stretch.facts.report)
-    made = [
-        one if one.hash else _rehash_part(unit, number, one, how)
-        for number, one in enumerate(counts)
-        if one is not None
+        for alteration, source in stream_batch.facts.altered.items():
+            altered.setdefault(alteration, source)
+        reports.add(number, stream_batch.facts.report)
+    merged_counts = [
+        part_counts if part_counts.hash else _rehash_part(unit, number, part_counts, context)
+        for number, part_counts in enumerate(counts)
+        if part_counts is not None
     ]
     return UnitFacts(
-        parts=made,
-        documents=sum(one.documents for one in made),
-        tokens=sum(one.tokens for one in made),
+        parts=merged_counts,
+        documents=sum(part_counts.documents for part_counts in merged_counts),
+        tokens=sum(part_counts.tokens for part_counts in merged_counts),
         first_bad=first,
         checksums={},
         altered=altered,
@@ -260,10 +256,10 @@ def _merge_unit_facts(
     )
 
 
-def _rehash_part(unit: Unit, number: int, counts: PartCounts, how: AdoptionContext) -> PartCounts:
+def _rehash_part(unit: Unit, number: int, counts: PartCounts, context: AdoptionContext) -> PartCounts:
     """The counts of a part that was read in pieces, with the hash of all of its bytes."""
     part = unit.parts[number]
-    rules = how.readings.of(part.source).rules
+    rules = context.readings.get_parser(part.source).rules
     with PartReader(part, rules, RecordBounds(rules)) as reader:
         digest = reader.finish()
         start, stop = reader.start, reader.stop
@@ -275,19 +271,19 @@ def replace_checksums(facts: UnitFacts, checksums: Mapping[str, str]) -> UnitFac
     return msgspec.structs.replace(facts, checksums=dict(checksums))
 
 
-def _add_part_counts(one: PartCounts, other: PartCounts) -> PartCounts:
-    dropped: dict[str, Any] = dict(one.dropped)
-    for reason, count in other.dropped.items():
+def _add_part_counts(first: PartCounts, second: PartCounts) -> PartCounts:
+    dropped: dict[str, Any] = dict(first.dropped)
+    for reason, count in second.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count
     return PartCounts(
-        start=one.start,
-        stop=other.stop,
-        records=one.records + other.records,
-        documents=one.documents + other.documents,
-        tokens=one.tokens + other.tokens,
-        empty=one.empty + other.empty,
-        bad=one.bad + other.bad,
-        further=one.further + other.further,
+        start=first.start,
+        stop=second.stop,
+        records=first.records + second.records,
+        documents=first.documents + second.documents,
+        tokens=first.tokens + second.tokens,
+        empty=first.empty + second.empty,
+        bad=first.bad + second.bad,
+        further=first.further + second.further,
         dropped=dropped,
         hash="",
     )

@@ -71,8 +71,8 @@ class MoveCandidates:
         hashes, tokens = self._hashes[0], self._tokens[0]
         positions = hash_to_unit_interval(hashes[:, 1])
         rows = zip(positions.tolist(), hashes.tolist(), tokens.tolist(), strict=True)
-        found = [DocumentGroup(at, (high << 64) | low, count) for at, (low, high), count in rows]
-        return sorted(found)
+        document_groups = [DocumentGroup(position, (high << 64) | low, count) for position, (low, high), count in rows]
+        return sorted(document_groups)
 
     def _merge(self) -> None:
         hashes, tokens = np.concatenate(self._hashes), np.concatenate(self._tokens)
@@ -100,11 +100,14 @@ class DocumentMoves:
     @property
     def tokens(self) -> int:
         """Tokens that the subset gains; negative where it loses some."""
-        return sum(one.tokens for one in self.entering) - sum(one.tokens for one in self.leaving)
+        return sum(group.tokens for group in self.entering) - sum(group.tokens for group in self.leaving)
 
 
 def choose_moves(
-    own: Iterable[DocumentGroup], others: Iterable[DocumentGroup], tokens: int, target: float
+    subset_groups: Iterable[DocumentGroup],
+    train_groups: Iterable[DocumentGroup],
+    tokens: int,
+    target: float,
 ) -> DocumentMoves:
     """Choose the documents that bring a subset to its target.
 
@@ -113,37 +116,41 @@ def choose_moves(
     not suffice, one or two of them.
 
     Args:
-        own: documents of the subset that may leave it, by position.
-        others: documents of ``train`` that may enter it, by position.
+        subset_groups: documents of the subset that may leave it, by position.
+        train_groups: documents of ``train`` that may enter it, by position.
         tokens: of the subset, with documents that cannot leave it.
         target: tokens it should have.
     """
-    own, others = list(own), list(others)
-    small = [one for one in own if one.tokens <= _LARGE_FRACTION * target]
-    more = [one for one in others if one.tokens <= _LARGE_FRACTION * target]
-    large = [one for one in (*own, *others) if one.tokens > _LARGE_FRACTION * target]
-    staying = {one.hash for one in own}
-    now = tokens - sum(one.tokens for one in own if one.tokens > _LARGE_FRACTION * target)
-    least = now - sum(one.tokens for one in small)
-    chosen = _choose_large(large, least, now + sum(one.tokens for one in more), target)
-    now += sum(one.tokens for one in chosen)
-    entering = [one for one in chosen if one.hash not in staying]
-    kept = {one.hash for one in chosen}
-    leaving = [one for one in own if one.tokens > _LARGE_FRACTION * target and one.hash not in kept]
-    for one in sorted(small, key=lambda one: -one.tokens):
-        if one.tokens < 2 * (now - target):
-            leaving.append(one)
-            now -= one.tokens
-    for one in more:
-        if one.tokens < 2 * (target - now):
-            entering.append(one)
-            now += one.tokens
+    subset_groups, train_groups = list(subset_groups), list(train_groups)
+    small = [group for group in subset_groups if group.tokens <= _LARGE_FRACTION * target]
+    small_train_groups = [group for group in train_groups if group.tokens <= _LARGE_FRACTION * target]
+    large = [group for group in (*subset_groups, *train_groups) if group.tokens > _LARGE_FRACTION * target]
+    subset_hashes = {group.hash for group in subset_groups}
+    current_tokens = tokens - sum(group.tokens for group in subset_groups if group.tokens > _LARGE_FRACTION * target)
+    least = current_tokens - sum(group.tokens for group in small)
+    selected_large = _choose_large(
+        large, least, current_tokens + sum(group.tokens for group in small_train_groups), target
+    )
+    current_tokens += sum(group.tokens for group in selected_large)
+    entering = [group for group in selected_large if group.hash not in subset_hashes]
+    selected_hashes = {group.hash for group in selected_large}
+    leaving = [
+        group
+        for group in subset_groups
+        if group.tokens > _LARGE_FRACTION * target and group.hash not in selected_hashes
+    ]
+    for group in sorted(small, key=lambda group: -group.tokens):
+        if group.tokens < 2 * (current_tokens - target):
+            leaving.append(group)
+            current_tokens -= group.tokens
+    for group in small_train_groups:
+        if group.tokens < 2 * (target - current_tokens):
+            entering.append(group)
+            current_tokens += group.tokens
     return DocumentMoves(tuple(entering), tuple(leaving))
 
 
-def _choose_large(
-    large: list[DocumentGroup], least: int, most: int, target: float
-) -> tuple[DocumentGroup, ...]:
+def _choose_large(large: list[DocumentGroup], least: int, most: int, target: float) -> tuple[DocumentGroup, ...]:
     """Choose none, one or two large documents, with which small ones come closest to a target.
 
     Args:
@@ -153,14 +160,14 @@ def _choose_large(
         target: tokens it should have.
     """
 
-    def distance(chosen: tuple[DocumentGroup, ...]) -> float:
-        added = sum(one.tokens for one in chosen)
+    def distance(groups: tuple[DocumentGroup, ...]) -> float:
+        added = sum(group.tokens for group in groups)
         return max(0.0, target - (most + added), least + added - target)
 
     # Of those that alone are too long only the shortest can be the best.
-    fitting = [one for one in large if one.tokens <= (1 + TOLERANCE) * target][:_MAX_LARGE]
-    shortest = sorted(large, key=lambda one: one.tokens)[:1]
-    choices = ((), *((one,) for one in (*fitting, *shortest)), *combinations(fitting, 2))
+    fitting = [group for group in large if group.tokens <= (1 + TOLERANCE) * target][:_MAX_LARGE]
+    shortest = sorted(large, key=lambda group: group.tokens)[:1]
+    choices = ((), *((group,) for group in (*fitting, *shortest)), *combinations(fitting, 2))
     return min(choices, key=distance)
 
 
@@ -183,10 +190,10 @@ def balance_subsets(
 
     def move(documents: Iterable[DocumentGroup], source: str, destination: str) -> None:
         moving = set(documents)
-        members[source] = [one for one in members[source] if one not in moving]
+        members[source] = [group for group in members[source] if group not in moving]
         members[destination].extend(moving)
-        counts[source] -= sum(one.tokens for one in moving)
-        counts[destination] += sum(one.tokens for one in moving)
+        counts[source] -= sum(group.tokens for group in moving)
+        counts[destination] += sum(group.tokens for group in moving)
 
     for name, share in shares.items():
         if misses_share(share, tokens[name], total):
@@ -199,12 +206,9 @@ def balance_subsets(
             spared = _find_spare_document(members, counts, required=name == "train")
             if spared is not None:
                 move([spared[1]], spared[0], name)
-    natural = {one.hash: name for name, documents in groups.items() for one in documents}
+    natural = {group.hash: name for name, documents in groups.items() for group in documents}
     moved = {
-        one.hash: name
-        for name, documents in members.items()
-        for one in documents
-        if natural[one.hash] != name
+        group.hash: name for name, documents in members.items() for group in documents if natural[group.hash] != name
     }
     return dict(sorted(moved.items()))
 
@@ -218,10 +222,10 @@ def _find_spare_document(
     subset takes the last document of another.
     """
     choices = [
-        (counts[name] == one.tokens, name != "train", one.tokens, one.position, name, one)
+        (counts[name] == group.tokens, name != "train", group.tokens, group.position, name, group)
         for name, documents in members.items()
-        for one in documents
-        if required or counts[name] > one.tokens
+        for group in documents
+        if required or counts[name] > group.tokens
     ]
     if not choices:
         return None
@@ -249,9 +253,7 @@ def describe_missed_shares(
         splits: whether plain-text files are among the inputs, which can be cut into more documents.
     """
     total = sum(tokens.values())
-    reason = (
-        "documents stay whole" if balance else "hashes alone choose, without a look at their length"
-    )
+    reason = "documents stay whole" if balance else "hashes alone choose, without a look at their length"
     remedies = [
         "Add data",
         *(["leave --no-balance-subsets out"] if texts and not balance else []),

@@ -44,20 +44,20 @@ class UnitTask:
         unit: the parts to read.
         folder: where its temporary files are when they are whole.
         attempt: sets the files of this attempt apart from those of another one.
-        suspects: stretches of records (first, last) in which a worker died: taken in hand a few
+        suspected_ranges: stretches of records (first, last) in which a worker died: taken in hand a few
             at a time, so that the next death says more.
         excluded: records that are kept aside unread, with the reason.
         repeated: files that name lines (or paragraphs) that stood before.
-        cuts: where its parts of large CSV files and JSON lists begin and end.
+        known_cuts: where its parts of large CSV files and JSON lists begin and end.
     """
 
     unit: Unit
     folder: Path
     attempt: str
-    suspects: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
-    cuts: tuple[KnownCut, ...] = ()
+    known_cuts: tuple[KnownCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,17 @@ class SegmentKeysTask:
 
     Attributes:
         unit: the parts to read.
-        place: file of the keys.
+        keys_path: file of the keys.
         attempt: sets the file of this attempt apart from that of another one.
-        suspects, excluded, cuts: as those of a :class:`UnitTask`.
+        suspected_ranges, excluded, known_cuts: as those of a :class:`UnitTask`.
     """
 
     unit: Unit
-    place: Path
+    keys_path: Path
     attempt: str
-    suspects: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
-    cuts: tuple[KnownCut, ...] = ()
+    known_cuts: tuple[KnownCut, ...] = ()
 
 
 class UnusableError(InputError):

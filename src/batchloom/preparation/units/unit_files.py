@@ -82,17 +82,13 @@ def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> ND
     return fresh
 
 
-def concatenate_ranges(
-    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[_T]:
+def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
     """Stretches [starts, stops) of ``tokens`` back to back."""
-    pieces = split_ranges(tokens, starts, stops)
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    chunks = split_ranges(tokens, starts, stops)
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
-def split_ranges(
-    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> list[NDArray[_T]]:
+def split_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[NDArray[_T]]:
     """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
 
     Neighbours are one piece; large pieces are not copied, small ones are joined.
@@ -100,9 +96,9 @@ def split_ranges(
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
-    pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    small = int((ends - begins).sum()) < _MIN_RANGE_TOKENS * len(pieces)
-    return [np.concatenate(pieces)] if small and len(pieces) > 1 else pieces
+    chunks = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    small = int((ends - begins).sum()) < _MIN_RANGE_TOKENS * len(chunks)
+    return [np.concatenate(chunks)] if small and len(chunks) > 1 else chunks
 
 
 def tokens_file_name(subset: str) -> str:
@@ -132,11 +128,7 @@ class UnitFiles:
         self._last, self._rows = (-1, -1), 0
         self._last_bad, self._bad_in_order = (-1, -1), True
         self._stack = contextlib.ExitStack()
-        self._key = (
-            self._stack.enter_context(open_key_writer(folder / KEYS_NAME))
-            if dedup.mode != "none"
-            else None
-        )
+        self._key = self._stack.enter_context(open_key_writer(folder / KEYS_NAME)) if dedup.mode != "none" else None
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
@@ -179,18 +171,18 @@ class UnitFiles:
         stops = np.cumsum(lengths)
         starts = stops - lengths
         for code, name in enumerate(SUBSETS):
-            mine = (codes == code) & (rows["seen"] == 0)
-            if mine.any():
-                taken = split_ranges(tokens, starts[mine], stops[mine])
-                for piece in taken:
-                    self._hashes[name].update(piece.data)
+            subset_mask = (codes == code) & (rows["seen"] == 0)
+            if subset_mask.any():
+                chunks = split_ranges(tokens, starts[subset_mask], stops[subset_mask])
+                for chunk in chunks:
+                    self._hashes[name].update(chunk.data)
                 with wrap_write_errors(self._folder):
-                    for piece in taken:
-                        self._open[tokens_file_name(name)].write(piece.data)
+                    for chunk in chunks:
+                        self._open[tokens_file_name(name)].write(chunk.data)
                     if trained is not None or trained_file_name(name) in self._open:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._flag(name, split_ranges(flags, starts[mine], stops[mine]))
-                self._tokens[name] += sum(piece.size for piece in taken)
+                        self._write_trained_flags(name, split_ranges(flags, starts[subset_mask], stops[subset_mask]))
+                self._tokens[name] += sum(chunk.size for chunk in chunks)
         if media:
             self._media.add(media, self._documents)
         self._documents += len(rows)
@@ -209,19 +201,23 @@ class UnitFiles:
             keys = make_duplicate_keys(first["hash"], first["side"] == BAD)
             self._key(make_key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                written = stored_lengths(rows)
+                compared_lengths = stored_lengths(rows)
                 if plain is not None:
                     tokens = plain[0]
-                    written[rows["seen"] == 0] = plain[1]
-                self._band(
-                    tokens, written, rows, fresh, (added, compute_media_salts(media, len(rows)))
+                    compared_lengths[rows["seen"] == 0] = plain[1]
+                self._write_signatures(
+                    tokens,
+                    compared_lengths,
+                    rows,
+                    fresh,
+                    (added, compute_media_salts(media, len(rows))),
                 )
             self._rows += len(rows)
 
-    def _band(
+    def _write_signatures(
         self,
         tokens: NDArray[np.generic],
-        written: NDArray[np.int64],
+        compared_lengths: NDArray[np.int64],
         rows: NDArray[np.void],
         fresh: NDArray[np.bool_],
         how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
@@ -231,25 +227,25 @@ class UnitFiles:
         ``how_compared``: control tokens added before and behind, and what keeps documents about other media apart.
         """
         added, salts = how_compared
-        how = self._dedup.banding
+        banding = self._dedup.banding
         # What is seen is a duplicate already, whatever it is like.
         first = np.flatnonzero(fresh & (rows["seen"] == 0))
-        keys = np.full((len(rows), how.bands), NO_KEY)
+        keys = np.full((len(rows), banding.bands), NO_KEY)
         if len(first):
-            lengths = np.add.reduceat(written, first)
-            skipped = int(written[: first[0]].sum())
+            lengths = np.add.reduceat(compared_lengths, first)
+            skipped = int(compared_lengths[: first[0]].sum())
             ids, lengths = strip_control_tokens(tokens[skipped:], lengths, added)
-            found = compute_signatures(
-                ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle
+            signatures = compute_signatures(
+                ids, lengths, bands=banding.bands, rows=banding.rows, shingle=banding.shingle
             )
             # Of one text with two labels neither is a copy of the other.
             salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
-            other = (salt != 0)[:, None] & (found != NO_KEY)
-            keys[first] = np.where(other, np.maximum(found ^ salt[:, None], 1), found)
+            needs_salt = (salt != 0)[:, None] & (signatures != NO_KEY)
+            keys[first] = np.where(needs_salt, np.maximum(signatures ^ salt[:, None], 1), signatures)
         with wrap_write_errors(self._folder):
             self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
+    def _write_trained_flags(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
         name = trained_file_name(subset)
         if name not in self._open:
@@ -257,17 +253,17 @@ class UnitFiles:
             for start in range(0, self._tokens[subset], _CHUNK_TOKENS):
                 size = min(_CHUNK_TOKENS, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
-        for piece in flags:
-            self._open[name].write(piece.data)
+        for chunk in flags:
+            self._open[name].write(chunk.data)
 
-    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Append bad records."""
         with wrap_write_errors(self._folder):
-            for bad in found:
+            for bad in bad_records:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
-                place = part, bad.record
-                self._bad_in_order &= self._last_bad <= place
-                self._last_bad = place
+                position = part, bad.record
+                self._bad_in_order &= self._last_bad <= position
+                self._last_bad = position
 
     def _sort_bad(self) -> None:
         """Put bad records in the order of the input: when each was found is a matter of timing."""

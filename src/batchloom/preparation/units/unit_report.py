@@ -85,9 +85,7 @@ class SourceCounts(msgspec.Struct, frozen=True):
     tokens: int = 0
 
     def __add__(self, other: "SourceCounts") -> "SourceCounts":
-        return SourceCounts(
-            self.documents + other.documents, self.bytes + other.bytes, self.tokens + other.tokens
-        )
+        return SourceCounts(self.documents + other.documents, self.bytes + other.bytes, self.tokens + other.tokens)
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,15 +135,15 @@ class UnitStatistics:
 
     def wants_sample(self, reason: str) -> bool:
         """Whether another sample of a reason would be kept."""
-        found = self._drops.get(reason)
-        return found is None or len(found.samples) < MAX_SAMPLES
+        drop_counts = self._drops.get(reason)
+        return drop_counts is None or len(drop_counts.samples) < MAX_SAMPLES
 
     def sample(self, step: str, reason: str, sample: DropSample) -> None:
         """Keep a sample of a reason, if there is room; it counts no document."""
         name = sample.source.encode("utf-8", "replace").decode()
         words, detail = format_snippet(sample.words), format_snippet(sample.detail)
-        cut = DropSample(name, sample.record, words, detail)
-        self._drop(reason, DropCounts(step, 0, (cut,)))
+        short_sample = DropSample(name, sample.record, words, detail)
+        self._drop(reason, DropCounts(step, 0, (short_sample,)))
 
     def lengths(self, lengths: NDArray[np.integer]) -> None:
         """Count documents by their lengths in tokens, uint32 [documents]."""
@@ -153,23 +151,23 @@ class UnitStatistics:
         digits = np.frexp(lengths.astype(np.float64))[1]
         self._lengths += np.bincount(digits, minlength=_LENGTH_BINS)
 
-    def languages(self, found: Mapping[str, int]) -> None:
+    def languages(self, counts: Mapping[str, int]) -> None:
         """Count documents by language."""
-        self._languages.update(found)
+        self._languages.update(counts)
 
     def source(self, name: str, more: SourceCounts) -> None:
         """Count documents of a source."""
         self._sources[name] = self._sources.get(name, SourceCounts()) + more
 
-    def join(self, one: UnitReport) -> None:
+    def join(self, report: UnitReport) -> None:
         """Count what another unit told, which comes after what is counted."""
-        for flow in one.flows:
+        for flow in report.flows:
             self.flow(flow)
-        for reason, dropped in one.drops.items():
+        for reason, dropped in report.drops.items():
             self._drop(reason, dropped)
-        self._lengths += one.lengths
-        self.languages(one.languages)
-        for name, counts in one.sources.items():
+        self._lengths += report.lengths
+        self.languages(report.languages)
+        for name, counts in report.sources.items():
             self.source(name, counts)
 
     def _drop(self, reason: str, more: DropCounts) -> None:
@@ -195,20 +193,20 @@ class UnitReportMerger:
     """
 
     def __init__(self) -> None:
-        self._tally, self._stages = UnitStatistics(), dict[str, StageTime]()
+        self._statistics, self._stages = UnitStatistics(), dict[str, StageTime]()
         self._waiting: dict[int, UnitReport] = {}
         self._next = 0
 
     def add(self, number: int, report: UnitReport) -> None:
         """Take the report of a unit; each number once."""
         self._waiting[number] = report
-        while (one := self._waiting.pop(self._next, None)) is not None:
+        while (next_report := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
-            self._tally.join(one)
-            self._stages = add_stage_times(self._stages, one.stages)
+            self._statistics.join(next_report)
+            self._stages = add_stage_times(self._stages, next_report.stages)
 
     def report(self) -> UnitReport:
         """What all units together tell."""
         if self._waiting:
             raise AssertionError(f"unit {self._next} has told nothing")
-        return self._tally.report(self._stages)
+        return self._statistics.report(self._stages)

@@ -37,9 +37,7 @@ class Unit:
         return sum(part.stop - part.start for part in self.parts)
 
 
-def compute_unit_identity(
-    unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]
-) -> str:
+def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]) -> str:
     """32 hex digits that name what comes of a unit: its inputs, and all that decides what is made of them.
 
     Args:
@@ -62,9 +60,7 @@ def compute_unit_identity(
     )
 
 
-def plan_units(
-    sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES
-) -> list[Unit]:
+def plan_units(sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
     units: list[Unit] = []
     group: list[SourcePart] = []

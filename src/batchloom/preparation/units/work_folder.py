@@ -173,47 +173,45 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     except (OSError, *JSON_DECODE_ERRORS) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else error
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
-        raise StoreConflictError(
-            f"{path} cannot be read ({why}); delete {work} to begin anew."
-        ) from error
+        raise StoreConflictError(f"{path} cannot be read ({why}); delete {work} to begin anew.") from error
 
 
-def attempt_folder(place: Path, attempt: str) -> Path:
+def attempt_folder(destination: Path, attempt: str) -> Path:
     """Where one attempt at a folder or a file works, so that no other one can be in its way."""
-    return place.with_name(f"{place.name}.{attempt}")
+    return destination.with_name(f"{destination.name}.{attempt}")
 
 
-def move_into_place(folder: Path, place: Path) -> bool:
+def move_into_place(folder: Path, destination: Path) -> bool:
     """Give what an attempt has finished its place; whether no other one was first.
 
     Raises:
         OutputError: it cannot be moved.
     """
     first = True
-    with wrap_write_errors(place):
+    with wrap_write_errors(destination):
         try:
-            folder.rename(place)
+            folder.rename(destination)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(folder)
             first = False
-    sync_folder(place.parent)
+    sync_folder(destination.parent)
     return first
 
 
 @contextlib.contextmanager
-def open_attempt_file(place: Path, attempt: str) -> Iterator[Path]:
+def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
     """A file of this attempt, which takes its place when all went well.
 
     Raises:
         OutputError: it cannot be moved.
     """
-    make_folder(place.parent)
-    aside = attempt_folder(place, attempt)
-    yield aside
-    with wrap_write_errors(place):
-        aside.replace(place)
+    make_folder(destination.parent)
+    partial_path = attempt_folder(destination, attempt)
+    yield partial_path
+    with wrap_write_errors(destination):
+        partial_path.replace(destination)
 
 
 def read_unit_facts(folder: Path) -> UnitFacts | None:
@@ -249,12 +247,12 @@ def _read_json(path: Path, kind: type[T]) -> T | None:
 
 def _delete_folder(folder: Path) -> None:
     """Delete a folder that may be killed half-way: under its name it is whole or not there."""
-    gone = folder.with_name(f"{folder.name}.gone")
-    if gone.exists():
-        shutil.rmtree(gone)
+    trash_folder = folder.with_name(f"{folder.name}.gone")
+    if trash_folder.exists():
+        shutil.rmtree(trash_folder)
     with contextlib.suppress(FileNotFoundError):
-        folder.rename(gone)
-        shutil.rmtree(gone)
+        folder.rename(trash_folder)
+        shutil.rmtree(trash_folder)
 
 
 @final
@@ -294,7 +292,7 @@ class WorkFolder:
     def has_results(self) -> bool:
         """Whether anything in it is worth going on with."""
         finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS_SUFFIX}", "stretches/*")
-        return self.complete or any(any(self.path.glob(one)) for one in finished)
+        return self.complete or any(any(self.path.glob(pattern)) for pattern in finished)
 
     def has_learned_tokenizer(self) -> bool:
         """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
@@ -312,10 +310,7 @@ class WorkFolder:
         def busy() -> str:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "unknown"
-            return (
-                f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose "
-                "another --out."
-            )
+            return f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose another --out."
 
         try:
             lock_exclusively(
@@ -323,9 +318,7 @@ class WorkFolder:
                 self.path / "lock",
                 busy=busy,
                 ended=f"Another run into {self.out} has just ended; give the command again.",
-                unable=lambda why: (
-                    f"Cannot lock {self.path}: {why}; choose an --out on a file system with locks."
-                ),
+                unable=lambda why: f"Cannot lock {self.path}: {why}; choose an --out on a file system with locks.",
             )
         except BaseException:
             self._lock.close()
@@ -338,7 +331,7 @@ class WorkFolder:
         """The folder of a unit's temporary files, named by what decides them."""
         return self.path / "units" / identity
 
-    def kept(self, number: int) -> Path:
+    def resolution_folder(self, number: int) -> Path:
         """The folder of what is decided of a unit."""
         return self.path / "kept" / f"{number:05d}"
 
@@ -346,7 +339,7 @@ class WorkFolder:
         """The folder of a unit's shards, before they are moved into the store."""
         return self.path / "shards" / f"{number:05d}"
 
-    def pieces(self, identity: str) -> Path:
+    def segment_keys_path(self, identity: str) -> Path:
         """The file of the keys of a unit's lines or paragraphs."""
         return self.path / "pieces" / f"{identity}{KEYS_SUFFIX}"
 
@@ -380,12 +373,12 @@ class WorkFolder:
 
     def sweep(self) -> None:
         """Delete what attempts have left that nobody finished, and what was on its way out."""
-        for place in ("", "units", "kept", "shards", "duplicates"):
-            for path in (self.path / place).glob("*.*"):
+        for subfolder in ("", "units", "kept", "shards", "duplicates"):
+            for path in (self.path / subfolder).glob("*.*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
-        for place in ("pieces", "duplicates"):
-            for path in (self.path / place).rglob("*.*"):
+        for subfolder in ("pieces", "duplicates"):
+            for path in (self.path / subfolder).rglob("*.*"):
                 if path.suffix not in (KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX):
                     with contextlib.suppress(OSError):
                         path.unlink()
@@ -411,14 +404,14 @@ class WorkFolder:
         """Keep the tokenizer, so that a later run goes on with the same one."""
         write_file(self.tokenizer_path, msgspec.json.encode(state))
 
-    def excluded(self) -> dict[str, ExcludedRecords]:
+    def read_excluded(self) -> dict[str, ExcludedRecords]:
         """Records that are kept aside because workers die of them, by the identity of their units."""
         return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}
 
     def exclude(self, identity: str, excluded: ExcludedRecords) -> None:
         """Keep aside records of a unit, so that a later run does, too."""
-        every = {**self.excluded(), identity: excluded}
-        write_file(self.path / "excluded.json", msgspec.json.encode(every))
+        excluded_by_unit = {**self.read_excluded(), identity: excluded}
+        write_file(self.path / "excluded.json", msgspec.json.encode(excluded_by_unit))
 
     def decision(self) -> Decision | None:
         """What was decided over all units; None where it was not."""

@@ -19,16 +19,14 @@ def read_unit_media(folder: Path) -> ShardMedia | None:
     Raises:
         InputError: the files cannot be read.
     """
-    rows, places, blobs = (folder / name for name in MEDIA_NAMES)
+    rows, locations_path, blobs = (folder / name for name in MEDIA_NAMES)
     if not rows.exists():
         return None
     with translate_read_errors(rows):
-        return ShardMedia(MediaRows(np.fromfile(rows, MEDIA_ROW_DTYPE), places.read_bytes()), blobs)
+        return ShardMedia(MediaRows(np.fromfile(rows, MEDIA_ROW_DTYPE), locations_path.read_bytes()), blobs)
 
 
-def read_placed_media(
-    media: ShardMedia | None, first: int, documents: int
-) -> list[list[PlacedMedium]]:
+def read_placed_media(media: ShardMedia | None, first: int, documents: int) -> list[list[PlacedMedium]]:
     """The media of documents of a unit from the first on, as :meth:`UnitMedia.add` took them.
 
     Empty where none of these holds any.
@@ -39,24 +37,30 @@ def read_placed_media(
     begin, end = np.searchsorted(numbers, [first, first + documents]).tolist()
     if begin == end:
         return []
-    found: list[list[PlacedMedium]] = [[] for _ in range(documents)]
-    held: dict[int, bytes] = {}
-    for number, some in groupby(
-        make_stored_media(media.rows, range(begin, end), 0, media.blobs), lambda one: one.document
+    placed_media: list[list[PlacedMedium]] = [[] for _ in range(documents)]
+    blob_cache: dict[int, bytes] = {}
+    for number, document_media in groupby(
+        make_stored_media(media.rows, range(begin, end), 0, media.blobs),
+        lambda stored_medium: stored_medium.document,
     ):
-        found[number - first] = [_read_medium(one, held) for one in some]
-    return found
+        placed_media[number - first] = [_read_medium(stored_medium, blob_cache) for stored_medium in document_media]
+    return placed_media
 
 
-def _read_medium(one: StoredMedium, held: dict[int, bytes]) -> PlacedMedium:
-    """A medium as it was taken; ``held`` knows the bytes that were read last, by where they begin."""
+def _read_medium(stored_medium: StoredMedium, blob_cache: dict[int, bytes]) -> PlacedMedium:
+    """A medium as it was taken; ``blob_cache`` knows the bytes that were read last, by where they begin."""
     data = None
-    if one.blob is not None:
-        path, begin = one.blob
-        data = held.get(begin)
+    if stored_medium.blob is not None:
+        path, begin = stored_medium.blob
+        data = blob_cache.get(begin)
         if data is None:
-            held.clear()
-            data = held[begin] = read_blob(path, begin, one.size)
-    kind = "image" if one.kind == "video" else one.kind
-    medium = Medium(kind, one.place, data, MediumInfo(one.facts, one.digest, one.size))
-    return PlacedMedium(medium, one.start, one.tokens, one.grid)
+            blob_cache.clear()
+            data = blob_cache[begin] = read_blob(path, begin, stored_medium.size)
+    kind = "image" if stored_medium.kind == "video" else stored_medium.kind
+    medium = Medium(
+        kind,
+        stored_medium.location,
+        data,
+        MediumInfo(stored_medium.facts, stored_medium.digest, stored_medium.size),
+    )
+    return PlacedMedium(medium, stored_medium.start, stored_medium.tokens, stored_medium.grid)

@@ -45,9 +45,7 @@ class ExecutionSettings:
             )
         if self.engine not in _EXECUTOR_NAMES:
             hint = suggest(self.engine, _EXECUTOR_NAMES) if isinstance(self.engine, str) else ""
-            problems.append(
-                f"engine: {quote_value(self.engine)} is none of {', '.join(_EXECUTOR_NAMES)}{hint}"
-            )
+            problems.append(f"engine: {quote_value(self.engine)} is none of {', '.join(_EXECUTOR_NAMES)}{hint}")
         if self.address is not None and self.engine != "ray":
             problems.append("address: is that of a Ray cluster; give --engine ray with it")
         if self.memory is not None and (as_int(self.memory) is None or self.memory < 1):
@@ -77,9 +75,7 @@ def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
     if execution.engine == "ray":
         return max(1, units)
     free = measure_free_memory() if units > 1 else None
-    return compute_worker_count(
-        "auto", units, cores=count_cores(), free=free, memory=execution.memory
-    )
+    return compute_worker_count("auto", units, cores=count_cores(), free=free, memory=execution.memory)
 
 
 def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
@@ -95,31 +91,29 @@ def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWo
 
 
 def make_executor(
-    job: ExecutorRequest,
+    request: ExecutorRequest,
     setup: TaskFunctionFactory,
-    here: TaskFunctionFactory,
+    inline_setup: TaskFunctionFactory,
     workers: int,
     listener: MessageCallback,
 ) -> Executor:
     """The crew of a job.
 
     Args:
-        job: what was asked for, and where.
+        request: what was asked for, and where.
         setup: makes what does orders, in another process.
-        here: makes it in this one, where more of it may be at hand.
+        inline_setup: makes it in this one, where more of it may be at hand.
         workers: how many units are done at the same time.
         listener: is told at once what orders tell in this process.
     """
-    execution = job.execution
+    execution = request.execution
     if execution.engine == "ray":
         # Ray takes half a second to import.
         from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor  # noqa: PLC0415
 
-        asked = None if execution.workers == "auto" else execution.workers
-        memory, shared = execution.memory, job.folder
-        return RayExecutor(
-            setup, RayClusterSettings(execution.address, asked, memory, shared=shared)
-        )
+        max_workers = None if execution.workers == "auto" else execution.workers
+        memory, shared = execution.memory, request.folder
+        return RayExecutor(setup, RayClusterSettings(execution.address, max_workers, memory, shared=shared))
     if runs_inline(execution, workers):
-        return InlineExecutor(here, listener)
-    return ProcessPool(setup, workers, execution.memory, job.ready)
+        return InlineExecutor(inline_setup, listener)
+    return ProcessPool(setup, workers, execution.memory, request.ready)

@@ -24,48 +24,46 @@ class InlineExecutor:
 
     workers = 1
 
-    def __init__(
-        self, setup: TaskFunctionFactory, listener: Callable[[TaskMessage], None] | None = None
-    ) -> None:
+    def __init__(self, setup: TaskFunctionFactory, listener: Callable[[TaskMessage], None] | None = None) -> None:
         self._setup, self._listener = setup, listener
-        self._work: TaskFunction | None = None
+        self._task_function: TaskFunction | None = None
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._happened: deque[TaskMessage | TaskResult | Exception] = deque()
+        self._events: deque[TaskMessage | TaskResult | Exception] = deque()
 
     @property
     def unfinished(self) -> int:
         """Orders that are not done."""
-        return len(self._waiting) + sum(not isinstance(one, TaskMessage) for one in self._happened)
+        return len(self._waiting) + sum(not isinstance(event, TaskMessage) for event in self._events)
 
-    def give(self, number: int, order: Any) -> None:
+    def submit(self, number: int, task: Any) -> None:
         """Take an order; it is done by ``next``."""
-        self._waiting.append((number, order))
+        self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:  # noqa: ARG002 - nothing to wait for
         """The next thing that happened; does the first order that waits, however long it takes."""
-        if not self._happened and self._waiting:
+        if not self._events and self._waiting:
             self._do(*self._waiting.popleft())
-        if not self._happened:
+        if not self._events:
             return None
-        event = self._happened.popleft()
+        event = self._events.popleft()
         if isinstance(event, Exception):
             raise event
         return event
 
-    def _do(self, number: int, order: Any) -> None:
-        def tell(message: Any) -> None:
-            (self._listener or self._happened.append)(TaskMessage(number, message))
+    def _do(self, number: int, task: Any) -> None:
+        def send_message(message: Any) -> None:
+            (self._listener or self._events.append)(TaskMessage(number, message))
 
-        if self._work is None:
-            self._work = self._setup()
+        if self._task_function is None:
+            self._task_function = self._setup()
         try:
-            self._happened.append(TaskResult(number, self._work(order, tell)))
+            self._events.append(TaskResult(number, self._task_function(task, send_message)))
         except Exception as error:  # noqa: BLE001 - told in its turn, after what came before it
-            self._happened.append(error)
+            self._events.append(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._waiting.clear()
-        self._happened.clear()
+        self._events.clear()

@@ -14,8 +14,8 @@ _PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def compute_worker_count(
-    asked: int | Literal["auto"],
-    orders: int,
+    workers: int | Literal["auto"],
+    task_count: int,
     *,
     cores: int,
     free: int | None = None,
@@ -24,33 +24,31 @@ def compute_worker_count(
     """How many workers to have: arithmetic alone.
 
     Args:
-        asked: the user's number, or ``"auto"``: one a core, as many as fit into memory.
-        orders: how many there are to do; more workers than that would have nothing to do.
+        workers: the user's number, or ``"auto"``: one a core, as many as fit into memory.
+        task_count: how many there are to do; more workers than that would have nothing to do.
         cores: as ``count_cores()`` counts them.
         free: bytes of memory that are free; None where that is not known.
         memory: bytes a worker may hold; None for what preparation takes at most.
 
     Raises:
-        SettingsError: ``asked`` is no number of workers.
+        SettingsError: ``workers`` is no number of workers.
     """
-    if asked == "auto":
-        wanted = cores
+    if workers == "auto":
+        worker_count = cores
         if free is not None:
-            wanted = min(wanted, free // (memory or WORKER_MEMORY))
-    elif isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1:
-        wanted = asked
+            worker_count = min(worker_count, free // (memory or WORKER_MEMORY))
+    elif isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
+        worker_count = workers
     else:
-        raise SettingsError(
-            [f"workers: {asked!r} is no number of workers; give 1 or more, or auto"]
-        )
-    return max(1, min(wanted, orders))
+        raise SettingsError([f"workers: {workers!r} is no number of workers; give 1 or more, or auto"])
+    return max(1, min(worker_count, task_count))
 
 
 def count_cores() -> int:
     """How many processors this process may use: those given to it, and what its container gets."""
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    available_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = read_cpu_quota(_PROCESS_CGROUPS, _CGROUPS)
-    return max(1, min(given or 1, math.ceil(quota) if quota else given or 1))
+    return max(1, min(available_cores or 1, math.ceil(quota) if quota else available_cores or 1))
 
 
 def measure_free_memory() -> int:
@@ -58,8 +56,8 @@ def measure_free_memory() -> int:
     import psutil  # noqa: PLC0415 - late: only who starts workers asks
 
     free = int(psutil.virtual_memory().available)
-    left = read_memory_left(_PROCESS_CGROUPS, _CGROUPS)
-    return free if left is None else min(free, left)
+    cgroup_memory = read_memory_left(_PROCESS_CGROUPS, _CGROUPS)
+    return free if cgroup_memory is None else min(free, cgroup_memory)
 
 
 def measure_process_memory(process: int) -> int:
@@ -70,15 +68,15 @@ def measure_process_memory(process: int) -> int:
     import psutil  # noqa: PLC0415 - late: only who limits workers asks
 
     try:
-        found = psutil.Process(process).memory_info()
+        memory_info = psutil.Process(process).memory_info()
     except psutil.Error:
         return 0
-    return int(found.rss - getattr(found, "shared", 0))
+    return int(memory_info.rss - getattr(memory_info, "shared", 0))
 
 
-def describe_memory_excess(held: int, limit: int) -> str:
+def describe_memory_excess(used_memory: int, limit: int) -> str:
     """What became of a worker above its limit, in the middle of a sentence."""
-    return f"used {_format_memory(held)} of memory, more than the {_format_memory(limit)} that a worker may use"
+    return f"used {_format_memory(used_memory)} of memory, more than the {_format_memory(limit)} that a worker may use"
 
 
 def _format_memory(size: int) -> str:
@@ -87,7 +85,7 @@ def _format_memory(size: int) -> str:
 
 def read_cpu_quota(own: Path, root: Path) -> float | None:
     """Processors that control groups (version 1 or 2) leave; None where they set no bound."""
-    found = []
+    quotas = []
     for folder in _list_cgroup_folders(own, root, "cpu"):
         words = _read_words(folder / "cpu.max")
         if not words:
@@ -96,13 +94,13 @@ def read_cpu_quota(own: Path, root: Path) -> float | None:
                 *_read_words(folder / "cpu.cfs_period_us"),
             ]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=None)
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
 def read_memory_left(own: Path, root: Path) -> int | None:
     """Bytes that control groups leave to this process and its children; None without a bound."""
-    found = []
+    free_bytes = []
     for folder in _list_cgroup_folders(own, root, "memory"):
         for bound, used in (
             ("memory.max", "memory.current"),
@@ -113,8 +111,8 @@ def read_memory_left(own: Path, root: Path) -> int | None:
                 # Cached files count as used, and are given back.
                 cached = dict(zip(*[iter(_read_words(folder / "memory.stat"))] * 2, strict=False))
                 files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
-                found.append(max(0, int(words[0]) - int(words[1]) + files))
-    return min(found, default=None)
+                free_bytes.append(max(0, int(words[0]) - int(words[1]) + files))
+    return min(free_bytes, default=None)
 
 
 def _list_cgroup_folders(own: Path, root: Path, controller: str) -> list[Path]:
@@ -136,7 +134,7 @@ def _list_cgroup_folders(own: Path, root: Path, controller: str) -> list[Path]:
         else:
             continue
         inner = top / path.lstrip("/")
-        folders += [one for one in (inner, *inner.parents) if one == top or top in one.parents]
+        folders += [folder for folder in (inner, *inner.parents) if folder == top or top in folder.parents]
     return folders
 
 

@@ -45,9 +45,7 @@ _WORKER_COMMAND = (
     "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 # There are as many workers as cores; threads of libraries inside them would only hinder each other.
-_SINGLE_THREAD_ENV = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
-)
+_SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +56,7 @@ class _PoolWorker:
         ready: it has made its work.
         idle: it waits for an order.
         number: the order that it does.
-        ended: why the pool itself killed it.
+        end_reason: why the pool itself killed it.
     """
 
     process: subprocess.Popen[bytes]
@@ -66,7 +64,7 @@ class _PoolWorker:
     ready: bool = False
     idle: bool = False
     number: int | None = None
-    ended: str = ""
+    end_reason: str = ""
 
 
 @final
@@ -85,16 +83,16 @@ class PrestartedWorkers:
 
     def take(self) -> list[_PoolWorker]:
         """Those that are there, which now are another's to end."""
-        taken, self._workers = self._workers, []
-        return taken
+        workers, self._workers = self._workers, []
+        return workers
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for one in self.take():
-            one.process.kill()
-            _stop_worker(one)
+        for worker in self.take():
+            worker.process.kill()
+            _stop_worker(worker)
 
 
 @final
@@ -126,37 +124,37 @@ class ProcessPool:
         if workers < 1:
             raise SettingsError([f"workers: {workers} is too few; give 1 or more"])
         self._setup = pickle.dumps(setup, protocol=5)
-        self._most, self._memory = workers, memory
+        self._max_workers, self._memory = workers, memory
         self._waiting: deque[tuple[int, Any]] = deque()
         self._workers = ready.take() if ready else []
         self._readable_workers: deque[_PoolWorker] = deque()
         self._deaths = 0
-        self._looked = 0.0
+        self._last_check = 0.0
 
     @property
     def workers(self) -> int:
         """Processes, at most."""
-        return self._most
+        return self._max_workers
 
     @property
     def unfinished(self) -> int:
         """Orders that wait or are being done."""
-        return len(self._waiting) + sum(one.number is not None for one in self._workers)
+        return len(self._waiting) + sum(worker.number is not None for worker in self._workers)
 
-    def give(self, number: int, order: Any) -> None:
+    def submit(self, number: int, task: Any) -> None:
         """Take an order; a process is started for it where all are busy and there may be more."""
-        self._waiting.append((number, order))
+        self._waiting.append((number, task))
         self._assign_tasks()
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """The next thing that happened; None where nothing did for so long, or all is done."""
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while self.unfinished:
             self._assign_tasks()
-            event = self._look() or self._heard(until - time.monotonic())
+            event = self._check_workers() or self._wait_for_message(deadline - time.monotonic())
             if event is not None:
                 return event
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 break
         return None
 
@@ -164,10 +162,10 @@ class ProcessPool:
         """End all processes, whatever they do."""
         self._waiting.clear()
         self._readable_workers.clear()
-        for one in self._workers:
-            one.process.kill()
+        for worker in self._workers:
+            worker.process.kill()
         while self._workers:
-            self._forget(self._workers[-1])
+            self._remove_worker(self._workers[-1])
 
     def __enter__(self) -> Self:
         return self
@@ -177,78 +175,81 @@ class ProcessPool:
 
     def _assign_tasks(self) -> None:
         """Give orders that wait to workers that do, and start more where there are too few."""
-        for one in self._workers:
-            if one.idle and self._waiting and self._send(one):
+        for worker in self._workers:
+            if worker.idle and self._waiting and self._send(worker):
                 self._waiting.popleft()
-        coming = sum(one.number is None and not one.ended for one in self._workers)
-        while coming < len(self._waiting) and len(self._workers) < self._most:
+        free_workers = sum(worker.number is None and not worker.end_reason for worker in self._workers)
+        while free_workers < len(self._waiting) and len(self._workers) < self._max_workers:
             self._workers.append(_start_worker())
-            coming += 1
+            free_workers += 1
 
     def _send(self, worker: _PoolWorker) -> bool:
-        number, order = self._waiting[0]
+        number, task = self._waiting[0]
         worker.idle = False
         try:
-            worker.pipe.send_bytes(pickle.dumps((number, order), protocol=5))
+            worker.pipe.send_bytes(pickle.dumps((number, task), protocol=5))
         except OSError:
             return False  # it is dead, and its pipe says so when it is read
         worker.number = number
         return True
 
-    def _heard(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
+    def _wait_for_message(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """What the next worker that speaks has to say; each that does has its turn."""
         if not self._readable_workers:
-            pipes = [one.pipe for one in self._workers]
-            found = set(wait(pipes, max(0.0, min(seconds, _POLL_SECONDS))))
-            self._readable_workers.extend(one for one in self._workers if one.pipe in found)
-        return self._read(self._readable_workers.popleft()) if self._readable_workers else None
+            pipes = [worker.pipe for worker in self._workers]
+            ready_pipes = set(wait(pipes, max(0.0, min(seconds, _POLL_SECONDS))))
+            self._readable_workers.extend(worker for worker in self._workers if worker.pipe in ready_pipes)
+        return self._handle_message(self._readable_workers.popleft()) if self._readable_workers else None
 
-    def _read(self, worker: _PoolWorker) -> TaskMessage | TaskResult | TaskLoss | None:
+    def _handle_message(self, worker: _PoolWorker) -> TaskMessage | TaskResult | TaskLoss | None:
         """Take one message of a worker, and do what it asks for."""
         try:
-            said = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - of our own process
+            message = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - of our own process
         except (EOFError, OSError):
-            return self._gone(worker)
-        if isinstance(said, WorkerRequest):
-            if said.setup:
+            return self._handle_exit(worker)
+        if isinstance(message, WorkerRequest):
+            if message.setup:
                 with contextlib.suppress(OSError):  # it is dead, and its pipe says so when read
                     worker.pipe.send_bytes(self._setup)
             else:
-                worker.ready, worker.idle, self._deaths = True, not worker.ended, 0
+                worker.ready, worker.idle, self._deaths = True, not worker.end_reason, 0
             return None
-        if not isinstance(said, TaskMessage):
+        if not isinstance(message, TaskMessage):
             worker.number = None
-        if isinstance(said, TaskFailure):
-            raise restore_error(said)
-        return said  # type: ignore[no-any-return]
+        if isinstance(message, TaskFailure):
+            raise restore_error(message)
+        return message  # type: ignore[no-any-return]
 
-    def _look(self) -> TaskLoss | None:
+    def _check_workers(self) -> TaskLoss | None:
         """Kill who holds too much, and find who died while something else holds its pipe open."""
-        if time.monotonic() < self._looked + _POLL_SECONDS:
+        if time.monotonic() < self._last_check + _POLL_SECONDS:
             return None
-        self._looked = time.monotonic()
-        for one in self._workers:
-            if one.process.poll() is not None:
-                if not one.pipe.poll():
-                    return self._gone(one)
-            elif self._memory is not None and not one.ended:
-                held = measure_process_memory(one.process.pid)
-                if held > self._memory:
-                    one.ended, one.idle = describe_memory_excess(held, self._memory), False
-                    one.process.kill()
+        self._last_check = time.monotonic()
+        for worker in self._workers:
+            if worker.process.poll() is not None:
+                if not worker.pipe.poll():
+                    return self._handle_exit(worker)
+            elif self._memory is not None and not worker.end_reason:
+                used_memory = measure_process_memory(worker.process.pid)
+                if used_memory > self._memory:
+                    worker.end_reason, worker.idle = (
+                        describe_memory_excess(used_memory, self._memory),
+                        False,
+                    )
+                    worker.process.kill()
         return None
 
-    def _gone(self, worker: _PoolWorker) -> TaskLoss | None:
+    def _handle_exit(self, worker: _PoolWorker) -> TaskLoss | None:
         """Nothing more comes of a worker."""
-        reason = self._forget(worker)
+        reason = self._remove_worker(worker)
         if worker.number is not None:
             return TaskLoss(worker.number, reason)
         if not worker.ready:
             self._deaths += 1
-            if self._deaths >= _MAX_DEATHS_PER_WORKER * self._most:
+            if self._deaths >= _MAX_DEATHS_PER_WORKER * self._max_workers:
                 remedy = (
                     "Give more (--memory-per-worker)."
-                    if worker.ended
+                    if worker.end_reason
                     else "What they said stands above, on standard error; give --workers 1 to work without processes."
                 )
                 raise WorkerError(
@@ -257,7 +258,7 @@ class ProcessPool:
                 )
         return None
 
-    def _forget(self, worker: _PoolWorker) -> str:
+    def _remove_worker(self, worker: _PoolWorker) -> str:
         """Take a worker that ends off the list; what became of it."""
         self._workers.remove(worker)
         return _stop_worker(worker)
@@ -272,16 +273,16 @@ def _stop_worker(worker: _PoolWorker) -> str:
         worker.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(_EXIT_SECONDS)
-        return worker.ended or "closed its pipe and did not end"
-    return worker.ended or _describe_exit(status)
+        return worker.end_reason or "closed its pipe and did not end"
+    return worker.end_reason or _describe_exit(status)
 
 
 def _describe_exit(status: int) -> str:
     if status == -signal.SIGKILL:
         return "was killed by signal 9 (out of memory?)"
     if status < 0:
-        known = signal.strsignal(-status)
-        return f"was killed by signal {-status}" + (f" ({known})" if known else "")
+        signal_name = signal.strsignal(-status)
+        return f"was killed by signal {-status}" + (f" ({signal_name})" if signal_name else "")
     return f"ended by itself with exit code {status}"
 
 
@@ -296,37 +297,37 @@ def _start_worker(module: str = "") -> _PoolWorker:
             "Worker processes cannot be started: this Python does not know its own executable; name it with "
             "multiprocessing.set_executable, or work with one worker (--workers 1)."
         )
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    parent_socket, child_socket = socket.socketpair()
+    with parent_socket, child_socket:
         # Above the standard streams, which may be closed here and must not become a pipe.
-        mine, its = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 3) for one in (ours, theirs))
+        parent_fd, child_fd = (
+            fcntl.fcntl(endpoint, fcntl.F_DUPFD_CLOEXEC, 3) for endpoint in (parent_socket, child_socket)
+        )
     command = [
         os.fsdecode(executable),
-        *(f"-W{one}" for one in sys.warnoptions),
+        *(f"-W{option}" for option in sys.warnoptions),
         *(
             "-c",
             _WORKER_COMMAND,
-            str(its),
+            str(child_fd),
             str(os.getpid()),
             module,
-            *(one for one in sys.path if isinstance(one, str)),
+            *(entry for entry in sys.path if isinstance(entry, str)),
         ),
     ]
     # Ctrl-C between the start and the first line of a worker must not end it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
             command,
             stdin=subprocess.DEVNULL,
             env={**_SINGLE_THREAD_ENV, **os.environ},
-            pass_fds=(its,),
+            pass_fds=(child_fd,),
         )
     except OSError as error:
-        os.close(mine)
-        raise WorkerError(
-            f"A worker process cannot be started: {error}; give fewer (--workers)."
-        ) from error
+        os.close(parent_fd)
+        raise WorkerError(f"A worker process cannot be started: {error}; give fewer (--workers).") from error
     finally:
-        os.close(its)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _PoolWorker(process, Connection(mine))
+        os.close(child_fd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+    return _PoolWorker(process, Connection(parent_fd))

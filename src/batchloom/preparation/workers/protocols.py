@@ -58,7 +58,7 @@ class Executor(Protocol):
         """Orders that were given, and of which neither Done nor Lost was said."""
         ...
 
-    def give(self, number: int, order: Any) -> None:
+    def submit(self, number: int, task: Any) -> None:
         """Take an order; it waits until a worker is free."""
         ...
 

@@ -92,32 +92,32 @@ class RayExecutor:
         self._setup, self._cluster = pickle.dumps(setup, protocol=5), cluster
         self._waiting: deque[tuple[int, Any]] = deque()
         self._tasks: dict[Any, _RayTask] = {}
-        self._last: dict[int, str] = {}
-        self._happened: deque[TaskMessage | TaskResult | TaskLoss | Exception] = deque()
-        self._serial = self._room = 0
-        self._looked = self._worked = 0.0
-        self._ours = False
+        self._exit_reasons: dict[int, str] = {}
+        self._events: deque[TaskMessage | TaskResult | TaskLoss | Exception] = deque()
+        self._serial = self._slots = 0
+        self._last_check = self._last_capacity_time = 0.0
+        self._owns_ray = False
         self._token: Path | None = None
         self._mailbox: Any = None
 
     @property
     def workers(self) -> int:
         """Orders that the nodes there are now can do at the same time."""
-        return min(self._room, self._cluster.workers or self._room)
+        return min(self._slots, self._cluster.workers or self._slots)
 
     @property
     def unfinished(self) -> int:
         """Orders that are not done, or whose end was not said yet."""
-        ends = sum(not isinstance(one, TaskMessage) for one in self._happened)
+        ends = sum(not isinstance(event, TaskMessage) for event in self._events)
         return len(self._waiting) + len(self._tasks) + ends
 
     def __enter__(self) -> Self:
         self._ray = _import_ray(self._cluster)
-        self._ours = not self._ray.is_initialized()
-        if self._ours:
+        self._owns_ray = not self._ray.is_initialized()
+        if self._owns_ray:
             _connect(self._ray, self._cluster)
         try:
-            self._begin()
+            self._start_actors()
         except BaseException:
             self.__exit__()
             raise
@@ -126,7 +126,7 @@ class RayExecutor:
     def __exit__(self, *exc: object) -> None:
         if self._token is not None:
             self._token.unlink(missing_ok=True)
-        if self._ours:
+        if self._owns_ray:
             self._ray.shutdown()
             return
         with contextlib.suppress(self._ray.exceptions.RayError):
@@ -135,32 +135,30 @@ class RayExecutor:
             if self._mailbox is not None:
                 self._ray.kill(self._mailbox)
 
-    def give(self, number: int, order: Any) -> None:
+    def submit(self, number: int, task: Any) -> None:
         """Take an order; it is sent when a processor is free."""
-        self._waiting.append((number, order))
+        self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """The next thing that happened; None where nothing did for so long, or all is done."""
-        until = time.monotonic() + seconds
-        while not self._happened and self.unfinished:
+        deadline = time.monotonic() + seconds
+        while not self._events and self.unfinished:
             try:
-                self._look()
-                self._submit()
-                self._hear(max(0.0, min(until - time.monotonic(), _POLL_SECONDS)))
+                self._update_nodes()
+                self._start_tasks()
+                self._wait_for_event(max(0.0, min(deadline - time.monotonic(), _POLL_SECONDS)))
             except self._ray.exceptions.RayError as error:
-                raise WorkerError(
-                    f"The Ray cluster is gone ({_first_line(error)}); {_RESUME_HINT}."
-                ) from error
-            if time.monotonic() >= until:
+                raise WorkerError(f"The Ray cluster is gone ({_first_line(error)}); {_RESUME_HINT}.") from error
+            if time.monotonic() >= deadline:
                 break
-        if not self._happened:
+        if not self._events:
             return None
-        event = self._happened.popleft()
+        event = self._events.popleft()
         if isinstance(event, Exception):
             raise event
         return event
 
-    def _begin(self) -> None:
+    def _start_actors(self) -> None:
         ray = self._ray
         context = ray.get_runtime_context()
         key = f"{context.get_job_id()}-{os.getpid()}-{time.time_ns()}"
@@ -171,97 +169,99 @@ class RayExecutor:
             try:
                 self._token.write_text(key)
             except OSError as error:
-                raise OutputError(
-                    f"Cannot write {self._token}: {describe_os_error(error)}."
-                ) from error
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                raise OutputError(f"Cannot write {self._token}: {describe_os_error(error)}.") from error
+        local_strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             context.get_node_id(), soft=False
         )
         # Every worker that tells waits in it, and so does the coordinator.
         self._mailbox = (
             ray.remote(MessageMailbox)
-            .options(num_cpus=0, max_concurrency=1 << 16, scheduling_strategy=here)
+            .options(num_cpus=0, max_concurrency=1 << 16, scheduling_strategy=local_strategy)
             .remote()
         )
-        self._take = self._mailbox.take.remote()
-        self._stored = ray.put(self._setup)
-        self._do = ray.remote(run_ray_task).options(
-            num_cpus=1, max_retries=0, memory=self._cluster.memory
-        )
-        self._worked = time.monotonic()
+        self._take_reference = self._mailbox.take.remote()
+        self._setup_reference = ray.put(self._setup)
+        self._remote_function = ray.remote(run_ray_task).options(num_cpus=1, max_retries=0, memory=self._cluster.memory)
+        self._last_capacity_time = time.monotonic()
 
-    def _look(self) -> None:
+    def _update_nodes(self) -> None:
         """See which nodes there are now."""
         now = time.monotonic()
-        if now < self._looked + _POLL_SECONDS:
+        if now < self._last_check + _POLL_SECONDS:
             return
-        self._looked = now
-        nodes = {one["NodeID"]: one["Resources"] for one in self._ray.nodes() if one["Alive"]}
-        self._give_up(set(nodes))
-        self._room = count_worker_slots(list(nodes.values()), self._cluster.memory)
-        if self._room:
-            self._worked = now
-        elif now > self._worked + self._cluster.patience:
-            lacking = "a processor"
+        self._last_check = now
+        nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
+        self._drop_lost_tasks(set(nodes))
+        self._slots = count_worker_slots(list(nodes.values()), self._cluster.memory)
+        if self._slots:
+            self._last_capacity_time = now
+        elif now > self._last_capacity_time + self._cluster.patience:
+            requirement = "a processor"
             if self._cluster.memory is not None:
-                lacking += f" and {self._cluster.memory >> 20:,} MiB of memory for a worker"
+                requirement += f" and {self._cluster.memory >> 20:,} MiB of memory for a worker"
             raise WorkerError(
-                f"No node of the Ray cluster has had {lacking} for {self._cluster.patience:g} seconds; {_RESUME_HINT}."
+                f"No node of the Ray cluster has had {requirement} for {self._cluster.patience:g} seconds; "
+                f"{_RESUME_HINT}."
             )
 
-    def _give_up(self, alive: set[str]) -> None:
+    def _drop_lost_tasks(self, alive: set[str]) -> None:
         """Lose what was begun on nodes that are gone; a connection to them may hang for minutes."""
         for reference, task in list(self._tasks.items()):
             if task.node and task.node not in alive:
                 del self._tasks[reference]
-                self._happened.append(TaskLoss(task.number, _NODE_DIED))
+                self._events.append(TaskLoss(task.number, _NODE_DIED))
 
-    def _submit(self) -> None:
+    def _start_tasks(self) -> None:
         while self._waiting and len(self._tasks) < self.workers:
-            number, order = self._waiting.popleft()
+            number, queued_task = self._waiting.popleft()
             self._serial += 1
-            task = self._do.remote(
+            reference = self._remote_function.remote(
                 self._job,
-                self._stored,
+                self._setup_reference,
                 self._serial,
-                pickle.dumps((number, order), protocol=5),
+                pickle.dumps((number, queued_task), protocol=5),
                 self._mailbox,
             )
-            self._tasks[task] = _RayTask(self._serial, number)
+            self._tasks[reference] = _RayTask(self._serial, number)
 
-    def _hear(self, seconds: float) -> None:
+    def _wait_for_event(self, seconds: float) -> None:
         """Wait for the next thing: the end of a task, or something that is told."""
-        found, _ = self._ray.wait([*self._tasks, self._take], timeout=seconds)
-        if not found:
+        ready_references, _ = self._ray.wait([*self._tasks, self._take_reference], timeout=seconds)
+        if not ready_references:
             return
-        [first] = found
+        [first] = ready_references
         # All that a task told lies in the mailbox, or was under way from there, when it is over.
-        rest = self._ray.get(self._mailbox.drain.remote()) if first in self._tasks else []
-        self._open(sorted(self._ray.get(self._take) + rest, key=lambda one: one[0]))
-        self._take = self._mailbox.take.remote()
+        drained_messages = self._ray.get(self._mailbox.drain.remote()) if first in self._tasks else []
+        self._handle_messages(
+            sorted(
+                self._ray.get(self._take_reference) + drained_messages,
+                key=lambda numbered_message: numbered_message[0],
+            )
+        )
+        self._take_reference = self._mailbox.take.remote()
         if first in self._tasks:
-            self._happened.append(self._end(first, self._tasks.pop(first)))
+            self._events.append(self._make_event(first, self._tasks.pop(first)))
 
-    def _open(self, messages: list[tuple[int, RayMessage]]) -> None:
+    def _handle_messages(self, messages: list[tuple[int, RayMessage]]) -> None:
         current = {task.serial: task for task in self._tasks.values()}
-        for _, one in messages:
+        for _, message in messages:
             # A process on a node that was given up may go on telling.
-            task = current.get(one.serial)
+            task = current.get(message.serial)
             if task is None:
                 continue
-            if one.node:
-                task.node = one.node
-            elif one.last:
-                self._last[one.serial] = one.last
+            if message.node:
+                task.node = message.node
+            elif message.last:
+                self._exit_reasons[message.serial] = message.last
             else:
-                self._happened.append(TaskMessage(task.number, one.message))
+                self._events.append(TaskMessage(task.number, message.message))
 
-    def _end(self, reference: Any, task: _RayTask) -> TaskResult | TaskLoss | Exception:
+    def _make_event(self, reference: Any, task: _RayTask) -> TaskResult | TaskLoss | Exception:
         """What came of a task that is over."""
         errors = self._ray.exceptions
-        last = self._last.pop(task.serial, "")
+        exit_reason = self._exit_reasons.pop(task.serial, "")
         try:
-            said = pickle.loads(self._ray.get(reference))  # noqa: S301 - of our own process
+            result = pickle.loads(self._ray.get(reference))  # noqa: S301 - of our own process
         except errors.RayTaskError as error:
             return WorkerError(_describe_task_error(error))
         except errors.OutOfMemoryError:
@@ -269,24 +269,25 @@ class RayExecutor:
         except errors.NodeDiedError:
             return TaskLoss(task.number, _NODE_DIED)
         except errors.WorkerCrashedError:
-            return TaskLoss(
-                task.number, last or "died on a node of the Ray cluster (out of memory?)"
-            )
+            return TaskLoss(task.number, exit_reason or "died on a node of the Ray cluster (out of memory?)")
         except errors.ObjectLostError:
             return TaskLoss(task.number, "was done, and its result died with its node")
-        if isinstance(said, UnreachableFolder):
+        if isinstance(result, UnreachableFolder):
             return OutputError(
-                f"The node {said.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
+                f"The node {result.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
                 "at the same path on every node (a shared file system), or leave that node out."
             )
-        return restore_error(said) if isinstance(said, TaskFailure) else said
+        return restore_error(result) if isinstance(result, TaskFailure) else result
 
 
 def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int:
     """How many workers of one processor, and of so much memory, fit into nodes of these resources."""
     return sum(
-        min(int(one.get("CPU", 0)), int(one.get("memory", 0) // memory) if memory else 1 << 30)
-        for one in nodes
+        min(
+            int(resources.get("CPU", 0)),
+            int(resources.get("memory", 0) // memory) if memory else 1 << 30,
+        )
+        for resources in nodes
     )
 
 
@@ -341,9 +342,9 @@ def _check_reachable(address: str) -> None:
 
 
 def _describe_connection_error(address: str | None, error: Exception) -> str:
-    said = _first_line(error)
+    reason = _first_line(error)
     if address is None:
-        return f"Ray cannot be started on this machine: {said}; use --workers without it."
+        return f"Ray cannot be started on this machine: {reason}; use --workers without it."
     if "ersion mismatch" in str(error):
         versions = " ".join(str(error).split())
         return (
@@ -351,7 +352,7 @@ def _describe_connection_error(address: str | None, error: Exception) -> str:
             "install the same on all nodes."
         )
     return (
-        f"There is no Ray cluster at {quote_value(address)} ({said}); give --address HOST:PORT as `ray start --head` "
+        f"There is no Ray cluster at {quote_value(address)} ({reason}); give --address HOST:PORT as `ray start --head` "
         "told it, auto on a node of the cluster, or none."
     )
 

@@ -71,35 +71,35 @@ class MessageMailbox:
     """An actor without a processor, beside the coordinator, which keeps what workers tell."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, RayMessage]] = []
+        self._messages: list[tuple[int, RayMessage]] = []
         self._count = 0
-        self._some, self._room = asyncio.Event(), asyncio.Event()
-        self._room.set()
+        self._message_event, self._room_event = asyncio.Event(), asyncio.Event()
+        self._room_event.set()
 
     async def put(self, message: RayMessage) -> None:
         """Keep a message; what came back from here arrives, whatever becomes of the teller."""
-        await self._room.wait()
+        await self._room_event.wait()
         self._count += 1
-        self._kept.append((self._count, message))
-        self._some.set()
-        if len(self._kept) >= _MAX_MESSAGES:
-            self._room.clear()
+        self._messages.append((self._count, message))
+        self._message_event.set()
+        if len(self._messages) >= _MAX_MESSAGES:
+            self._room_event.clear()
 
     async def take(self) -> list[tuple[int, RayMessage]]:
         """All that is kept, numbered as it came, as soon as there is something (or ``drain`` was called)."""
-        await self._some.wait()
-        self._some.clear()
-        return self._emptied()
+        await self._message_event.wait()
+        self._message_event.clear()
+        return self._take_all()
 
     async def drain(self) -> list[tuple[int, RayMessage]]:
         """All that is kept now; ``take`` comes back, too."""
-        self._some.set()
-        return self._emptied()
+        self._message_event.set()
+        return self._take_all()
 
-    def _emptied(self) -> list[tuple[int, RayMessage]]:
-        kept, self._kept = self._kept, []
-        self._room.set()
-        return kept
+    def _take_all(self) -> list[tuple[int, RayMessage]]:
+        messages, self._messages = self._messages, []
+        self._room_event.set()
+        return messages
 
 
 class _MessageSender(Protocol):
@@ -112,7 +112,7 @@ _task_functions: dict[str, TaskFunction] = {}
 _running_tasks: dict[str, tuple[int, _MessageSender]] = {}
 
 
-def run_ray_task(job: RayJob, setup: bytes, serial: int, order: bytes, mailbox: Any) -> bytes:
+def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:
     """One order of a crew: what ``answers.answer`` gives, or an Unreached.
 
     The order and the setup come as pickles of ours, so that what fails in them is told as any error.
@@ -132,7 +132,7 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, order: bytes, mailbox: 
             _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - the coordinator's own bytes
             threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
         _running_tasks["order"] = (serial, send)
-        number, value = pickle.loads(order)  # noqa: S301 - the coordinator's own bytes
+        number, value = pickle.loads(pickled_task)  # noqa: S301 - the coordinator's own bytes
         return run_task(
             number,
             _task_functions[job.key],
@@ -164,9 +164,9 @@ def _watch_limits(job: RayJob, parent: int) -> None:
         time.sleep(_POLL_SECONDS)
         if os.getppid() != parent:
             os._exit(1)
-        held = measure_process_memory(os.getpid()) if job.memory is not None else 0
-        doing = _running_tasks.get("order")
-        if job.memory is not None and held > job.memory and doing is not None:
-            serial, send = doing
-            send(RayMessage(serial, last=describe_memory_excess(held, job.memory)))
+        used_memory = measure_process_memory(os.getpid()) if job.memory is not None else 0
+        running_task = _running_tasks.get("order")
+        if job.memory is not None and used_memory > job.memory and running_task is not None:
+            serial, send = running_task
+            send(RayMessage(serial, last=describe_memory_excess(used_memory, job.memory)))
             os._exit(1)

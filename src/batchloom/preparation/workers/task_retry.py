@@ -10,27 +10,27 @@ _POLL_SECONDS = 1.0
 
 
 def iter_task_events(
-    crew: Executor,
-    orders: Iterable[tuple[int, Any]],
-    lost: Callable[[int, Any, str], Any | None],
+    executor: Executor,
+    tasks: Iterable[tuple[int, Any]],
+    handle_crash: Callable[[int, Any, str], Any | None],
 ) -> Iterator[TaskMessage | TaskResult]:
     """What is told of all orders and what comes of each, in any order.
 
     Where a worker is gone, ``lost(number, order, reason)`` gives the order to do under the same
     number in its place, or None for none; it may raise instead.
     """
-    given = {}
-    for number, order in orders:
-        given[number] = order
-        crew.give(number, order)
-    while given:
-        event = crew.next(_POLL_SECONDS)
+    active_tasks = {}
+    for number, task in tasks:
+        active_tasks[number] = task
+        executor.submit(number, task)
+    while active_tasks:
+        event = executor.next(_POLL_SECONDS)
         if isinstance(event, TaskLoss):
-            again = lost(event.number, given.pop(event.number), event.reason)
-            if again is not None:
-                given[event.number] = again
-                crew.give(event.number, again)
+            retried_task = handle_crash(event.number, active_tasks.pop(event.number), event.reason)
+            if retried_task is not None:
+                active_tasks[event.number] = retried_task
+                executor.submit(event.number, retried_task)
         elif event is not None:
             if isinstance(event, TaskResult):
-                del given[event.number]
+                del active_tasks[event.number]
             yield event

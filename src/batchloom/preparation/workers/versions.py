@@ -16,9 +16,7 @@ def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
     Args:
         steps: the steps of cleaning, of which some use packages of their own.
     """
-    return {name: _installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(
-        steps
-    )
+    return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
@@ -30,11 +28,11 @@ def check_versions(expected: Mapping[str, str]) -> None:
     Raises:
         WorkerError: names the packages that are of another version here.
     """
-    found = {name: _installed_version(name) for name in expected}
+    installed_versions = {name: _get_installed_version(name) for name in expected}
     differing = [
-        f"{name} {found[name] or 'is missing'} where the coordinator has {version or 'none'}"
+        f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"
         for name, version in expected.items()
-        if found[name] != version
+        if installed_versions[name] != version
     ]
     if differing:
         raise WorkerError(
@@ -44,7 +42,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _installed_version(name: str) -> str:
+def _get_installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -27,14 +27,14 @@ class TaskFailure:
     text: str
 
 
-def run_task(number: int, work: TaskFunction, order: Any, tell: MessageCallback) -> bytes:
+def run_task(number: int, task_function: TaskFunction, task: Any, send_message: MessageCallback) -> bytes:
     """Do an order: its Done or Failed, pickled.
 
     Raises:
         MemoryError: as the work did; the process should say so and end.
     """
     try:
-        return pickle.dumps(TaskResult(number, work(order, tell)), protocol=5)
+        return pickle.dumps(TaskResult(number, task_function(task, send_message)), protocol=5)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
@@ -45,21 +45,19 @@ def encode_failure(number: int, error: Exception) -> bytes:
     """An exception as a pickled Failed, which opens in another process whatever it holds."""
     text = "".join(traceback.format_exception(error))
     try:
-        whole = pickle.dumps(TaskFailure(number, error, text), protocol=5)
-        again = pickle.loads(whole).error  # noqa: S301 - our own bytes
-        if type(again) is type(error) and str(again) == str(error):
-            return whole
+        pickled_failure = pickle.dumps(TaskFailure(number, error, text), protocol=5)
+        restored_error = pickle.loads(pickled_failure).error  # noqa: S301 - our own bytes
+        if type(restored_error) is type(error) and str(restored_error) == str(error):
+            return pickled_failure
     except Exception:  # noqa: BLE001, S110 - whatever its own pickling does, its text is told
         pass
     return pickle.dumps(TaskFailure(number, None, text))
 
 
-def restore_error(failed: TaskFailure) -> Exception:
+def restore_error(failure: TaskFailure) -> Exception:
     """What to raise in the coordinator; where it is no error of ours it carries the traceback."""
-    if failed.error is None:
-        return WorkerError(
-            f"A worker raised what cannot be sent on as it is; this is its text:\n{failed.text}"
-        )
-    if not isinstance(failed.error, BatchloomError):
-        failed.error.add_note(f"In a worker process:\n{failed.text}")
-    return failed.error
+    if failure.error is None:
+        return WorkerError(f"A worker raised what cannot be sent on as it is; this is its text:\n{failure.text}")
+    if not isinstance(failure.error, BatchloomError):
+        failure.error.add_note(f"In a worker process:\n{failure.text}")
+    return failure.error

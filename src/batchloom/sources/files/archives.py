@@ -99,22 +99,22 @@ class ArchiveEntry:
     start: Callable[[], BinaryIO]
 
 
-def list_archive(archive: Archive, left: Counter[str]) -> Iterator[ArchiveEntry]:
-    """The members of an archive that may be used, in its order; what is not is counted in ``left``.
+def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
+    """The members of an archive that may be used, in its order; what is not is counted in ``skipped_counts``.
 
     Raises:
         InputError: the archive cannot be read, or would unpack to far more than it is.
     """
-    walk = _walk_zip if archive.kind == "zip" else _walk_tar
+    iter_entries = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
         with open_location(archive.path, archive.size, archive.mtime_ns) as file:
-            for found in walk(archive, file, left):
-                total += found.member.size
+            for entry in iter_entries(archive, file, skipped_counts):
+                total += entry.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
                     raise InputError(_describe_bomb(archive.name, total, archive.size))
-                if not _is_ignored(found.name, left):
-                    yield found
+                if not _is_ignored(entry.name, skipped_counts):
+                    yield entry
     except _ARCHIVE_ERRORS as error:
         if isinstance(error, InputError):
             raise
@@ -138,36 +138,36 @@ def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
     )
 
 
-def _is_ignored(name: str, left: Counter[str]) -> bool:
+def _is_ignored(name: str, skipped_counts: Counter[str]) -> bool:
     """Whether a member's name keeps it out, as it would in a folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\x00" in name:
-        left["unsafe names"] += 1
+        skipped_counts["unsafe names"] += 1
     elif any(part in _IGNORED_FOLDERS for part in path.parts[:-1]):
-        left[next(part for part in path.parts if part in _IGNORED_FOLDERS)] += 1
+        skipped_counts[next(part for part in path.parts if part in _IGNORED_FOLDERS)] += 1
     elif any(part.startswith(".") for part in path.parts):
-        left["hidden"] += 1
+        skipped_counts["hidden"] += 1
     elif detect_archive_by_name(name):
-        left["archives in archives"] += 1
+        skipped_counts["archives in archives"] += 1
     else:
         return False
     return True
 
 
-def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[ArchiveEntry]:
-    with zipfile.ZipFile(file) as opened:
-        entries = opened.infolist()
+def _walk_zip(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
+    with zipfile.ZipFile(file) as zip_file:
+        entries = zip_file.infolist()
     for entry in entries:
         if entry.is_dir():
             continue
         if entry.flag_bits & 0x1:
-            left["encrypted"] += 1
+            skipped_counts["encrypted"] += 1
         elif (entry.external_attr >> 28) not in (0, 8):
-            left["links and special files"] += 1
+            skipped_counts["links and special files"] += 1
         elif entry.compress_type not in (_STORED, _DEFLATED):
-            left["packed in another way than deflate"] += 1
+            skipped_counts["packed in another way than deflate"] += 1
         elif not entry.file_size:
-            left["empty"] += 1
+            skipped_counts["empty"] += 1
         elif not 0 <= entry.header_offset < archive.size:
             raise zipfile.BadZipFile(f"{entry.filename} lies outside of it")
         elif entry.compress_type == _STORED and entry.file_size != entry.compress_size:
@@ -184,24 +184,24 @@ def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
             yield ArchiveEntry(entry.filename, member, lambda member=member: open_member(member))  # type: ignore[misc]
 
 
-def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[ArchiveEntry]:
+def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
     raw = file if archive.compression is None else _SequentialTar(archive, file)
-    with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as opened:
-        while (entry := opened.next()) is not None:
+    with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as tar_file:
+        while (entry := tar_file.next()) is not None:
             # Otherwise it keeps every member it ever saw.
-            opened.members = []  # type: ignore[attr-defined]
+            tar_file.members = []  # type: ignore[attr-defined]
             if entry.isdir():
                 continue
             if not entry.isreg() or entry.issparse():
-                left["links and special files"] += 1
+                skipped_counts["links and special files"] += 1
             elif not entry.size:
-                left["empty"] += 1
+                skipped_counts["empty"] += 1
             else:
                 member = ArchiveMember(archive, entry.offset_data, entry.size, entry.size)
-                yield ArchiveEntry(entry.name, member, lambda entry=entry: _extract(opened, entry))  # type: ignore[misc]
+                yield ArchiveEntry(entry.name, member, lambda entry=entry: _extract(tar_file, entry))  # type: ignore[misc]
         # tarfile takes a damaged header for the end.
-        if any(_get_tar_block(raw, opened.offset)):
-            raise tarfile.ReadError(f"a damaged header at byte {opened.offset:,}")
+        if any(_get_tar_block(raw, tar_file.offset)):
+            raise tarfile.ReadError(f"a damaged header at byte {tar_file.offset:,}")
     # The checksum of what it is packed with stands behind all members, which are read without it.
     while isinstance(raw, _SequentialTar) and raw.read(_TAR_READ):
         pass
@@ -211,14 +211,14 @@ def _get_tar_block(raw: "BinaryIO | _SequentialTar", offset: int) -> bytes:
     """The block of a tar at ``offset``, near the end of what was read."""
     if isinstance(raw, _SequentialTar):
         recent = b"".join(raw.recent)
-        at = offset - (raw.position - len(recent))
-        return recent[at : at + tarfile.BLOCKSIZE] if at >= 0 else b""
+        start = offset - (raw.position - len(recent))
+        return recent[start : start + tarfile.BLOCKSIZE] if start >= 0 else b""
     raw.seek(offset)
     return raw.read(tarfile.BLOCKSIZE)
 
 
-def _extract(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
-    file = opened.extractfile(entry)
+def _extract(tar_file: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
+    file = tar_file.extractfile(entry)
     if file is None:
         raise tarfile.ReadError(f"member {entry.name} cannot be read")
     return cast("BinaryIO", file)
@@ -259,32 +259,32 @@ class _FileWindow(ReadOnlyFile):
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
-        self._file, self._start, self._size, self._at = file, start, size, 0
-        self._wanted, self._crc, self._summed = crc, 0, 0
+        self._file, self._start, self._size, self._position = file, start, size, 0
+        self._expected_crc, self._crc, self._hashed_bytes = crc, 0, 0
 
     def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = (0, self._at, self._size)[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        base = (0, self._position, self._size)[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        wanted = left if size is None or size < 0 else min(size, left)
-        self._file.seek(self._start + self._at)
-        data = self._file.read(wanted)
-        if len(data) < wanted:
+        remaining = max(0, self._size - self._position)
+        read_size = remaining if size is None or size < 0 else min(size, remaining)
+        self._file.seek(self._start + self._position)
+        data = self._file.read(read_size)
+        if len(data) < read_size:
             raise EOFError
-        if self._wanted is not None and self._at == self._summed:
-            self._crc, self._summed = zlib.crc32(data, self._crc), self._summed + len(data)
-            if self._summed == self._size and self._crc != self._wanted:
+        if self._expected_crc is not None and self._position == self._hashed_bytes:
+            self._crc, self._hashed_bytes = zlib.crc32(data, self._crc), self._hashed_bytes + len(data)
+            if self._hashed_bytes == self._size and self._crc != self._expected_crc:
                 raise DecompressionError("its checksum is wrong")
-        self._at += len(data)
+        self._position += len(data)
         return data
 
     def fileno(self) -> int:
@@ -302,23 +302,23 @@ class _InflatedMember(ReadOnlyFile):
     def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
         self._window, self._member = window, member
         self._stream = DeflateDecompressor(window)  # type: ignore[arg-type]
-        self._crc = self._done = 0
+        self._crc = self._position = 0
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
             raise AssertionError("members of zips are read in bounded pieces")
         data = self._stream.read(size)
-        self._crc, self._done = zlib.crc32(data, self._crc), self._done + len(data)
-        if self._done > self._member.size:
+        self._crc, self._position = zlib.crc32(data, self._crc), self._position + len(data)
+        if self._position > self._member.size:
             raise DecompressionError("it unpacks to more than its directory says")
-        if not data and size and self._done < self._member.size:
+        if not data and size and self._position < self._member.size:
             raise EOFError
-        if self._done == self._member.size and self._crc != self._member.crc:
+        if self._position == self._member.size and self._crc != self._member.crc:
             raise DecompressionError("its checksum is wrong")
         return data
 
     def tell(self) -> int:
-        return self._done
+        return self._position
 
     def fileno(self) -> int:
         return self._window.fileno()
@@ -370,7 +370,7 @@ class _TarMember(ReadOnlyFile):
     """A member of a compressed tar."""
 
     def __init__(self, member: ArchiveMember) -> None:
-        self._member, self._at = member, 0
+        self._member, self._position = member, 0
         archive = member.archive
         reader = _OPEN_TARS.pop(archive.path, None)
         if reader is not None and (reader.archive, True) != (
@@ -380,32 +380,30 @@ class _TarMember(ReadOnlyFile):
             reader.file.close()
             reader = None
         if reader is None:
-            reader = _SequentialTar(
-                archive, open_location(archive.path, archive.size, archive.mtime_ns)
-            )
+            reader = _SequentialTar(archive, open_location(archive.path, archive.size, archive.mtime_ns))
         self._reader = reader
         while reader.position < member.offset:
             if not reader.read(min(1 << 20, member.offset - reader.position)):
                 raise EOFError
 
     def read(self, size: int | None = -1) -> bytes:
-        left = self._member.size - self._at
-        wanted = left if size is None or size < 0 else min(size, left)
-        data = self._reader.read(wanted) if wanted else b""
-        if wanted and not data:
+        remaining = self._member.size - self._position
+        read_size = remaining if size is None or size < 0 else min(size, remaining)
+        data = self._reader.read(read_size) if read_size else b""
+        if read_size and not data:
             raise EOFError
-        self._at += len(data)
+        self._position += len(data)
         return data
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def fileno(self) -> int:
         return self._reader.file.fileno()
 
     def close(self) -> None:
         if not self.closed:
-            for other in list(_OPEN_TARS):
-                _OPEN_TARS.pop(other).file.close()
+            for archive_path in list(_OPEN_TARS):
+                _OPEN_TARS.pop(archive_path).file.close()
             _OPEN_TARS[self._member.archive.path] = self._reader
         super().close()

@@ -38,23 +38,23 @@ _MAX_COMPRESSED_BYTES = 64 << 10
 
 
 def detect_kind(
-    named: FileDetection | None, name: str, start: Callable[[Compression | None], bytes]
+    name_detection: FileDetection | None, name: str, read_start: Callable[[Compression | None], bytes]
 ) -> FileDetection:
     """What a file is, by its name and by its first bytes, which are read only where they decide.
 
     Args:
-        named: what its name says.
+        name_detection: what its name says.
         name: its name.
-        start: gives its first bytes, decompressed.
+        read_start: gives its first bytes, decompressed.
     """
-    if named is not None and not needs_content(named):
-        return named
+    if name_detection is not None and not needs_content(name_detection):
+        return name_detection
     compression = detect_compression_by_name(name)
-    seen = start(compression)
+    head = read_start(compression)
     if compression is None:
-        compression = detect_compression(seen)
-        seen = start(compression) if compression else seen
-    return detect_kind_by_content(named, name, seen, compression)
+        compression = detect_compression(head)
+        head = read_start(compression) if compression else head
+    return detect_kind_by_content(name_detection, name, head, compression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,7 @@ def detect_file_kind(source: Source) -> FileDetection:
     return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source))
 
 
-def detect_declared_kind(
-    source: Source, verdict: FileDetection, form: InputFormat | None
-) -> FileDetection:
+def detect_declared_kind(source: Source, verdict: FileDetection, form: InputFormat | None) -> FileDetection:
     """What a file is of which somebody says what it is; its name and content said ``verdict``.
 
     Raises:
@@ -87,17 +85,17 @@ def detect_declared_kind(
     """
     if not needs_content_check(form, verdict):
         return verdict
-    named, start = make_declared_detection(form), _read_start(source, verdict.compression)
-    found = detect_kind_by_content(named, redact_url(source.path), start, verdict.compression)
-    return apply_declared_format(form, verdict, found)
+    name_detection, head = make_declared_detection(form), _read_start(source, verdict.compression)
+    content_detection = detect_kind_by_content(name_detection, redact_url(source.path), head, verdict.compression)
+    return apply_declared_format(form, verdict, content_detection)
 
 
 def _read_start(source: Source, compression: Compression | None) -> bytes:
     """The first bytes of a file, decompressed, with a line where it begins as JSON."""
-    look = source if source.compression == compression else replace(source, compression=compression)
-    with PartStream(look) as stream:
-        seen = stream.read_up_to(SNIFF_BYTES)
-        return seen + stream.read_up_to(FIRST_LINE_BYTES) if _needs_line(seen) else seen
+    decoded_source = source if source.compression == compression else replace(source, compression=compression)
+    with PartStream(decoded_source) as stream:
+        head = stream.read_up_to(SNIFF_BYTES)
+        return head + stream.read_up_to(FIRST_LINE_BYTES) if _needs_line(head) else head
 
 
 def _needs_line(start: bytes) -> bool:
@@ -106,62 +104,62 @@ def _needs_line(start: bytes) -> bool:
 
 
 def list_archive_sources(
-    archive: Archive, left: Counter[str], told: Callable[[str, FileDetection], None]
+    archive: Archive, skipped_counts: Counter[str], on_detected: Callable[[str, FileDetection], None]
 ) -> Iterator[Source]:
     """The members of an archive that are read, as sources named ``archive/member``.
 
     Args:
         archive: the archive.
-        left: counts what is left out.
-        told: is told of every member that is read, and what it is.
+        skipped_counts: counts what is left out.
+        on_detected: is told of every member that is read, and what it is.
 
     Raises:
         InputError: the archive cannot be read.
     """
     names: Counter[str] = Counter()
-    for found in list_archive(archive, left):
-        verdict = _detect_member_kind(archive, found)
+    for entry in list_archive(archive, skipped_counts):
+        verdict = _detect_member_kind(archive, entry)
         if verdict.kind is None or not verdict.sure:
-            left[verdict.label] += 1
-        elif verdict.kind in COLUMNAR_KINDS and not found.member.direct:
-            left["tables packed in an archive"] += 1
+            skipped_counts[verdict.label] += 1
+        elif verdict.kind in COLUMNAR_KINDS and not entry.member.direct:
+            skipped_counts["tables packed in an archive"] += 1
         else:
             # An archive may hold a name twice, and paths tell sources apart.
-            names[found.name] += 1
-            again = f"#{names[found.name]}" if names[found.name] > 1 else ""
-            told(found.name, verdict)
+            names[entry.name] += 1
+            repeat_suffix = f"#{names[entry.name]}" if names[entry.name] > 1 else ""
+            on_detected(entry.name, verdict)
             yield Source(
-                f"{archive.name}/{found.name}{again}",
-                f"{archive.path}/{found.name}{again}",
+                f"{archive.name}/{entry.name}{repeat_suffix}",
+                f"{archive.path}/{entry.name}{repeat_suffix}",
                 verdict.kind,
                 verdict.compression,
-                found.member.size,
+                entry.member.size,
                 archive.mtime_ns,
-                found.member,
+                entry.member,
                 archive.revision,
             )
 
 
-def _detect_member_kind(archive: Archive, found: ArchiveEntry) -> FileDetection:
+def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
     """What a member is; one that is not what its own name says is called broken.
 
     Raises:
         InputError: the archive does not give the bytes that were packed.
     """
-    if not needs_content(named := detect_kind_by_name(found.name)):
-        return named or FileDetection(None, None, "unknown")
+    if not needs_content(name_detection := detect_kind_by_name(entry.name)):
+        return name_detection or FileDetection(None, None, "unknown")
     try:
-        with closing(found.start()) as file:
+        with closing(entry.start()) as file:
             head = _FileHead(file)
             try:
-                return detect_kind(named, found.name, head.start)
+                return detect_kind(name_detection, entry.name, head.read_start)
             except (DecompressionError, EOFError):
                 if head.damaged:
                     raise
                 return FileDetection(None, None, "broken")
     except (DecompressionError, EOFError, tarfile.TarError) as error:
         raise InputError(
-            f"{archive.name}/{found.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
+            f"{archive.name}/{entry.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
             "anew, or leave it out."
         ) from error
 
@@ -178,15 +176,15 @@ class _FileHead:
         self._file, self._raw = file, b""
         self.damaged = False
 
-    def start(self, compression: Compression | None) -> bytes:
+    def read_start(self, compression: Compression | None) -> bytes:
         """The file's first bytes, decompressed."""
-        raw = self._take(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
-        seen = _decompress_start(raw, compression)
-        if _needs_line(seen):
-            seen = _decompress_start(self._take(FIRST_LINE_BYTES), compression)
-        return seen
+        raw = self._read_raw(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
+        head = _decompress_start(raw, compression)
+        if _needs_line(head):
+            head = _decompress_start(self._read_raw(FIRST_LINE_BYTES), compression)
+        return head
 
-    def _take(self, size: int) -> bytes:
+    def _read_raw(self, size: int) -> bytes:
         self.damaged = True
         while len(self._raw) < size and (data := self._file.read(size - len(self._raw))):
             self._raw += data
@@ -198,12 +196,12 @@ def _decompress_start(raw: bytes, compression: Compression | None) -> bytes:
     """What the beginning of a packed file gives; it may end anywhere."""
     if compression is None:
         return raw
-    stream, pieces = make_decompressor(compression, io.BytesIO(raw)), []
+    stream, chunks = make_decompressor(compression, io.BytesIO(raw)), []
     size = 0
     try:
         while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):
-            pieces.append(data)
+            chunks.append(data)
             size += len(data)
     except EOFError:
         pass
-    return b"".join(pieces)
+    return b"".join(chunks)

@@ -34,7 +34,7 @@ class DatasetPreset:
     bytes: int
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The input that the name stands for."""
         return f"{self.repository}:{self.config}/{self.split}"
 
@@ -86,12 +86,12 @@ _SYNTHETIC_DESCRIPTIONS = {
 
 def find_preset(name: str) -> DatasetPreset | None:
     """The data set of a short name; None where it is no such name."""
-    return next((one for one in _PRESETS if one.name == name), None)
+    return next((preset for preset in _PRESETS if preset.name == name), None)
 
 
 def list_preset_names() -> list[str]:
     """All short names."""
-    return [*SYNTHETIC_NAMES, *(one.name for one in _PRESETS)]
+    return [*SYNTHETIC_NAMES, *(preset.name for preset in _PRESETS)]
 
 
 def list_datasets() -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def list_datasets() -> list[dict[str, Any]]:
     ``prepare`` reads it where it lies unless told otherwise), ``input`` (what the name stands for),
     ``source``: ``real``, or ``synthetic`` of what is made up, on no repository and of any size.
     """
-    made_up = [
+    synthetic_datasets = [
         {
             "name": name,
             "description": description,
@@ -119,22 +119,22 @@ def list_datasets() -> list[dict[str, Any]]:
         }
         for name, description in _SYNTHETIC_DESCRIPTIONS.items()
     ]
-    return made_up + [
+    return synthetic_datasets + [
         {
-            "name": one.name,
-            "description": one.description,
-            "repository": one.repository,
-            "config": one.config,
-            "split": one.split,
-            "text_field": one.text_field,
-            "tokenizer": one.tokenizer,
-            "bytes": one.bytes,
-            "size": _format_preset_size(one.bytes),
-            "streaming": one.bytes > STREAMING_MIN_BYTES,
-            "input": one.place,
+            "name": preset.name,
+            "description": preset.description,
+            "repository": preset.repository,
+            "config": preset.config,
+            "split": preset.split,
+            "text_field": preset.text_field,
+            "tokenizer": preset.tokenizer,
+            "bytes": preset.bytes,
+            "size": _format_preset_size(preset.bytes),
+            "streaming": preset.bytes > STREAMING_MIN_BYTES,
+            "input": preset.location,
             "source": "real",
         }
-        for one in _PRESETS
+        for preset in _PRESETS
     ]
 
 

@@ -38,12 +38,12 @@ class DeclaredInput:
 
     Attributes:
         form: what its files are; None: told by their names and contents.
-        place: where it was asked for, for messages; empty where the input itself says it.
+        location: where it was asked for, for messages; empty where the input itself says it.
         follow_links: whether symbolic links are followed that lead out of its folder.
     """
 
     form: InputFormat | None = None
-    place: str = ""
+    location: str = ""
     follow_links: bool = False
 
 
@@ -63,15 +63,15 @@ def make_declared_detection(form: InputFormat | None) -> FileDetection | None:
 
 
 def apply_declared_format(
-    form: InputFormat | None, named: FileDetection, found: FileDetection
+    form: InputFormat | None, name_detection: FileDetection, content_detection: FileDetection
 ) -> FileDetection:
     """The verdict on a file whose name says text: what it holds, where that is what was said."""
-    if form == "csv" and found.kind == "text":
+    if form == "csv" and content_detection.kind == "text":
         # Any text may be CSV, and what holds records of another kind is none.
-        return FileDetection("csv", named.compression)
-    if matches_format(form, found.kind) and (found.sure or found.kind == form):
-        return found
-    return named
+        return FileDetection("csv", name_detection.compression)
+    if matches_format(form, content_detection.kind) and (content_detection.sure or content_detection.kind == form):
+        return content_detection
+    return name_detection
 
 
 def describe_format_mismatch(form: InputFormat, kind: FileKind) -> str:
@@ -84,13 +84,13 @@ def describe_format_mismatch(form: InputFormat, kind: FileKind) -> str:
     )
 
 
-def get_declared_input(asked: Sequence[DeclaredInput], number: int) -> DeclaredInput:
+def get_declared_input(declared_inputs: Sequence[DeclaredInput], number: int) -> DeclaredInput:
     """What is said of an input, where anything is."""
-    return asked[number] if asked else DeclaredInput()
+    return declared_inputs[number] if declared_inputs else DeclaredInput()
 
 
-def reraise_with_location(error: InputError, place: str) -> NoReturn:
+def reraise_with_location(error: InputError, location: str) -> NoReturn:
     """Raise the error of an input again, with the place where it was asked for."""
-    if place and type(error) in _RELOCATED_ERRORS:
-        raise type(error)(f"{place}: {error}") from error
+    if location and type(error) in _RELOCATED_ERRORS:
+        raise type(error)(f"{location}: {error}") from error
     raise error

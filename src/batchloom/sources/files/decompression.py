@@ -91,30 +91,30 @@ class _ZstdDecompressor:
         self._file = file
         self._decoder = zstandard.ZstdDecompressor()
         self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._fed = b""
-        self._ready = b""
+        self._input = b""
+        self._output = b""
 
     def read(self, size: int) -> bytes:
         """See :class:`Decompressor`."""
-        pieces, have = [self._ready], len(self._ready)
-        while have < size and (piece := self._next()) is not None:
-            pieces.append(piece)
-            have += len(piece)
-        data = b"".join(pieces)
-        self._ready = data[size:]
+        chunks, available = [self._output], len(self._output)
+        while available < size and (chunk := self._read_next()) is not None:
+            chunks.append(chunk)
+            available += len(chunk)
+        data = b"".join(chunks)
+        self._output = data[size:]
         return data[:size]
 
-    def _next(self) -> bytes | None:
-        if not self._fed:
-            self._fed = self._file.read(_ZSTD_FEED_BYTES)
-        if not self._fed:
+    def _read_next(self) -> bytes | None:
+        if not self._input:
+            self._input = self._file.read(_ZSTD_FEED_BYTES)
+        if not self._input:
             if self._frame is not None:
                 raise EOFError
             return None
         if self._frame is None:
             self._frame = self._decoder.decompressobj()
         try:
-            data = self._frame.decompress(self._fed)
+            data = self._frame.decompress(self._input)
         except zstandard.ZstdError as error:
             reason = to_mid_sentence(str(error))
             for words in ("zstd decompressor error: ", "zstd decompress error: "):
@@ -122,9 +122,9 @@ class _ZstdDecompressor:
             if "too much memory" in reason:
                 reason += "; compress it anew without --long"
             raise DecompressionError(reason) from error
-        self._fed = b""
+        self._input = b""
         if self._frame.eof:
-            self._fed = self._frame.unused_data
+            self._input = self._frame.unused_data
             self._frame = None
         return data
 
@@ -136,36 +136,36 @@ class _StreamDecompressor:
     def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
         self._file, self._make, self._padding = file, make, padding
         self._decoder: Any = None
-        self._fed = b""
-        self._refused = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
+        self._input = b""
+        self._error_types = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
 
     def read(self, size: int) -> bytes:
         """See :class:`Decompressor`."""
         while True:
             if self._decoder is None and not self._begin():
                 return b""
-            if not self._fed and self._decoder.needs_input:
-                self._fed = self._file.read(_FEED_BYTES)
-                if not self._fed:
+            if not self._input and self._decoder.needs_input:
+                self._input = self._file.read(_FEED_BYTES)
+                if not self._input:
                     raise EOFError
-            fed, self._fed = self._fed, b""
+            chunk, self._input = self._input, b""
             try:
-                data: bytes = self._decoder.decompress(fed, size)
-            except self._refused as error:
+                data: bytes = self._decoder.decompress(chunk, size)
+            except self._error_types as error:
                 raise DecompressionError(to_mid_sentence(str(error))) from error
             if self._decoder.eof:
-                self._fed, self._decoder = self._decoder.unused_data or b"", None
+                self._input, self._decoder = self._decoder.unused_data or b"", None
             if data:
                 return data
 
     def _begin(self) -> bool:
         """Begin the next stream; False where there is none."""
         while True:
-            self._fed = self._fed.lstrip(self._padding) if self._padding else self._fed
-            if self._fed:
+            self._input = self._input.lstrip(self._padding) if self._padding else self._input
+            if self._input:
                 break
-            self._fed = self._file.read(_FEED_BYTES)
-            if not self._fed:
+            self._input = self._file.read(_FEED_BYTES)
+            if not self._input:
                 return False
         self._decoder = self._make()
         return True
@@ -192,11 +192,11 @@ class DeflateDecompressor:
     def read(self, size: int) -> bytes:
         """See :class:`Decompressor`."""
         while not self._decoder.eof:
-            fed = self._decoder.unconsumed_tail or self._file.read(_FEED_BYTES)
-            if not fed:
+            chunk = self._decoder.unconsumed_tail or self._file.read(_FEED_BYTES)
+            if not chunk:
                 raise EOFError
             try:
-                data = self._decoder.decompress(fed, size)
+                data = self._decoder.decompress(chunk, size)
             except zlib.error as error:
                 raise DecompressionError(to_mid_sentence(str(error))) from error
             if data:

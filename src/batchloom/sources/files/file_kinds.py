@@ -100,9 +100,7 @@ _CODE_NAMES = frozenset(["makefile", "dockerfile", "rakefile", "gemfile", "jenki
 _FEATHER_REMEDY = "write it anew with pyarrow.feather.write_feather(table, path)"
 _TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field a line) first"
 _UNREADABLE_REMEDIES = {
-    **dict.fromkeys(
-        _parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY
-    ),
+    **dict.fromkeys(_parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
     **dict.fromkeys(_parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
     **dict.fromkeys(_parse_suffixes("7z rar"), "unpack it first, then name the folder"),
     ".br": "compress it with gzip or zstd instead",
@@ -181,47 +179,49 @@ def detect_archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] 
     return next(kind for ending, kind in _ARCHIVE_BY_SUFFIX.items() if lower.endswith(ending))
 
 
-def needs_content(named: FileDetection | None) -> bool:
+def needs_content(name_detection: FileDetection | None) -> bool:
     """Whether what a file holds decides, whatever its name says."""
-    return named is None or named.kind in _SNIFFED_KINDS
+    return name_detection is None or name_detection.kind in _SNIFFED_KINDS
 
 
 def describe_other_format(start: bytes) -> str | None:
     """Return why a file that begins with these bytes is no text, and what to do; None where it may be text."""
-    found = next((one for magic, one in _NO_TEXT.items() if start.startswith(magic)), None)
-    return None if found is None else f"the file begins as {found[0]} does, not as text; {found[1]}"
+    format_and_remedy = next((entry for magic, entry in _NO_TEXT.items() if start.startswith(magic)), None)
+    return (
+        None
+        if format_and_remedy is None
+        else f"the file begins as {format_and_remedy[0]} does, not as text; {format_and_remedy[1]}"
+    )
 
 
 def detect_compression(start: bytes) -> Compression | None:
     """What the file is packed with, by its first bytes."""
     if not start.startswith(_COMPRESSION_MAGIC):
         return None
-    return next(one for magic, one in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
+    return next(compression for magic, compression in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
 
 
 def detect_kind_by_content(
-    named: FileDetection | None, name: str, start: bytes, compression: Compression | None
+    name_detection: FileDetection | None, name: str, start: bytes, compression: Compression | None
 ) -> FileDetection:
     """What the file is by its first bytes, decompressed: at least ``SNIFF_BYTES``, and a line.
 
     Args:
-        named: what its name says.
+        name_detection: what its name says.
         name: its name.
         start: the first bytes, all of them where the file is shorter.
         compression: what it is packed with.
     """
-    if named is None or named.kind in COLUMNAR_KINDS:
-        table = _detect_columnar(start, compression) or named
+    if name_detection is None or name_detection.kind in COLUMNAR_KINDS:
+        table = _detect_columnar(start, compression) or name_detection
         if table is not None:
             return table
-    if named is not None:
-        return _detect_json(start, compression, lines=named.kind == "jsonl")
+    if name_detection is not None:
+        return _detect_json(start, compression, lines=name_detection.kind == "jsonl")
     text = _decode_text(start)
     if text is None:
         label = get_suffix(name).lower() or "no ending"
-        return FileDetection(
-            None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read"
-        )
+        return FileDetection(None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read")
     if text.startswith("{") and _is_object(text.splitlines()[0]):
         return FileDetection("jsonl", compression)
     if starts_with_list(start) and text[1:].lstrip().startswith("{"):
@@ -229,20 +229,14 @@ def detect_kind_by_content(
     return FileDetection("text", compression)
 
 
-def _detect_json(
-    start: bytes, compression: Compression | None, *, lines: bool = False
-) -> FileDetection:
+def _detect_json(start: bytes, compression: Compression | None, *, lines: bool = False) -> FileDetection:
     """Records line by line or in a list; ``lines``: the name says line by line."""
-    shape = detect_json_shape(start, cut=len(start) >= FIRST_LINE_BYTES)
+    shape = detect_json_shape(start, truncated=len(start) >= FIRST_LINE_BYTES)
     if lines:
-        return FileDetection(
-            "json" if starts_with_list(start) and shape != "lines" else "jsonl", compression
-        )
+        return FileDetection("json" if starts_with_list(start) and shape != "lines" else "jsonl", compression)
     if shape in ("list", "lines"):
         return FileDetection("json" if shape == "list" else "jsonl", compression)
-    return FileDetection(
-        "jsonl" if shape == "line" else "json", compression, "JSON of no records", sure=False
-    )
+    return FileDetection("jsonl" if shape == "line" else "json", compression, "JSON of no records", sure=False)
 
 
 def _detect_columnar(start: bytes, compression: Compression | None) -> FileDetection | None:

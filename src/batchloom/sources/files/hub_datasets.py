@@ -40,12 +40,8 @@ _WORD_PATTERN = r"[A-Za-z0-9_][\w.+-]*"
 _NAME_PATTERN = re.compile(
     rf"(?P<repo>{_WORD_PATTERN}/{_WORD_PATTERN})(?::(?P<config>{_WORD_PATTERN}))?(?:/(?P<split>\w+))?(?:@(?P<revision>[^\s@:]+))?"
 )
-_REPOSITORY_URL_PATTERN = re.compile(
-    rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN}?)(?:@([^/@]+|refs/[^@]+))?/?"
-)
-_PINNED_URL_PATTERN = re.compile(
-    rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN})@([0-9a-f]{{40}})/(.+)"
-)
+_REPOSITORY_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN}?)(?:@([^/@]+|refs/[^@]+))?/?")
+_PINNED_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN})@([0-9a-f]{{40}})/(.+)")
 _PATHS_PER_REQUEST = 500
 _MAX_LISTED = 12
 
@@ -69,46 +65,46 @@ class HubFile:
     status: os.stat_result
 
 
-def parse_hub_name(place: str) -> HubDatasetName | None:
+def parse_hub_name(location: str) -> HubDatasetName | None:
     """What a place names on the Hub by its words alone; None where it cannot be such a name.
 
     A short name of a data set is one, ``org/name`` with its additions is one, and nothing that
     ends like a data file. Whether a file or folder has that name is for the caller to look up.
     """
-    short = find_preset(place)
-    if short is not None:
-        return HubDatasetName(short.repository, short.config, short.split)
-    whole = _REPOSITORY_URL_PATTERN.fullmatch(place)
-    if whole:
-        return HubDatasetName(whole[1], revision=whole[2] or "")
-    match = _NAME_PATTERN.fullmatch(place)
+    preset = find_preset(location)
+    if preset is not None:
+        return HubDatasetName(preset.repository, preset.config, preset.split)
+    url_match = _REPOSITORY_URL_PATTERN.fullmatch(location)
+    if url_match:
+        return HubDatasetName(url_match[1], revision=url_match[2] or "")
+    match = _NAME_PATTERN.fullmatch(location)
     if match is None:
         return None
-    plain = place.partition("@")[0]
+    plain = location.partition("@")[0]
     if detect_kind_by_name(plain) is not None or detect_archive_by_name(plain) is not None:
         return None
-    found = match.groupdict()
-    return HubDatasetName(*(found[part] or "" for part in ("repo", "config", "split", "revision")))
+    groups = match.groupdict()
+    return HubDatasetName(*(groups[part] or "" for part in ("repo", "config", "split", "revision")))
 
 
-def find_hub_name(place: str, folder: str = "") -> HubDatasetName | None:
+def find_hub_name(location: str, folder: str = "") -> HubDatasetName | None:
     """Return what a place names on the Hub; None for a path of this machine, also for one where nothing is.
 
     A file or folder of that name comes first. ``data/train`` next to a folder ``data`` is a path, too: mistyped, it is
     no data set of the Hub.
 
     Args:
-        place: as it was given.
+        location: as it was given.
         folder: where relative paths begin; the working folder by default.
     """
-    name = parse_hub_name(place)
-    if name is None or is_url(place):
+    name = parse_hub_name(location)
+    if name is None or is_url(location):
         return name
-    first, slash, _ = place.partition("/")
-    here = os.path.lexists(os.path.join(folder, place))  # noqa: PTH118 - a string stays a string
-    below = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
-    is_plain = bool(slash) and ":" not in place and "@" not in place
-    return None if here or (below and is_plain) else name
+    first, slash, _ = location.partition("/")
+    path_exists = os.path.lexists(os.path.join(folder, location))  # noqa: PTH118 - a string stays a string
+    parent_exists = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
+    is_plain = bool(slash) and ":" not in location and "@" not in location
+    return None if path_exists or (parent_exists and is_plain) else name
 
 
 def get_pinned_revision(url: str) -> str:
@@ -160,19 +156,18 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     if not split and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:
-        fact = (
-            f"has no split {split!r}" if split else "has several splits and none of them is train"
-        )
+        fact = f"has no split {split!r}" if split else "has several splits and none of them is train"
         raise InputMissingError(
             f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{suggest(split, splits)}. Name one as "
             f"{name.repo}:{config}/{next(iter(splits))}."
         )
     files = _describe_files(name, commit, splits[split])
     size = sum(file.status.st_size for file in files)
-    others = [one for one in splits if one != split]
-    beside = f" (not {', '.join(others)})" if others else ""
+    other_splits = [split_name for split_name in splits if split_name != split]
+    omitted_note = f" (not {', '.join(other_splits)})" if other_splits else ""
     return files, (
-        f"{name.repo}: configuration {config}, split {split}{beside}, {len(files):,} files, {size / 1e6:,.1f} MB, "
+        f"{name.repo}: configuration {config}, split {split}{omitted_note}, {len(files):,} files, {size / 1e6:,.1f} "
+        "MB, "
         f"commit {commit}; with @{commit[:12]} the same is read again."
     )
 
@@ -212,12 +207,12 @@ def find_cached_copy(url: str, size: int) -> str | None:
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
     repo, commit, inside = _split_pinned_url(url)
-    found = try_to_load_from_cache(repo, inside, repo_type="dataset", revision=commit)
-    if not isinstance(found, str):
+    cached_path = try_to_load_from_cache(repo, inside, repo_type="dataset", revision=commit)
+    if not isinstance(cached_path, str):
         return None
     with contextlib.suppress(OSError):
-        if os.stat(found).st_size == size:  # noqa: PTH116 - a string stays a string
-            return found
+        if os.stat(cached_path).st_size == size:  # noqa: PTH116 - a string stays a string
+            return cached_path
     return None
 
 
@@ -266,19 +261,19 @@ def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, 
     return builder.config.name, {str(split): list(urls) for split, urls in files.items()}
 
 
-def _raise_config_error(name: HubDatasetName, known: list[str]) -> NoReturn:
-    if name.config in known or (not name.config and len(known) < 2):
+def _raise_config_error(name: HubDatasetName, configs: list[str]) -> NoReturn:
+    if name.config in configs or (not name.config and len(configs) < 2):
         raise InputError(
             f"Dataset {name.repo!r} has a card that datasets does not understand; name its data files as URLs "
             f"(hf://datasets/{name.repo}/...)."
         ) from None
-    shown = ", ".join(known[:_MAX_LISTED]) + (
-        f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
+    config_list = ", ".join(configs[:_MAX_LISTED]) + (
+        f" and {len(configs) - _MAX_LISTED} more" if len(configs) > _MAX_LISTED else ""
     )
     fact = f"has no configuration {name.config!r}" if name.config else "has several configurations"
     raise InputMissingError(
-        f"Dataset {name.repo!r} {fact}; it has {shown}{suggest(name.config, known)}. Name one as "
-        f"{name.repo}:{known[0] if known else 'CONFIGURATION'}."
+        f"Dataset {name.repo!r} {fact}; it has {config_list}{suggest(name.config, configs)}. Name one as "
+        f"{name.repo}:{configs[0] if configs else 'CONFIGURATION'}."
     ) from None
 
 
@@ -286,16 +281,20 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
     from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
-    inside = [_split_pinned_url(url)[2] for url in urls]
+    repo_paths = [_split_pinned_url(url)[2] for url in urls]
     facts = {}
-    for at in range(0, len(inside), _PATHS_PER_REQUEST):
-        some = inside[at : at + _PATHS_PER_REQUEST]
-        look = partial(
-            HfApi().get_paths_info, name.repo, some, revision=commit, repo_type="dataset"
+    for start in range(0, len(repo_paths), _PATHS_PER_REQUEST):
+        path_batch = repo_paths[start : start + _PATHS_PER_REQUEST]
+        fetch_infos = partial(HfApi().get_paths_info, name.repo, path_batch, revision=commit, repo_type="dataset")
+        facts.update(
+            {
+                repo_file.path: repo_file
+                for repo_file in _query_hub(name, fetch_infos)
+                if isinstance(repo_file, RepoFile)
+            }
         )
-        facts.update({one.path: one for one in _query_hub(name, look) if isinstance(one, RepoFile)})
     files = []
-    for url, path in zip(urls, inside, strict=True):
+    for url, path in zip(urls, repo_paths, strict=True):
         info = {"size": facts[path].size, "blob_id": facts[path].blob_id}
         files.append(HubFile(url, f"{name.repo}/{path}", make_stat_result(url, info)))
     return files
@@ -324,16 +323,16 @@ def _query_hub(name: HubDatasetName, work: Callable[[], T], tries: int = 1) -> T
         ) from None
     except list_library_errors() as error:
         fault = classify_error(error)
-    if fault.what == "passing" and tries < MAX_CONNECT_ATTEMPTS:
+    if fault.kind == "passing" and tries < MAX_CONNECT_ATTEMPTS:
         time.sleep(compute_backoff(tries))
         return _query_hub(name, work, tries + 1)
-    if fault.what == "missing":
+    if fault.kind == "missing":
         raise InputMissingError(
             f"Dataset {repo!r} holds no data files that are read (JSON Lines, Parquet, CSV, text, ...); look at "
             f"https://huggingface.co/datasets/{repo}, or name files as URLs (hf://datasets/{repo}/...)."
         ) from None
     raise DownloadError(
-        f"Failed to download dataset {repo!r}: {fault.words}. There is no file or folder of that name either; go "
+        f"Failed to download dataset {repo!r}: {fault.description}. There is no file or folder of that name either; go "
         f"online, or copy it where there is a network (hf download --repo-type dataset {repo} --local-dir DIR) and "
         "name that folder."
     ) from None

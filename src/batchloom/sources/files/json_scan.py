@@ -25,14 +25,14 @@ class BracketScan:
     """The brackets of a stretch, in columns of equal length, and the state after it.
 
     Attributes:
-        places: of each bracket outside of strings, from the stretch's beginning, int64.
+        offsets: of each bracket outside of strings, from the stretch's beginning, int64.
         steps: 1 where it opens, -1 where it closes, int8.
         depths: brackets open after it, int64.
         in_string: whether the stretch ends inside a string.
         escaped: whether the byte after it is escaped.
     """
 
-    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     steps: NDArray[np.int8]
     depths: NDArray[np.int64]
     in_string: bool = False
@@ -44,9 +44,7 @@ class BracketScan:
         return int(self.depths[-1])
 
 
-def scan_brackets(
-    data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False
-) -> BracketScan:
+def scan_brackets(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False) -> BracketScan:
     """Find the brackets of a stretch that begins in the given state.
 
     The first entry stands for the stretch's beginning: place -1, step 0, the depth there.
@@ -71,30 +69,28 @@ def scan_brackets(
     )
 
 
-def _mask_escaped(
-    array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool
-) -> NDArray[np.bool_]:
+def _mask_escaped(array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool) -> NDArray[np.bool_]:
     """Which of the marks stand after an odd run of backslashes; ``escaped``: the first byte does."""
-    found = np.zeros(len(marks), bool)
+    is_escaped = np.zeros(len(marks), bool)
     if escaped and len(marks):
-        found[0] = marks[0] == 0
+        is_escaped[0] = marks[0] == 0
     # Few stand after a backslash at all, and fewer after two: the run is walked back from those.
-    which = np.flatnonzero(marks > 0)
-    which = which[array[marks[which] - 1] == _SLASH]
+    candidates = np.flatnonzero(marks > 0)
+    candidates = candidates[array[marks[candidates] - 1] == _SLASH]
     for back in range(2, _MAX_WALKED + 2):
-        found[which] ^= True
-        before = marks[which] - back
-        inside = before >= 0
+        is_escaped[candidates] ^= True
+        previous = marks[candidates] - back
+        inside = previous >= 0
         # An escaped backslash escapes nothing.
         if escaped:
-            found[which[before == -1]] ^= True
-        which = which[inside][array[before[inside]] == _SLASH]
-        if not len(which):
-            return found
+            is_escaped[candidates[previous == -1]] ^= True
+        candidates = candidates[inside][array[previous[inside]] == _SLASH]
+        if not len(candidates):
+            return is_escaped
     slashes = np.flatnonzero(array == _SLASH)
     breaks = np.flatnonzero(np.diff(slashes) != 1)
     firsts = slashes[np.concatenate([[0], breaks + 1])]
-    first = firsts[np.searchsorted(firsts, marks[which] - 1, "right") - 1]
-    run = marks[which] - first - (escaped & (first == 0))
-    found[which] = run % 2 == 1
-    return found
+    first = firsts[np.searchsorted(firsts, marks[candidates] - 1, "right") - 1]
+    run = marks[candidates] - first - (escaped & (first == 0))
+    is_escaped[candidates] = run % 2 == 1
+    return is_escaped

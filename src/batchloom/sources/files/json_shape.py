@@ -24,32 +24,32 @@ def starts_with_list(start: bytes) -> bool:
     return start.removeprefix(_BOM).lstrip().startswith(b"[")
 
 
-def detect_json_shape(start: bytes, *, cut: bool) -> JsonShape:
+def detect_json_shape(start: bytes, *, truncated: bool) -> JsonShape:
     """What a JSON file that begins with ``start`` holds.
 
     Args:
         start: its first bytes, with a whole line where that is not too long.
-        cut: whether the file goes on where ``start`` ends without a line end.
+        truncated: whether the file goes on where ``start`` ends without a line end.
     """
     text = start.removeprefix(_BOM).lstrip()
-    line, newline, rest = text.partition(b"\n")
+    line, newline, next_lines = text.partition(b"\n")
     value = _decode_line(line)
     if text.startswith(b"["):
         # Whole lists line by line are records, if bad ones.
-        if value is not _NO_VALUE and rest.strip():
+        if value is not _NO_VALUE and next_lines.strip():
             return "lines"
         return "list" if text[1:].lstrip()[:1] in (b"{", b"]", b"") else "other"
     if not text.startswith(b"{"):
         return "other"
     if isinstance(value, dict):
-        if rest.strip():
+        if next_lines.strip():
             return "lines"
         wrapped = any(isinstance(value.get(key), list) for key in WRAPPERS)
         return "list" if wrapped else "line"
     if _opens_wrapped(text):
         return "list"
-    if newline or not cut:
-        return "lines" if isinstance(_decode_line(rest.partition(b"\n")[0]), dict) else "other"
+    if newline or not truncated:
+        return "lines" if isinstance(_decode_line(next_lines.partition(b"\n")[0]), dict) else "other"
     return "lines"
 
 
@@ -62,10 +62,9 @@ def _decode_line(line: bytes) -> Any:
 
 def _opens_wrapped(text: bytes) -> bool:
     """Whether a list under one of the known keys opens in sight."""
-    seen = scan_brackets(text)
-    opened = seen.places[np.flatnonzero((seen.depths == 2) & (seen.steps > 0))]
+    scan = scan_brackets(text)
+    opened_offsets = scan.offsets[np.flatnonzero((scan.depths == 2) & (scan.steps > 0))]
     return any(
-        text[at : at + 1] == b"["
-        and _WRAPPED_LIST_PATTERN.search(text[max(0, at - _KEY_REACH) : at])
-        for at in opened.tolist()
+        text[offset : offset + 1] == b"[" and _WRAPPED_LIST_PATTERN.search(text[max(0, offset - _KEY_REACH) : offset])
+        for offset in opened_offsets.tolist()
     )

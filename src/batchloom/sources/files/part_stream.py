@@ -62,7 +62,7 @@ class PartStream:
         return min(self._file.tell(), self.source.size)
 
     @property
-    def within(self) -> bool:
+    def ends_before_source(self) -> bool:
         """Whether the part ends before its source does."""
         return self.source.compression is None and self._stop < self.source.size
 
@@ -79,26 +79,24 @@ class PartStream:
             else:
                 data = self._read_plain(size)
         except EOFError as error:
-            raise (self._other_packing() or self._fault("is cut short")) from error
+            raise (self._find_compression_mismatch() or self._make_data_error("is cut short")) from error
         except DecompressionError as error:
-            raise (self._other_packing() or self._fault(f"is broken ({error})")) from error
+            raise (self._find_compression_mismatch() or self._make_data_error(f"is broken ({error})")) from error
         except InputError:
             raise
         except OSError as error:
-            raise InputError(
-                f"{self.source.name} cannot be read: {describe_os_error(error)}."
-            ) from error
+            raise InputError(f"{self.source.name} cannot be read: {describe_os_error(error)}.") from error
         self._hash.update(data)
         self.position += len(data)
         return data
 
     def read_up_to(self, size: int) -> bytes:
         """Exactly ``size`` bytes, or all that is left where that is less."""
-        pieces = []
+        chunks = []
         while size and (data := self.read(size)):
-            pieces.append(data)
+            chunks.append(data)
             size -= len(data)
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     def finish(self) -> bytes:
         """Read what is left and give the XXH3-128 of all bytes of the part, 16 bytes.
@@ -115,9 +113,9 @@ class PartStream:
         return self._hash.digest()
 
     def _read_plain(self, size: int) -> bytes:
-        wanted = min(size, self._stop - self.position)
-        data = self._file.read(wanted) if wanted > 0 else b""
-        if wanted > 0 and not data:
+        read_size = min(size, self._stop - self.position)
+        data = self._file.read(read_size) if read_size > 0 else b""
+        if read_size > 0 and not data:
             raise InputError(_describe_changed_source(self.source))
         return data
 
@@ -131,26 +129,27 @@ class PartStream:
                 f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
             )
 
-    def _other_packing(self) -> InputError | None:
+    def _find_compression_mismatch(self) -> InputError | None:
         """Return the error for a file that does not begin as its name says; None where it does."""
-        packing, name = self.source.compression, self.source.name
+        expected_compression, name = self.source.compression, self.source.name
         if self.position or self.source.member is not None or not self._file.seekable():
             return None
         self._file.seek(0)
         start = self._file.read(_MAGIC_BYTES)
-        found = detect_compression(start)
-        if found == packing or len(start) < _MAGIC_BYTES:
+        actual_compression = detect_compression(start)
+        if actual_compression == expected_compression or len(start) < _MAGIC_BYTES:
             return None
-        remedy = f"give it the ending of {found}" if found else "fetch it anew"
+        remedy = f"give it the ending of {actual_compression}" if actual_compression else "fetch it anew"
         return InputError(
-            f"{name} does not begin as {packing} does: rename it to {name.rpartition('.')[0]} if it is not "
+            f"{name} does not begin as {expected_compression} does: rename it to {name.rpartition('.')[0]} if it is "
+            "not "
             f"compressed, else {remedy}."
         )
 
-    def _fault(self, what: str) -> InputError:
+    def _make_data_error(self, problem: str) -> InputError:
         packing = self.source.compression or "archived"
         return InputError(
-            f"{self.source.name} {what}: its {packing} data ends or fails at byte {self._file.tell():,} of "
+            f"{self.source.name} {problem}: its {packing} data ends or fails at byte {self._file.tell():,} of "
             f"{self.source.size:,}; fetch or compress the file anew, or leave it out."
         )
 
@@ -162,16 +161,12 @@ def open_source(source: Source) -> BinaryIO:
         InputMissingError: it is gone.
         InputError: it cannot be read, or has changed.
     """
-    far = is_url(source.path)
-    if far and source.file_size > _RECHECK_MIN_BYTES and not source.revision:
+    is_remote = is_url(source.path)
+    if is_remote and source.file_size > _RECHECK_MIN_BYTES and not source.revision:
         check_unchanged(source, _stat_remote_source(source))
     try:
         member = source.member
-        file = (
-            open_member(member)
-            if member
-            else open_location(source.path, source.size, source.mtime_ns)
-        )
+        file = open_member(member) if member else open_location(source.path, source.size, source.mtime_ns)
     except InputError:
         raise
     except (EOFError, DecompressionError) as error:
@@ -183,7 +178,7 @@ def open_source(source: Source) -> BinaryIO:
     except OSError as error:
         raise InputError(f"{source.name} cannot be read: {describe_os_error(error)}.") from error
     try:
-        if not far:
+        if not is_remote:
             check_unchanged(source, os.fstat(file.fileno()))
     except InputError:
         file.close()
@@ -193,15 +188,15 @@ def open_source(source: Source) -> BinaryIO:
 
 def _stat_remote_source(source: Source) -> os.stat_result:
     """What lies by now where a source elsewhere was listed."""
-    found = stat_remote(source.file)
-    if found is None:
+    status = stat_remote(source.file)
+    if status is None:
         raise InputMissingError(_describe_missing_source(source))
-    return found
+    return status
 
 
-def check_unchanged(source: Source, now: os.stat_result) -> None:
+def check_unchanged(source: Source, status: os.stat_result) -> None:
     """Raise InputError where the file is not the one that was listed any more."""
-    if (now.st_size, now.st_mtime_ns) != (source.file_size, source.mtime_ns):
+    if (status.st_size, status.st_mtime_ns) != (source.file_size, source.mtime_ns):
         raise InputError(_describe_changed_source(source))
 
 

@@ -23,53 +23,46 @@ T = TypeVar("T")
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 
 
-def prefetch_inputs(inputs: Sequence[T], place: Callable[[T], str]) -> Iterable[T]:
+def prefetch_inputs(inputs: Sequence[T], get_location: Callable[[T], str]) -> Iterable[T]:
     """Inputs in order; of single files elsewhere it is known what lies there, and how it begins."""
 
-    def begin(one: T) -> None:
-        url = place(one)
+    def begin(item: T) -> None:
+        url = get_location(item)
         if is_url(url) and get_scheme(url) != "hf" and parse_hub_name(url) is None:
-            found = prefetch_status(url)
-            if found is not None:
-                _prefetch_beginning(url, found)
+            status = prefetch_status(url)
+            if status is not None:
+                _prefetch_beginning(url, status)
 
-    return (
-        prefetch_items(inputs, begin) if any(is_url(place(one)) for one in inputs[1:]) else inputs
-    )
+    return prefetch_items(inputs, begin) if any(is_url(get_location(item)) for item in inputs[1:]) else inputs
 
 
-def prefetch_files(
-    files: Sequence[T], file: Callable[[T], tuple[str, os.stat_result]]
-) -> Iterator[T]:
+def prefetch_files(files: Sequence[T], get_file: Callable[[T], tuple[str, os.stat_result]]) -> Iterator[T]:
     """Listed files in order, with the beginnings of those that are looked at."""
-    return prefetch_items(files, lambda one: _prefetch_beginning(*file(one)))
+    return prefetch_items(files, lambda one: _prefetch_beginning(*get_file(one)))
 
 
-def prefetch_sources(items: Sequence[T], source: Callable[[T], Source]) -> Iterable[T]:
+def prefetch_sources(items: Sequence[T], get_source: Callable[[T], Source]) -> Iterable[T]:
     """What is read of sources, in order; small ones elsewhere are there, and are those listed."""
 
     def begin(item: T) -> None:
-        one = source(item)
-        if not _is_small(one) or find_cached_copy(one.path, one.size) is not None:
+        listed_source = get_source(item)
+        if not _is_small(listed_source) or find_cached_copy(listed_source.path, listed_source.size) is not None:
             return
-        version = one.path, one.size, one.mtime_ns
-        fetch_through_cache(version, 0, one.size)
+        version = listed_source.path, listed_source.size, listed_source.mtime_ns
+        fetch_through_cache(version, 0, listed_source.size)
         # Whoever reads to the end asks whether it is still the file that was listed: by now it is.
-        if not one.revision and PAGE_CACHE.holds(version):
-            prefetch_status(one.path)
+        if not listed_source.revision and PAGE_CACHE.holds(version):
+            prefetch_status(listed_source.path)
 
-    return prefetch_items(items, begin) if any(_is_small(source(item)) for item in items) else items
+    return prefetch_items(items, begin) if any(_is_small(get_source(item)) for item in items) else items
 
 
 def _is_small(source: Source) -> bool:
     return is_url(source.path) and source.member is None and 0 < source.size <= _SMALL_FILE_BYTES
 
 
-def _prefetch_beginning(url: str, found: os.stat_result) -> None:
-    wanted = (
-        needs_content(detect_kind_by_name(redact_url(url)))
-        and detect_archive_by_name(redact_url(url)) is None
-    )
-    size = found.st_size
-    if wanted and size and find_cached_copy(url, size) is None:
-        fetch_through_cache((url, size, found.st_mtime_ns), 0, min(size, _BEGINNING_BYTES))
+def _prefetch_beginning(url: str, status: os.stat_result) -> None:
+    is_sniffed = needs_content(detect_kind_by_name(redact_url(url))) and detect_archive_by_name(redact_url(url)) is None
+    size = status.st_size
+    if is_sniffed and size and find_cached_copy(url, size) is None:
+        fetch_through_cache((url, size, status.st_mtime_ns), 0, min(size, _BEGINNING_BYTES))

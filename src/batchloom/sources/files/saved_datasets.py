@@ -22,22 +22,14 @@ def find_saved_split(folder: str) -> tuple[str, str] | None:
     if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - asked of every folder
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
-    if (
-        not isinstance(splits, list)
-        or not all(_is_plain_name(name) for name in splits)
-        or not splits
-    ):
+    if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
         raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset anew.")
     if _WANTED_SPLIT not in splits and len(splits) > 1:
-        raise InputError(
-            f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}"
-        )
-    chosen = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
-    others = [f"{folder}/{name}" for name in splits if name != chosen]
-    note = f"Of the saved dataset {folder} the split {chosen} is read"
-    return f"{folder}/{chosen}", note + (
-        f"; for others name {', '.join(others)}." if others else "."
-    )
+        raise InputError(f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}")
+    split = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
+    other_folders = [f"{folder}/{name}" for name in splits if name != split]
+    note = f"Of the saved dataset {folder} the split {split} is read"
+    return f"{folder}/{split}", note + (f"; for others name {', '.join(other_folders)}." if other_folders else ".")
 
 
 def list_saved_files(folder: str) -> list[str] | None:
@@ -55,28 +47,16 @@ def list_saved_files(folder: str) -> list[str] | None:
             f"{folder} is a saved dataset that selects its rows by an index; save it anew after flatten_indices()."
         )
     entries = state.get("_data_files")
-    names = (
-        [one.get("filename") for one in entries if isinstance(one, dict)]
-        if isinstance(entries, list)
-        else []
-    )
-    if (
-        not isinstance(entries, list)
-        or len(names) != len(entries)
-        or not all(map(_is_plain_name, names))
-    ):
-        raise InputError(
-            f"{folder}/{_STATE_NAME} does not name its data files; save the dataset anew."
-        )
+    names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_is_plain_name, names)):
+        raise InputError(f"{folder}/{_STATE_NAME} does not name its data files; save the dataset anew.")
     return [f"{folder}/{name}" for name in names]
 
 
-def is_saved_dataset(inside: Collection[str]) -> bool:
+def is_saved_dataset(paths: Collection[str]) -> bool:
     """Whether the files of a folder, by their paths inside, show that a dataset was saved there."""
-    folders = {
-        path.rpartition("/")[0] for path in inside if PurePosixPath(path).name == _STATE_NAME
-    }
-    return any(f"{one}/{_DATASET_NAME}".lstrip("/") in inside for one in folders)
+    folders = {path.rpartition("/")[0] for path in paths if PurePosixPath(path).name == _STATE_NAME}
+    return any(f"{folder}/{_DATASET_NAME}".lstrip("/") in paths for folder in folders)
 
 
 def _is_plain_name(name: Any) -> bool:

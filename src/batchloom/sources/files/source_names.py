@@ -23,27 +23,25 @@ def make_input_labels(inputs: Sequence[str]) -> list[str]:
     without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
     inputs are called the same.
     """
-    names, known = UniqueNames(), dict[str, str]()
+    names, labels_by_path = UniqueNames(), dict[str, str]()
     for path, label in list_paths_and_labels(inputs):
-        if path not in known:
-            known[path] = names.fresh(label)
-    return [known[path] for path, _ in list_paths_and_labels(inputs)]
+        if path not in labels_by_path:
+            labels_by_path[path] = names.make_unique(label)
+    return [labels_by_path[path] for path, _ in list_paths_and_labels(inputs)]
 
 
 def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
     """The normal path or URL of each input and what it is called, in the bytes it has."""
-    paths = [given if is_url_or_stdin(given) else _normalize_path(given) for given in inputs]
-    alike = Counter(
-        tail for path in set(paths) if not is_url_or_stdin(path) for tail in _list_path_tails(path)
-    )
+    paths = [input_path if is_url_or_stdin(input_path) else _normalize_path(input_path) for input_path in inputs]
+    tail_counts = Counter(tail for path in set(paths) if not is_url_or_stdin(path) for tail in _list_path_tails(path))
     return [
-        (path, format_input_label(path) if is_url_or_stdin(path) else _format_label(path, alike))
+        (path, format_input_label(path) if is_url_or_stdin(path) else _format_label(path, tail_counts))
         for path in paths
     ]
 
 
-def _normalize_path(given: str) -> str:
-    path = os.path.normpath(os.path.expanduser(strip_file_scheme(given)))  # noqa: PTH111
+def _normalize_path(input_path: str) -> str:
+    path = os.path.normpath(os.path.expanduser(strip_file_scheme(input_path)))  # noqa: PTH111
     # A file of this name stays one.
     return f"./{path}" if path == STANDARD_INPUT else path
 
@@ -53,14 +51,14 @@ def _list_path_tails(path: str) -> list[str]:
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
-def _format_label(path: str, alike: Counter[str]) -> str:
+def _format_label(path: str, tail_counts: Counter[str]) -> str:
     if not os.path.isabs(path):  # noqa: PTH117
         return path
     parts = path.strip("/").split("/")
     first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     for start in range(first, 0, -1):
         tail = "/".join(parts[start:])
-        if alike[tail] == 1:
+        if tail_counts[tail] == 1:
             return tail
     return "/".join(parts)
 
@@ -70,14 +68,14 @@ class UniqueNames:
     """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._alike: Counter[str] = Counter()
+        self._used_names: set[str] = set()
+        self._repeat_counts: Counter[str] = Counter()
 
-    def fresh(self, name: str) -> str:
+    def make_unique(self, name: str) -> str:
         """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
-        plain = found = decode_file_name(name)
-        while found in self._taken:
-            self._alike[plain] += 1
-            found = f"{plain} ({self._alike[plain] + 1})"
-        self._taken.add(found)
-        return found
+        plain = unique_name = decode_file_name(name)
+        while unique_name in self._used_names:
+            self._repeat_counts[plain] += 1
+            unique_name = f"{plain} ({self._repeat_counts[plain] + 1})"
+        self._used_names.add(unique_name)
+        return unique_name

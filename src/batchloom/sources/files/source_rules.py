@@ -7,9 +7,7 @@ from batchloom.sources.files.archives import ArchiveMember
 from batchloom.sources.files.decompression import Compression
 from batchloom.sources.files.file_kinds import FileKind
 
-ReadMethod = Literal[
-    "jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"
-]
+ReadMethod = Literal["jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"]
 
 BOM = b"\xef\xbb\xbf"
 # Kinds whose records are told apart in one way, whatever the rules.
@@ -143,11 +141,11 @@ def choose_read_method(source: Source, rules: ReadRules) -> ReadMethod:
 
 def is_splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
-    way, member = choose_read_method(source, rules), source.member
-    direct = source.compression is None and (member is None or member.direct)
+    read_method, member = choose_read_method(source, rules), source.member
+    is_direct = source.compression is None and (member is None or member.direct)
     # A checksum is verified by who reads the whole; tables are read in pieces anyway.
-    checked = member is not None and member.crc is not None and way != "table"
-    return direct and not checked and way not in ("file", "samples")
+    has_checksum = member is not None and member.crc is not None and read_method != "table"
+    return is_direct and not has_checksum and read_method not in ("file", "samples")
 
 
 def is_sequential(source: Source, rules: ReadRules) -> bool:

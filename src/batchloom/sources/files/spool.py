@@ -44,8 +44,8 @@ class Spool:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder, self._own = folder, Path()
-        self._made: list[Path] = []
+        self._folder, self._spool_folder = folder, Path()
+        self._created_folders: list[Path] = []
         self._standard_input = ""
 
     def __enter__(self) -> Self:
@@ -53,14 +53,14 @@ class Spool:
 
     def __exit__(self, *exc: object) -> None:
         PAGE_CACHE.forget()
-        if self._own.name:
-            shutil.rmtree(self._own, ignore_errors=True)
-        for folder in self._made:
+        if self._spool_folder.name:
+            shutil.rmtree(self._spool_folder, ignore_errors=True)
+        for folder in self._created_folders:
             # What was made for it alone goes with it; what others filled since then stays.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def standard_input(self) -> str:
+    def copy_standard_input(self) -> str:
         """The path of a copy of standard input, which is read to its end when first asked for.
 
         Raises:
@@ -73,10 +73,10 @@ class Spool:
             if sys.stdin.isatty():
                 raise InputError("Standard input is a terminal; name a file, or pipe data in.")
             chunks = iter(lambda: sys.stdin.buffer.read(_CHUNK_BYTES), b"")
-            self._standard_input = self._keep("stdin", chunks)
+            self._standard_input = self._store_copy("stdin", chunks)
         return self._standard_input
 
-    def web_file(self, url: str) -> str:
+    def copy_web_file(self, url: str) -> str:
         """The path of a copy of a file on the web, for servers that give no stretches of it.
 
         Raises:
@@ -85,35 +85,33 @@ class Spool:
         """
         for tries in range(1, _MAX_WEB_ATTEMPTS + 1):
             try:
-                return self._keep(
-                    PurePosixPath(redact_url(url)).name or "download", iter_web_file(url)
-                )
+                return self._store_copy(PurePosixPath(redact_url(url)).name or "download", iter_web_file(url))
             except OutputError:
                 raise
             except list_library_errors() as error:
                 fault = classify_error(error)
-            if fault.what != "passing" or tries == _MAX_WEB_ATTEMPTS:
+            if fault.kind != "passing" or tries == _MAX_WEB_ATTEMPTS:
                 break
             time.sleep(compute_backoff(tries))
         raise make_remote_error(fault, url) from None
 
     def holds(self, path: str) -> bool:
         """Whether a path is one of these copies, which nobody knows by its path."""
-        return bool(self._own.name) and path.startswith(f"{self._own}{os.sep}")
+        return bool(self._spool_folder.name) and path.startswith(f"{self._spool_folder}{os.sep}")
 
     def sweep(self) -> None:
         """Delete what killed runs left beside this spool; only one run may be at work there."""
         if self._folder is not None and self._folder.is_dir():
-            for left in self._folder.iterdir():
-                if left != self._own:
-                    shutil.rmtree(left, ignore_errors=True)
+            for leftover in self._folder.iterdir():
+                if leftover != self._spool_folder:
+                    shutil.rmtree(leftover, ignore_errors=True)
 
-    def _keep(self, name: str, chunks: Iterable[bytes]) -> str:
+    def _store_copy(self, name: str, chunks: Iterable[bytes]) -> str:
         stream = iter(chunks)
         first = next(stream, b"")
         archives = _ARCHIVE_MAGIC.items()
         ending = next((end for (at, magic), end in archives if first.startswith(magic, at)), "")
-        path = self._place(name if PurePosixPath(name).suffix else name + ending)
+        path = self._make_path(name if PurePosixPath(name).suffix else name + ending)
         digest = xxhash.xxh3_64()
         with _wrap_disk_errors(path):
             file = path.open("wb")
@@ -128,19 +126,17 @@ class Spool:
         os.utime(path, ns=(stamp, stamp))
         return str(path)
 
-    def _place(self, name: str) -> Path:
-        if not self._own.name:
+    def _make_path(self, name: str) -> Path:
+        if not self._spool_folder.name:
             with _wrap_disk_errors(self._folder or Path(tempfile.gettempdir())):
                 if self._folder is not None:
-                    missing = [
-                        one for one in (self._folder, *self._folder.parents) if not one.exists()
-                    ]
+                    missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
                     self._folder.mkdir(parents=True, exist_ok=True)
-                    self._made = missing
-                self._own = Path(tempfile.mkdtemp(prefix="batchloom-", dir=self._folder))
-        place = self._own / str(len(list(self._own.iterdir())))
-        place.mkdir()
-        return place / name
+                    self._created_folders = missing
+                self._spool_folder = Path(tempfile.mkdtemp(prefix="batchloom-", dir=self._folder))
+        subfolder = self._spool_folder / str(len(list(self._spool_folder.iterdir())))
+        subfolder.mkdir()
+        return subfolder / name
 
 
 @contextlib.contextmanager

@@ -36,12 +36,12 @@ def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
         ValueError: it is cut short or no such file.
     """
     file.seek(0)
-    at = 0
+    offset = 0
     if file.read(len(FILE_MAGIC)) == FILE_MAGIC:
-        at, size = 8, _find_footer_start(file, size)
-    found: list[ArrowMessage] = []
-    while at < size:
-        file.seek(at)
+        offset, size = 8, _find_footer_start(file, size)
+    messages: list[ArrowMessage] = []
+    while offset < size:
+        file.seek(offset)
         head = file.read(8)
         if len(head) < 4:
             raise ValueError("it is cut short")
@@ -53,15 +53,15 @@ def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
         if length == 0:
             break
         if not 0 < length <= _MAX_METADATA_BYTES:
-            raise ValueError(f"a message of {length} bytes at byte {at}")
-        file.seek(at + prefix)
+            raise ValueError(f"a message of {length} bytes at byte {offset}")
+        file.seek(offset + prefix)
         kind, body = _parse_header(file.read(length))
-        stop = at + prefix + length + body
+        stop = offset + prefix + length + body
         if body < 0 or stop > size:
             raise ValueError("it is cut short")
-        found.append(ArrowMessage(kind, at, stop, body))
-        at = stop
-    return found
+        messages.append(ArrowMessage(kind, offset, stop, body))
+        offset = stop
+    return messages
 
 
 def _find_footer_start(file: BinaryIO, size: int) -> int:
@@ -85,12 +85,11 @@ def _parse_header(data: bytes) -> tuple[int, int]:
         table = root - back
         (size,) = struct.unpack_from("<H", data, table)
         # Slots 1 and 3 of the table; an absent field has its default, 0.
-        places = [
-            struct.unpack_from("<H", data, table + 4 + 2 * slot)[0] if size >= 6 + 2 * slot else 0
-            for slot in (1, 3)
+        field_offsets = [
+            struct.unpack_from("<H", data, table + 4 + 2 * slot)[0] if size >= 6 + 2 * slot else 0 for slot in (1, 3)
         ]
-        kind = struct.unpack_from("<B", data, root + places[0])[0] if places[0] else 0
-        body = struct.unpack_from("<q", data, root + places[1])[0] if places[1] else 0
+        kind = struct.unpack_from("<B", data, root + field_offsets[0])[0] if field_offsets[0] else 0
+        body = struct.unpack_from("<q", data, root + field_offsets[1])[0] if field_offsets[1] else 0
     except struct.error as error:
         raise ValueError("a message without a sound header") from error
     return kind, body

@@ -26,12 +26,12 @@ def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = []
     for column in batch.columns:
         values = column.storage if isinstance(column, pa.ExtensionArray) else column
-        wanted = _plain_type(values.type)
-        columns.append(values if wanted is values.type else values.cast(wanted))
+        target_type = _get_plain_type(values.type)
+        columns.append(values if target_type is values.type else values.cast(target_type))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _get_plain_type(kind: pa.DataType) -> pa.DataType:
     """The type to cast to; the very same object where nothing changes."""
     types = pa.types
     if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
@@ -41,23 +41,19 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if types.is_duration(kind):
         return pa.int64()
     if types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
+        return _get_plain_type(kind.value_type)
     if types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        wanted = [field.with_type(_plain_type(field.type)) for field in fields]
-        return kind if _is_same_type(fields, wanted) else pa.struct(wanted)
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        plain_fields = [field.with_type(_get_plain_type(field.type)) for field in fields]
+        return kind if _is_same_type(fields, plain_fields) else pa.struct(plain_fields)
     makers = (
         (types.is_list, pa.list_),
         (types.is_large_list, pa.large_list),
     )
     for is_kind, make in makers:
         if is_kind(kind):
-            value = kind.value_field.with_type(_plain_type(kind.value_type))
-            return (
-                kind
-                if value.type is kind.value_type or value.type == kind.value_type
-                else make(value)
-            )
+            value = kind.value_field.with_type(_get_plain_type(kind.value_type))
+            return kind if value.type is kind.value_type or value.type == kind.value_type else make(value)
     return kind
 
 

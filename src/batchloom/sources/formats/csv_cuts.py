@@ -18,7 +18,7 @@ _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
 
 def find_row_cut(
-    source: Source, rules: ReadRules, header: CsvHeader, known: PartStart, nominal: int
+    source: Source, rules: ReadRules, header: CsvHeader, known_cut: PartStart, nominal: int
 ) -> PartStart | None:
     """The first cut at or after byte ``nominal``; None where there is none.
 
@@ -26,22 +26,22 @@ def find_row_cut(
         source: a plain CSV or TSV file.
         rules: how it is read.
         header: its header.
-        known: an earlier cut, or where the rows begin.
+        known_cut: an earlier cut, or where the rows begin.
         nominal: the byte.
 
     Raises:
         InputError: the source cannot be read, or a quoted field is never closed.
     """
-    while known.offset < nominal:
-        scan = _RowCutScanner(source, rules, header.delimiter, known)
-        found = scan.cut(nominal)
-        if found is not None or not scan.doubt:
-            return found
-        told = _read_row_cut(source, rules, header, scan.safe, min(nominal, scan.offset))
-        if told is None:
+    while known_cut.offset < nominal:
+        scan = _RowCutScanner(source, rules, header.delimiter, known_cut)
+        cut = scan.find_cut(nominal)
+        if cut is not None or not scan.uncertain:
+            return cut
+        reader_cut = _read_row_cut(source, rules, header, scan.safe, min(nominal, scan.offset))
+        if reader_cut is None:
             return None
-        known = told
-    return known
+        known_cut = reader_cut
+    return known_cut
 
 
 def _read_row_cut(
@@ -61,17 +61,17 @@ class _RowCutScanner:
     Attributes:
         offset: of the next line.
         safe: a cut at or before it.
-        doubt: whether the scan ended at a stretch it cannot tell.
+        uncertain: whether the scan ended at a stretch it cannot tell.
     """
 
     def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: PartStart) -> None:
         self._source, self._delimiter = source, ord(delimiter)
-        self._most = rules.limits.record_bytes
+        self._max_record_bytes = rules.limits.record_bytes
         self.safe, self.offset, self._line = begin, begin.offset, begin.line
         self._odd = 0
-        self.doubt = False
+        self.uncertain = False
 
-    def cut(self, nominal: int) -> PartStart | None:
+    def find_cut(self, nominal: int) -> PartStart | None:
         """The first cut at or after ``nominal``."""
         with PartStream(self._source, self.offset) as stream:
             carry = b""
@@ -79,31 +79,31 @@ class _RowCutScanner:
                 data = carry + data
                 end = data.rfind(b"\n") + 1
                 carry = data[end:]
-                if len(carry) > self._most:
+                if len(carry) > self._max_record_bytes:
                     # Nobody knows a row of such a size to its end without reading it.
                     self.offset += len(data)
-                    self.doubt = True
+                    self.uncertain = True
                     return None
-                if end and (found := self._stretch(data[:end], nominal)) is not None:
-                    return found
-                if self.doubt:
+                if end and (cut := self._scan_lines(data[:end], nominal)) is not None:
+                    return cut
+                if self.uncertain:
                     return None
         return None
 
-    def _stretch(self, data: bytes, nominal: int) -> PartStart | None:
+    def _scan_lines(self, data: bytes, nominal: int) -> PartStart | None:
         array = np.frombuffer(data, np.uint8)
         quotes = np.flatnonzero(array == _QUOTE) if b'"' in data else np.empty(0, np.int64)
         start, self.offset = self.offset, self.offset + len(data)
         if len(quotes) and not _has_plain_quotes(data, array, quotes, self._odd, self._delimiter):
-            self.doubt = True
+            self.uncertain = True
             return None
         if self.offset >= nominal:
             newlines = np.flatnonzero(array == _NEWLINE) + 1
             if len(quotes) or self._odd:
                 newlines = newlines[(np.searchsorted(quotes, newlines) + self._odd) % 2 == 0]
-            at = int(np.searchsorted(newlines, nominal - start))
-            if at < len(newlines):
-                end = int(newlines[at])
+            index = int(np.searchsorted(newlines, nominal - start))
+            if index < len(newlines):
+                end = int(newlines[index])
                 if start + end >= self._source.size:
                     return None
                 return PartStart(start + end, self._line + data.count(b"\n", 0, end))

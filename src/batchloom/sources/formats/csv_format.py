@@ -37,9 +37,7 @@ class CsvHeader:
     rows: PartStart
 
 
-def read_csv(
-    stream: PartStream, rules: ReadRules, begin: PartStart | None = None
-) -> Iterator[Records]:
+def read_csv(stream: PartStream, rules: ReadRules, begin: PartStart | None = None) -> Iterator[Records]:
     """The records of a part of a CSV or TSV source, a stretch at a time.
 
     Args:
@@ -52,7 +50,7 @@ def read_csv(
         RecordError: no column has the name of the text field.
     """
     reader = _CsvReader(stream, rules, begin.line if begin else 1)
-    header = reader.header() if begin is None else read_csv_header(stream.source, rules)
+    header = reader.read_header() if begin is None else read_csv_header(stream.source, rules)
     yield from reader.read(header)
 
 
@@ -63,18 +61,16 @@ def read_csv_header(source: Source, rules: ReadRules) -> CsvHeader:
         InputError: it has no sound one.
     """
     with PartStream(source) as stream:
-        return _CsvReader(stream, rules).header()
+        return _CsvReader(stream, rules).read_header()
 
 
-def iter_row_ends(
-    stream: PartStream, rules: ReadRules, line: int, header: CsvHeader
-) -> Iterator[PartStart]:
+def iter_row_ends(stream: PartStream, rules: ReadRules, line: int, header: CsvHeader) -> Iterator[PartStart]:
     """Where each row of a stream ends whose first row begins at ``line``, as reading it finds.
 
     Raises:
         InputError: a quoted field is never closed.
     """
-    return _CsvReader(stream, rules, line).ends(header)
+    return _CsvReader(stream, rules, line).iter_ends(header)
 
 
 class _CsvFault(NamedTuple):
@@ -93,17 +89,17 @@ class _CsvLineReader:
     Attributes:
         line: 1-based number of the next line.
         offset: of its first byte.
-        over: whether the stream has ended.
+        at_end: whether the stream has ended.
         start: the first bytes of the record.
         fault: why the record cannot be decoded, if so, and where.
     """
 
-    def __init__(self, stream: PartStream, most: int, line: int) -> None:
-        self._stream, self._most = stream, most
-        self._ready: list[bytes] = []
-        self._at = 0
+    def __init__(self, stream: PartStream, max_record_bytes: int, line: int) -> None:
+        self._stream, self._max_record_bytes = stream, max_record_bytes
+        self._lines: list[bytes] = []
+        self._next_index = 0
         self._carry = b""
-        self.line, self.offset, self.over = line, stream.position, False
+        self.line, self.offset, self.at_end = line, stream.position, False
         self.start = b""
         self._size = self._quotes = 0
         self._ended = True
@@ -117,41 +113,41 @@ class _CsvLineReader:
         return self
 
     def __next__(self) -> str:
-        data = self.bytes()
+        data = self.read_line()
         if not data:
-            self.over = True
+            self.at_end = True
             raise StopIteration
         if len(self.start) < SNIPPET_BYTES:
             self.start += data[:SNIPPET_BYTES]
         self._size += len(data)
         self._quotes += data.count(b'"')
         self._ended = data.endswith(b"\n")
-        if self._size > self._most:
+        if self._size > self._max_record_bytes:
             raise _TooLargeError
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self._found(data, error.start, describe_invalid_utf8(data[error.start]))
+            self._note_fault(data, error.start, describe_invalid_utf8(data[error.start]))
             return data.decode("utf-8", "replace")
         if "\x00" in text:
-            self._found(data, data.index(b"\0"), _NUL_REMEDY)
+            self._note_fault(data, data.index(b"\0"), _NUL_REMEDY)
         return text
 
-    def _found(self, data: bytes, at: int, reason: str) -> None:
+    def _note_fault(self, data: bytes, at: int, reason: str) -> None:
         """Note what is wrong with byte ``at`` of the line that was read last, if it is the first fault."""
         if self.fault is None:
             line = self.line - data.endswith(b"\n")
             column = len(data[:at].decode("utf-8", "replace")) + 1
             self.fault = _CsvFault(reason, line, column, excerpt_around(data, at))
 
-    def bytes(self) -> bytes:
+    def read_line(self) -> bytes:
         """The next line with its end, or as much of it as fits; empty at the end."""
-        if self._at == len(self._ready):
+        if self._next_index == len(self._lines):
             self._fill()
-        if self._at == len(self._ready):
+        if self._next_index == len(self._lines):
             return b""
-        data = self._ready[self._at]
-        self._at += 1
+        data = self._lines[self._next_index]
+        self._next_index += 1
         self.offset += len(data)
         self.line += data.endswith(b"\n")
         return data
@@ -161,8 +157,8 @@ class _CsvLineReader:
         odd = self._quotes % 2
         ended = not odd and self._ended
         self.begin()
-        data = b"".join(self._ready[self._at :]) + self._carry
-        self._ready, self._at, self._carry = [], 0, data
+        data = b"".join(self._lines[self._next_index :]) + self._carry
+        self._lines, self._next_index, self._carry = [], 0, data
         while not ended:
             data = self._carry or self._stream.read_up_to(_CHUNK_BYTES)
             if not data:
@@ -177,14 +173,14 @@ class _CsvLineReader:
 
     def _fill(self) -> None:
         data = self._carry + self._stream.read_up_to(_CHUNK_BYTES)
-        while data and b"\n" not in data and len(data) <= self._most:
+        while data and b"\n" not in data and len(data) <= self._max_record_bytes:
             more = self._stream.read_up_to(max(_CHUNK_BYTES, len(data)))
             if not more:
                 break
             data += more
-        self._ready, self._at, self._carry = _split_lines(data), 0, b""
-        if self._ready and not self._ready[-1].endswith(b"\n") and len(self._ready) > 1:
-            self._carry = self._ready.pop()
+        self._lines, self._next_index, self._carry = _split_lines(data), 0, b""
+        if self._lines and not self._lines[-1].endswith(b"\n") and len(self._lines) > 1:
+            self._carry = self._lines.pop()
 
 
 def _find_record_end(data: bytes, odd: int) -> tuple[int, int]:
@@ -216,41 +212,39 @@ class _CsvReader:
         # The module's own limit is one for the whole process, and far below a long text.
         csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK_BYTES))
         self._name, self._kind = stream.source.name, stream.source.kind
-        self._rules, self._most = rules, rules.limits.record_bytes
-        self._lines = _CsvLineReader(stream, self._most, line)
+        self._rules, self._max_record_bytes = rules, rules.limits.record_bytes
+        self._lines = _CsvLineReader(stream, self._max_record_bytes, line)
         self._record = 0
 
     def read(self, header: CsvHeader) -> Iterator[Records]:
         """All rows below the header."""
-        found, size = Records(), 0
+        batch, size = Records(), 0
         lines, names, width = self._lines, header.names, len(header.names)
-        column = self._column(names)
-        for start, line, row in self._rows(header.delimiter):
+        column = self._find_column(names)
+        for start, line, row in self._iter_rows(header.delimiter):
             if isinstance(row, BadRecord):
-                found.bad.append(row)
+                batch.bad.append(row)
             elif lines.fault or (len(row) != width and row):
                 fault = lines.fault or _CsvFault(_describe_ragged_row(len(row), width, names), line)
-                found.bad.append(self._make_faulty_record(start, fault))
+                batch.bad.append(self._make_faulty_record(start, fault))
             elif row:
-                found.values.append(
-                    dict(zip(names, row, strict=True)) if column is None else row[column]
-                )
-                found.records.append(self._record)
-                found.offsets.append(start)
-            found.seen += 1
+                batch.values.append(dict(zip(names, row, strict=True)) if column is None else row[column])
+                batch.records.append(self._record)
+                batch.offsets.append(start)
+            batch.records_read += 1
             self._record += 1
             size += lines.offset - start
             if size > _BATCH_BYTES:
-                yield found
-                found, size = Records(), 0
-        yield found
+                yield batch
+                batch, size = Records(), 0
+        yield batch
 
-    def ends(self, header: CsvHeader) -> Iterator[PartStart]:
+    def iter_ends(self, header: CsvHeader) -> Iterator[PartStart]:
         """Where each row ends."""
-        for _ in self._rows(header.delimiter):
+        for _ in self._iter_rows(header.delimiter):
             yield PartStart(self._lines.offset, self._lines.line)
 
-    def _rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
+    def _iter_rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
         """Each row, or what is wrong with it, with the offset and line where it begins."""
         lines = self._lines
         rows = csv.reader(lines, delimiter=delimiter)
@@ -262,56 +256,46 @@ class _CsvReader:
             except StopIteration:
                 return
             except _TooLargeError:
-                yield start, line, self._too_large(start, line)
+                yield start, line, self._skip_too_large(start, line)
                 rows = csv.reader(lines, delimiter=delimiter)
             except csv.Error as error:
-                yield start, line, self._bad(start, line, f"not readable as CSV: {error}")
+                yield start, line, self._make_bad_record(start, line, f"not readable as CSV: {error}")
                 rows = csv.reader(lines, delimiter=delimiter)
             else:
-                if lines.over:
+                if lines.at_end:
                     raise InputError(self._make_unclosed_record(line))
                 yield start, line, row
 
-    def header(self) -> CsvHeader:
+    def read_header(self) -> CsvHeader:
         """The header, from the source's first bytes."""
         lines = self._lines
         try:
             first = next(lines, "")
         except _TooLargeError as error:
-            raise InputError(
-                f"{self._name} has no readable header (it does not end): {_HEADER_REMEDY}"
-            ) from error
+            raise InputError(f"{self._name} has no readable header (it does not end): {_HEADER_REMEDY}") from error
         refuse_wide_encoding(self._name, lines.start)
         if "\r" in first.rstrip("\r\n"):
-            raise InputError(
-                f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'"
-            )
+            raise InputError(f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'")
         delimiter = "\t" if self._kind == "tsv" else _detect_delimiter(first)
         rows = csv.reader(_ChainedLines(first.removeprefix("\ufeff"), lines), delimiter=delimiter)
         try:
             names = next(rows, [])
         except (csv.Error, _TooLargeError) as error:
             reason = str(error) or "it does not end"
-            raise InputError(
-                f"{self._name} has no readable header ({reason}): {_HEADER_REMEDY}"
-            ) from error
-        if lines.over and names:
+            raise InputError(f"{self._name} has no readable header ({reason}): {_HEADER_REMEDY}") from error
+        if lines.at_end and names:
             raise InputError(self._make_unclosed_record(1))
         if lines.fault:
             fault = lines.fault
             raise RecordError(self._name, fault.line, fault.column, fault.reason)
-        problems = [
-            f"{name!r} stands twice" for name, times in Counter(names).items() if times > 1 and name
-        ]
-        problems += [
-            f"column {at} has no name" for at, name in enumerate(names, 1) if not name.strip()
-        ]
+        problems = [f"{name!r} stands twice" for name, times in Counter(names).items() if times > 1 and name]
+        problems += [f"column {at} has no name" for at, name in enumerate(names, 1) if not name.strip()]
         if problems or not names:
-            what = ", ".join(problems) or "the first line is blank"
-            raise InputError(f"{self._name} has no sound header ({what}): {_HEADER_REMEDY}")
+            reason_text = ", ".join(problems) or "the first line is blank"
+            raise InputError(f"{self._name} has no sound header ({reason_text}): {_HEADER_REMEDY}")
         return CsvHeader(tuple(names), delimiter, PartStart(lines.offset, lines.line))
 
-    def _column(self, header: tuple[str, ...]) -> int | None:
+    def _find_column(self, header: tuple[str, ...]) -> int | None:
         field = self._rules.text_field
         if field is None:
             return None
@@ -319,20 +303,18 @@ class _CsvReader:
             raise RecordError(self._name, 1, None, describe_missing_field(field, list(header)))
         return header.index(field)
 
-    def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
-        return BadRecord(
-            self._record, offset, None, reason, excerpt_record(self._lines.start), line
-        )
+    def _make_bad_record(self, offset: int, line: int, reason: str) -> BadRecord:
+        return BadRecord(self._record, offset, None, reason, excerpt_record(self._lines.start), line)
 
     def _make_faulty_record(self, offset: int, fault: _CsvFault) -> BadRecord:
         words = fault.snippet or excerpt_record(self._lines.start)
         return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
 
-    def _too_large(self, offset: int, line: int) -> BadRecord:
+    def _skip_too_large(self, offset: int, line: int) -> BadRecord:
         start = self._lines.start
         if not self._lines.skip_rest_of_record():
             raise InputError(self._make_unclosed_record(line))
-        return make_too_large_record(self._record, offset, start, self._most, line)
+        return make_too_large_record(self._record, offset, start, self._max_record_bytes, line)
 
     def _make_unclosed_record(self, line: int) -> str:
         return (
@@ -361,14 +343,12 @@ class _ChainedLines:
 
 def _detect_delimiter(header: str) -> str:
     """The delimiter that gives the header the most columns; the comma where none does."""
-    counts = [len(next(csv.reader([header], delimiter=one), [])) for one in _DELIMITERS]
+    counts = [len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in _DELIMITERS]
     return _DELIMITERS[counts.index(max(counts))]
 
 
 def _describe_ragged_row(fields: int, width: int, header: tuple[str, ...]) -> str:
-    few = fields < width
+    is_short = fields < width
     return f"{fields} {'field' if fields == 1 else 'fields'} where the header names {width}; " + (
-        f"the ones from {header[fields]!r} on are missing"
-        if few
-        else "quote the fields that hold delimiters"
+        f"the ones from {header[fields]!r} on are missing" if is_short else "quote the fields that hold delimiters"
     )

@@ -34,8 +34,8 @@ class FixedDelimiter:
 
     def first_end(self, buffer: bytes, *, final: bool) -> int:  # noqa: ARG002 - never in doubt
         """Where the first mark ends, or -1."""
-        found = buffer.find(self._mark)
-        return found + len(self._mark) if found >= 0 else -1
+        start = buffer.find(self._mark)
+        return start + len(self._mark) if start >= 0 else -1
 
     def last_end(self, buffer: bytes) -> int:
         """Where the last mark ends, counted from the left; 0 where there is none."""
@@ -49,14 +49,14 @@ class FixedDelimiter:
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """The stretches between marks."""
-        pieces = block.split(self._mark)
-        if not pieces[-1]:
-            pieces.pop()
-        starts, at = [], 0
-        for piece in pieces:
-            starts.append(at)
-            at += len(piece) + len(self._mark)
-        return pieces, starts
+        records = block.split(self._mark)
+        if not records[-1]:
+            records.pop()
+        starts, offset = [], 0
+        for record in records:
+            starts.append(offset)
+            offset += len(record) + len(self._mark)
+        return records, starts
 
 
 @final
@@ -84,15 +84,15 @@ class BlankLineDelimiter:
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """The paragraphs, without line ends around them."""
-        pieces, starts, at = [], [], 0
+        records, starts, offset = [], [], 0
         for match in _BLANK_LINES.finditer(block):
-            pieces.append(block[at : match.start()].strip(b"\r\n"))
-            starts.append(at)
-            at = match.end()
-        if at < len(block):
-            pieces.append(block[at:].strip(b"\r\n"))
-            starts.append(at)
-        return pieces, starts
+            records.append(block[offset : match.start()].strip(b"\r\n"))
+            starts.append(offset)
+            offset = match.end()
+        if offset < len(block):
+            records.append(block[offset:].strip(b"\r\n"))
+            starts.append(offset)
+        return records, starts
 
 
 def _is_run_complete(buffer: bytes, end: int) -> bool:
@@ -101,8 +101,8 @@ def _is_run_complete(buffer: bytes, end: int) -> bool:
     return match is not None and match.end() < len(buffer)
 
 
-def make_delimiter(way: ReadMethod, rules: ReadRules) -> Delimiter:
+def make_delimiter(read_method: ReadMethod, rules: ReadRules) -> Delimiter:
     """What ends a record in sources read this way."""
-    if way == "paragraph":
+    if read_method == "paragraph":
         return BlankLineDelimiter()
-    return FixedDelimiter(rules.split_on.encode() if way == "marker" else b"\n")
+    return FixedDelimiter(rules.split_on.encode() if read_method == "marker" else b"\n")

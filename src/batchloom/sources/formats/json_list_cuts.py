@@ -16,49 +16,47 @@ from batchloom.sources.formats.json_text import OPENING, JsonTextWindow
 _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
-def find_list_cut(
-    source: Source, rules: ReadRules, known: PartStart | None, nominal: int
-) -> PartStart | None:
+def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, nominal: int) -> PartStart | None:
     """The first cut at or after byte ``nominal``; None where there is none.
 
     Args:
         source: a plain file with a JSON list.
         rules: how it is read.
-        known: an earlier cut to go on from; None: the source's beginning.
+        known_cut: an earlier cut to go on from; None: the source's beginning.
         nominal: the byte.
 
     Raises:
         InputError: the source cannot be read, or holds no list of objects.
     """
-    with PartStream(source, known.offset if known else 0) as stream:
-        text = JsonTextWindow(stream, known)
-        wrapper = known.wrapper if known else open_list(text, rules)
-        comma = known is not None
+    with PartStream(source, known_cut.offset if known_cut else 0) as stream:
+        text = JsonTextWindow(stream, known_cut)
+        wrapper = known_cut.wrapper if known_cut else open_list(text, rules)
+        comma = known_cut is not None
         while (
-            found := _scan_elements(text, nominal, comma=comma, most=rules.limits.record_bytes)
+            is_at_cut := _scan_elements(text, nominal, comma=comma, max_record_bytes=rules.limits.record_bytes)
         ) is None:
             if text.at:
                 comma = True
-            if not text.more():
+            if not text.read_more():
                 return None
-        if not found:
+        if not is_at_cut:
             return None
-        line, column = text.place()
+        line, column = text.locate()
         return PartStart(text.offset + text.at, line, column, wrapper)
 
 
-def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, most: int) -> bool | None:
+def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, max_record_bytes: int) -> bool | None:
     """Pass over the elements in sight: True at a cut, False where none can follow, None to read on."""
     data = text.data[text.at :]
     starts, ends = find_elements(data)
-    sure = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
-    at = int(np.searchsorted(ends[:sure], nominal - text.offset - text.at))
-    if at < sure:
-        text.at += int(ends[at])
+    certain_count = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
+    index = int(np.searchsorted(ends[:certain_count], nominal - text.offset - text.at))
+    if index < certain_count:
+        text.at += int(ends[index])
         return True
-    if sure < len(ends):
+    if certain_count < len(ends):
         return False
-    if sure:
+    if certain_count:
         text.at += int(ends[-1])
         comma = True
     lead = _LEAD_PATTERN.match(text.data, text.at)
@@ -67,7 +65,7 @@ def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, most: int
         return None
     if text.data[begin] not in OPENING or lead is None or bool(lead[1]) != comma:
         return False
-    if len(text.data) - begin <= most:
+    if len(text.data) - begin <= max_record_bytes:
         return None
     text.at = begin
     if not text.skip_brackets():

@@ -28,9 +28,7 @@ _STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
 
 
-def read_json(
-    stream: PartStream, rules: ReadRules, begin: PartStart | None = None
-) -> Iterator[Records]:
+def read_json(stream: PartStream, rules: ReadRules, begin: PartStart | None = None) -> Iterator[Records]:
     """The records of a part of a JSON source, a stretch at a time.
 
     Args:
@@ -46,7 +44,7 @@ def read_json(
     text = JsonTextWindow(stream, begin)
     wrapper = begin.wrapper if begin else open_list(text, rules)
     yield from _JsonListReader(text, rules, after=begin is not None).read()
-    if text.cut:
+    if text.at_part_end:
         return
     if wrapper:
         second = _find_next_list(text, rules, [wrapper])
@@ -75,13 +73,11 @@ def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
         raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
     text.at += 1
     keys: list[str] = []
-    if found := _find_next_list(text, rules, keys):
-        return found
-    shown = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (
-        ", ..." if keys[_MAX_KEYS_LISTED:] else ""
-    )
+    if key := _find_next_list(text, rules, keys):
+        return key
+    key_list = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (", ..." if keys[_MAX_KEYS_LISTED:] else "")
     raise InputError(
-        f"{MUST_BE_LIST}: {text.name} holds one object with {shown or 'no keys'}; a list is looked for "
+        f"{MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}; a list is looked for "
         f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
     )
 
@@ -91,11 +87,11 @@ def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> 
 
     Empty where the object ends before. The keys on the way are added to ``keys``.
     """
-    while (next_one := text.peek()) != b"}":
+    while (next_byte := text.peek()) != b"}":
         if keys:
             text.take(b",", "expected a comma or }")
-            next_one = text.peek()
-        if next_one != QUOTE:
+            next_byte = text.peek()
+        if next_byte != QUOTE:
             text.fail("expected a key in quotes")
         key = _read_name(text)
         keys.append(key)
@@ -109,21 +105,21 @@ def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> 
 
 
 def _read_name(text: JsonTextWindow) -> str:
-    raw = text.string(_MAX_KEY_BYTES)
+    raw = text.read_string(_MAX_KEY_BYTES)
     try:
         return msgspec.json.decode(raw, type=str)
     except JSON_DECODE_ERRORS:
         text.fail("this key is no valid JSON string", text.at - len(raw))
 
 
-def _skip_value(text: JsonTextWindow, most: int) -> None:
+def _skip_value(text: JsonTextWindow, max_bytes: int) -> None:
     begin = text.peek()
     if begin in (b"{", b"["):
         if not text.skip_brackets():
             text.fail("the file ends inside a value; it is cut short")
     elif begin == QUOTE:
-        text.string(most)
-    elif not text.scalar():
+        text.read_string(max_bytes)
+    elif not text.read_scalar():
         text.fail("expected a value")
 
 
@@ -133,13 +129,13 @@ class _JsonListReader:
 
     def __init__(self, text: JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
         self._text = text
-        self._most = rules.limits.record_bytes
+        self._max_record_bytes = rules.limits.record_bytes
         self._rows = JsonRowReader(text.name, rules, first=not after)
         self._record = 0
-        self._after = after
+        self._after_element = after
         self._closed = False
         # Whether the window stands behind the comma before the next element.
-        self._past = False
+        self._past_comma = False
 
     def read(self) -> Iterator[Records]:
         """All elements, up to and with the closing bracket, or to the end of the part."""
@@ -147,18 +143,18 @@ class _JsonListReader:
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
             starts, ends = find_elements(data)
-            found = self._all_at_once(data, starts, ends) or self._one_by_one(starts, ends)
+            batch = self._read_all_at_once(data, starts, ends) or self._read_one_by_one(starts, ends)
             del data
-            if found.seen:
-                yield found
+            if batch.records_read:
+                yield batch
             elif not self._closed:
-                start = self._next()
+                start = self._find_next_start()
                 if start is not None and _DEEP_PATTERN.match(text.data, start):
                     text.fail("values are nested more than 1,000,000 deep", start)
-                if start is not None and len(text.data) - start > self._most:
-                    yield self._oversize(start)
-                elif not text.more():
-                    if text.cut:
+                if start is not None and len(text.data) - start > self._max_record_bytes:
+                    yield self._read_oversize(start)
+                elif not text.read_more():
+                    if text.at_part_end:
                         return
                     text.fail(*self._describe_truncated())
         self._rows.finish()
@@ -166,45 +162,43 @@ class _JsonListReader:
     @property
     def _needs_comma(self) -> bool:
         """Whether a comma comes before the next element."""
-        return self._after or self._record > 0
+        return self._after_element or self._record > 0
 
-    def _all_at_once(
-        self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Records | None:
+    def _read_all_at_once(self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records | None:
         """The records of all whole elements in sight; None where there might be a fault."""
-        if not len(ends) or (ends - starts).max() > self._most:
+        if not len(ends) or (ends - starts).max() > self._max_record_bytes:
             return None
         lead = _LEAD_PATTERN.fullmatch(data, 0, int(starts[0]))
-        if lead is None or bool(lead[1]) + self._past != self._needs_comma:
+        if lead is None or bool(lead[1]) + self._past_comma != self._needs_comma:
             return None
-        values = self._rows.elements(b"[%b]" % data[starts[0] : ends[-1]])
+        values = self._rows.decode_array(b"[%b]" % data[starts[0] : ends[-1]])
         if values is None or len(values) != len(starts):
             return None
         offsets = (starts + (self._text.offset + self._text.at)).tolist()
         self._text.at += int(ends[-1])
-        self._past = False
+        self._past_comma = False
         records = list(range(self._record, self._record + len(values)))
         self._record += len(values)
-        return Records(values=values, records=records, offsets=offsets, seen=len(values))
+        return Records(values=values, records=records, offsets=offsets, records_read=len(values))
 
-    def _one_by_one(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
+    def _read_one_by_one(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
         """The records in sight, each with its fault where it has one."""
-        text, found = self._text, Records()
+        text, batch = self._text, Records()
         stops = dict(zip((starts + text.at).tolist(), (ends + text.at).tolist(), strict=True))
-        while (start := self._next()) is not None:
-            stop = self._stop(start, stops)
+        while (start := self._find_next_start()) is not None:
+            stop = self._find_stop(start, stops)
             if stop is None:
                 break
-            self._add(found, start, stop)
-            text.at, self._past = stop, False
-        return found
+            self._add(batch, start, stop)
+            text.at, self._past_comma = stop, False
+        return batch
 
-    def _next(self) -> int | None:
+    def _find_next_start(self) -> int | None:
         """Where the next element begins; None where that is not in sight, or the list ends."""
         text, data = self._text, self._text.data
         lead = _LEAD_PATTERN.match(data, text.at)
         at = lead.end() if lead else text.at
-        commas = (lead is not None and bool(lead[1])) + self._past
+        commas = (lead is not None and bool(lead[1])) + self._past_comma
         comma = commas == 1
         if commas > 1:
             text.fail("a comma too many", at)
@@ -212,7 +206,7 @@ class _JsonListReader:
             if comma and not self._needs_comma:
                 text.fail("a comma too many", at)
             # There may be any amount of white space: the window lets go of it.
-            text.at, self._past = at, comma
+            text.at, self._past_comma = at, comma
             return None
         if data[at : at + 1] == b"]" and not comma:
             text.at, self._closed = at + 1, True
@@ -223,7 +217,7 @@ class _JsonListReader:
             text.fail("expected a value", at)
         return at
 
-    def _stop(self, start: int, stops: dict[int, int]) -> int | None:
+    def _find_stop(self, start: int, stops: dict[int, int]) -> int | None:
         """Where the element at ``start`` ends; None where that is not in sight."""
         data = self._text.data
         if data[start] in OPENING:
@@ -234,40 +228,38 @@ class _JsonListReader:
         end = _SCALAR_END_PATTERN.search(data, start)
         return end.start() if end else None
 
-    def _add(self, found: Records, start: int, stop: int) -> None:
+    def _add(self, batch: Records, start: int, stop: int) -> None:
         text, record = self._text, self._record
         element = text.data[start:stop]
-        value = self._rows.one(record, text.offset + start, element, text.place(start))
+        value = self._rows.decode_record(record, text.offset + start, element, text.locate(start))
         if not isinstance(value, BadRecord):
-            found.values.append(value)
-            found.records.append(record)
-            found.offsets.append(text.offset + start)
+            batch.values.append(value)
+            batch.records.append(record)
+            batch.offsets.append(text.offset + start)
         elif value.reason.startswith(INVALID_JSON_PREFIX) and _has_unbalanced_quotes(element):
             at, reason = diagnose_json(element, None)
             text.fail(reason, start + count_leading_bytes(element, at or 0))
         else:
-            found.bad.append(value)
-        found.seen += 1
+            batch.bad.append(value)
+        batch.records_read += 1
         self._record += 1
 
-    def _oversize(self, start: int) -> Records:
+    def _read_oversize(self, start: int) -> Records:
         """The bad record of an element above the limit, which is read through."""
         text = self._text
-        (line, _), offset = text.place(start), text.offset + start
+        (line, _), offset = text.locate(start), text.offset + start
         if text.data[start] not in OPENING:
             text.fail("a value begins here that does not end", start)
-        bad = make_too_large_record(self._record, offset, text.data[start:], self._most, line)
-        text.at, self._past = start, False
+        bad = make_too_large_record(self._record, offset, text.data[start:], self._max_record_bytes, line)
+        text.at, self._past_comma = start, False
         if not text.skip_brackets():
-            text.fail(
-                f"the file ends inside the record that begins on line {line}; it is cut short"
-            )
+            text.fail(f"the file ends inside the record that begins on line {line}; it is cut short")
         self._record += 1
-        return Records(bad=[bad], seen=1)
+        return Records(bad=[bad], records_read=1)
 
     def _describe_truncated(self) -> tuple[str, int]:
         """What to say where the source ends inside the list."""
-        start = self._next()
+        start = self._find_next_start()
         if start is None:
             return "the list is not closed; the file is cut short", len(self._text.data)
         element = self._text.data[start:]
@@ -279,14 +271,14 @@ class _JsonListReader:
 
 def find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each whole bracketed element in sight begins and ends; ``data`` begins between two."""
-    seen = scan_brackets(data)
-    below = np.flatnonzero(seen.depths < 0)
-    limit = below[0] if len(below) else len(seen.depths)
-    depths, steps, places = seen.depths[:limit], seen.steps[:limit], seen.places[:limit]
-    ends = places[(depths == 0) & (steps < 0)] + 1
-    return places[(depths == 1) & (steps > 0)][: len(ends)], ends
+    scan = scan_brackets(data)
+    unbalanced = np.flatnonzero(scan.depths < 0)
+    limit = unbalanced[0] if len(unbalanced) else len(scan.depths)
+    depths, steps, offsets = scan.depths[:limit], scan.steps[:limit], scan.offsets[:limit]
+    ends = offsets[(depths == 0) & (steps < 0)] + 1
+    return offsets[(depths == 1) & (steps > 0)][: len(ends)], ends
 
 
 def _has_unbalanced_quotes(element: bytes) -> bool:
     """Whether the quotes of a faulty element seem to be: then it may hold other records."""
-    return any(_BETWEEN_PATTERN.fullmatch(found[1]) for found in _STRING_PATTERN.finditer(element))
+    return any(_BETWEEN_PATTERN.fullmatch(match[1]) for match in _STRING_PATTERN.finditer(element))

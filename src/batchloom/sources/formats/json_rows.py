@@ -48,87 +48,79 @@ class JsonRowReader:
     """
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
-        self._name, self._field, self._most = name, rules.text_field, rules.limits.record_bytes
+        self._name, self._field, self._max_record_bytes = name, rules.text_field, rules.limits.record_bytes
         self._decoder, self._array = _make_decoders(self._field)
         # None once a record had the field; parts that begin further on are not asked.
-        self._missing: list[RecordError] | None = [] if first else None
+        self._missing_field_errors: list[RecordError] | None = [] if first else None
 
-    def lines(self, data: bytes) -> list[Any] | None:
+    def decode_lines(self, data: bytes) -> list[Any] | None:
         """The records of whole lines; None where there might be a fault."""
         try:
-            return self._values(self._decoder.decode_lines(data))
+            return self._extract_values(self._decoder.decode_lines(data))
         except JSON_DECODE_ERRORS:
             return None
 
-    def elements(self, data: bytes) -> list[Any] | None:
+    def decode_array(self, data: bytes) -> list[Any] | None:
         """The records of a JSON array; None where there might be a fault."""
         if self._array is None:
             return None
         try:
-            return self._values(self._array.decode(data))
+            return self._extract_values(self._array.decode(data))
         except JSON_DECODE_ERRORS:
             return None
 
-    def one(
-        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None = None
-    ) -> Any:
+    def decode_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None = None) -> Any:
         """The record of one value, or a BadRecord.
 
         Args:
             record: its number.
             offset: of its first byte.
             data: the value.
-            place: 1-based line and column of its first byte, where it may have several lines.
+            position: 1-based line and column of its first byte, where it may have several lines.
 
         Raises:
             RecordError: the first records of the source all lack the field.
         """
-        if len(data) > self._most:
+        if len(data) > self._max_record_bytes:
             return make_too_large_record(
-                record, offset, data, self._most, place[0] if place else None
+                record, offset, data, self._max_record_bytes, position[0] if position else None
             )
         try:
             row: Any = self._decoder.decode(data)
         except JSON_DECODE_ERRORS:
-            return self._bad(record, offset, data, place)
-        self._missing = None
+            return self._make_bad_record(record, offset, data, position)
+        self._missing_field_errors = None
         return row if self._field is None else row.value
 
     def finish(self) -> None:
         """Raise where every record of a short source lacked the field."""
-        if self._missing:
-            raise self._missing[0]
+        if self._missing_field_errors:
+            raise self._missing_field_errors[0]
 
-    def _values(self, rows: list[Any]) -> list[Any]:
+    def _extract_values(self, rows: list[Any]) -> list[Any]:
         if rows:
-            self._missing = None
+            self._missing_field_errors = None
         return rows if self._field is None else [row.value for row in rows]
 
-    def _bad(
-        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None
-    ) -> BadRecord:
+    def _make_bad_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None) -> BadRecord:
         encoding = describe_wide_encoding(data) if offset == 0 else None
         try:
             at, reason = (None, encoding) if encoding else diagnose_json(data, self._field)
         except MissingFieldError as missing:
             at, reason = None, str(missing)
-            if self._missing is not None:
-                line, row = (place[0], record + 1) if place else (record + 1, None)
-                self._missing.append(make_record_error(self._name, line, None, reason, row))
-                if len(self._missing) >= _FIRST_RECORDS:
-                    raise self._missing[0] from None
+            if self._missing_field_errors is not None:
+                line, row = (position[0], record + 1) if position else (record + 1, None)
+                self._missing_field_errors.append(make_record_error(self._name, line, None, reason, row))
+                if len(self._missing_field_errors) >= _FIRST_RECORDS:
+                    raise self._missing_field_errors[0] from None
         else:
-            self._missing = None
-        far = at is not None and at > _MAX_ROW_DEPTH
-        words = (
-            excerpt_around(data, count_leading_bytes(data, at or 0))
-            if far
-            else excerpt_record(data)
-        )
-        if place is None:
+            self._missing_field_errors = None
+        is_far = at is not None and at > _MAX_ROW_DEPTH
+        words = excerpt_around(data, count_leading_bytes(data, at or 0)) if is_far else excerpt_record(data)
+        if position is None:
             column = None if at is None else at + 1
             return BadRecord(record, offset, column, reason, words)
-        line, column = _locate_character(data, at, place)
+        line, column = _locate_character(data, at, position)
         return BadRecord(record, offset, column, reason, words, line)
 
 
@@ -137,14 +129,12 @@ def count_leading_bytes(data: bytes, characters: int) -> int:
     return len(data.decode("utf-8", "replace")[:characters].encode())
 
 
-def _locate_character(
-    data: bytes, at: int | None, place: tuple[int, int]
-) -> tuple[int, int | None]:
-    """Line and column of character ``at`` of a value that begins at ``place``."""
+def _locate_character(data: bytes, at: int | None, position: tuple[int, int]) -> tuple[int, int | None]:
+    """Line and column of character ``at`` of a value that begins at ``position``."""
     if at is None:
-        return place[0], None
+        return position[0], None
     before = data.decode("utf-8", "replace")[:at]
     lines = before.count("\n")
     if not lines:
-        return place[0], place[1] + at
-    return place[0] + lines, at - before.rfind("\n")
+        return position[0], position[1] + at
+    return position[0] + lines, at - before.rfind("\n")

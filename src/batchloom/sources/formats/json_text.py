@@ -46,14 +46,14 @@ class JsonTextWindow:
         self.name, self.at = stream.source.name, 0
         self._stream = stream
         self._offset = stream.position
-        self._first = (begin.line, begin.column) if begin else (1, 1)
+        self._start_position = (begin.line, begin.column) if begin else (1, 1)
         self.data = stream.read_up_to(_CHUNK_BYTES)
         if begin is None:
             refuse_wide_encoding(self.name, self.data)
             if self.data.startswith(BOM):
                 self.at = len(BOM)
-                self._first = 1, 0
-        self._known = 0, *self._first
+                self._start_position = 1, 0
+        self._known_position = 0, *self._start_position
 
     @property
     def offset(self) -> int:
@@ -61,65 +61,63 @@ class JsonTextWindow:
         return self._offset
 
     @property
-    def cut(self) -> bool:
+    def at_part_end(self) -> bool:
         """Whether the stream ends before its source does, and nothing of it is left."""
-        return self.at == len(self.data) and self._stream.within
+        return self.at == len(self.data) and self._stream.ends_before_source
 
-    def more(self) -> bool:
+    def read_more(self) -> bool:
         """Let go of what is done with and read on; False at the end of the source."""
-        self._let_go()
+        self._drop_consumed()
         data = self._stream.read_up_to(max(_CHUNK_BYTES, min(len(self.data), _MAX_WINDOW_BYTES)))
         self.data += data
         return bool(data)
 
-    def place(self, at: int | None = None) -> tuple[int, int]:
+    def locate(self, at: int | None = None) -> tuple[int, int]:
         """1-based line and column of a place in the window (default: where it stands)."""
         at = self.at if at is None else at
         # From the last place that was asked for: there may be a bad record at every other byte.
-        known, line, column = self._known if self._known[0] <= at else (0, *self._first)
-        lines = self.data.count(b"\n", known, at)
-        begin = self.data.rfind(b"\n", known, at) + 1 if lines else known
-        place = line + lines, (1 if lines else column) + _count_characters(self.data[begin:at])
-        self._known = at, *place
-        return place
+        known_at, line, column = self._known_position if self._known_position[0] <= at else (0, *self._start_position)
+        lines = self.data.count(b"\n", known_at, at)
+        begin = self.data.rfind(b"\n", known_at, at) + 1 if lines else known_at
+        position = line + lines, (1 if lines else column) + _count_characters(self.data[begin:at])
+        self._known_position = at, *position
+        return position
 
     def peek(self) -> bytes:
         """The next byte that is no white space, where the window now stands; empty at the end."""
         while True:
             self.at = self._skip_whitespace()
-            if self.at < len(self.data) or not self.more():
+            if self.at < len(self.data) or not self.read_more():
                 return self.data[self.at : self.at + 1]
 
-    def take(self, wanted: bytes, what: str) -> None:
+    def take(self, expected: bytes, message: str) -> None:
         """Read on over one byte, after white space.
 
         Raises:
             InvalidJsonError: something else stands there.
         """
-        if self.peek() != wanted:
-            self.fail(what)
+        if self.peek() != expected:
+            self.fail(message)
         self.at += 1
 
-    def string(self, most: int) -> bytes:
+    def read_string(self, max_bytes: int) -> bytes:
         """The string that begins here, with its quotes.
 
         Raises:
-            InvalidJsonError: it does not end within ``most`` bytes.
+            InvalidJsonError: it does not end within ``max_bytes`` bytes.
         """
-        while (found := _STRING_PATTERN.match(self.data, self.at)) is None:
-            if len(self.data) - self.at > most or not self.more():
+        while (match := _STRING_PATTERN.match(self.data, self.at)) is None:
+            if len(self.data) - self.at > max_bytes or not self.read_more():
                 self.fail("a string begins here and does not end")
-        self.at = found.end()
-        return found.group()
+        self.at = match.end()
+        return match.group()
 
-    def scalar(self) -> bytes:
+    def read_scalar(self) -> bytes:
         """The number or word that begins here."""
-        while (found := _SCALAR_PATTERN.match(self.data, self.at)) and found.end() == len(
-            self.data
-        ):
-            if found.end() - self.at > _MAX_SCALAR_BYTES:
+        while (match := _SCALAR_PATTERN.match(self.data, self.at)) and match.end() == len(self.data):
+            if match.end() - self.at > _MAX_SCALAR_BYTES:
                 self.fail("expected a value")
-            if not self.more():
+            if not self.read_more():
                 break
         word = _SCALAR_PATTERN.match(self.data, self.at)
         self.at = word.end() if word else self.at
@@ -129,16 +127,14 @@ class JsonTextWindow:
         """Read over the brackets that open here; False where the source ends in them."""
         depth, in_string, escaped = 0, False, False
         while True:
-            seen = scan_brackets(
-                self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped
-            )
-            closed = np.flatnonzero((seen.depths == 0) & (seen.steps < 0))
+            scan = scan_brackets(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
+            closed = np.flatnonzero((scan.depths == 0) & (scan.steps < 0))
             if len(closed):
-                self.at += int(seen.places[closed[0]]) + 1
+                self.at += int(scan.offsets[closed[0]]) + 1
                 return True
-            depth, in_string, escaped = seen.depth, seen.in_string, seen.escaped
+            depth, in_string, escaped = scan.depth, scan.in_string, scan.escaped
             self.at = len(self.data)
-            if not self.more():
+            if not self.read_more():
                 return False
 
     def fail(self, fact: str, at: int | None = None) -> NoReturn:
@@ -147,7 +143,7 @@ class JsonTextWindow:
         Raises:
             InvalidJsonError: always; names line and column of ``at``.
         """
-        line, column = self.place(at)
+        line, column = self.locate(at)
         fact = fact.removeprefix(INVALID_JSON_PREFIX)
         raise InvalidJsonError(
             self.name,
@@ -157,12 +153,12 @@ class JsonTextWindow:
         )
 
     def _skip_whitespace(self) -> int:
-        found = _SPACE_PATTERN.match(self.data, self.at)
-        return found.end() if found else self.at
+        match = _SPACE_PATTERN.match(self.data, self.at)
+        return match.end() if match else self.at
 
-    def _let_go(self) -> None:
-        self._first = self.place()
-        self._known = 0, *self._first
+    def _drop_consumed(self) -> None:
+        self._start_position = self.locate()
+        self._known_position = 0, *self._start_position
         self._offset += self.at
         self.data, self.at = self.data[self.at :], 0
 

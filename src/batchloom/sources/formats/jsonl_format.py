@@ -27,10 +27,10 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """
     reader = _JsonlReader(stream, rules)
     for block in iter_record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
-        found = reader.oversize(block) if block.oversize else reader.records(block)
+        batch = reader.read_oversize(block) if block.oversize else reader.read_block(block)
         # A generator holds its names while it waits, and a record may be very large.
         del block
-        yield found
+        yield batch
     reader.finish()
 
 
@@ -41,49 +41,45 @@ class _JsonlReader:
         self._rows = JsonRowReader(stream.source.name, rules, first=stream.position == 0)
         self._record = 0
 
-    def oversize(self, block: RecordBlock) -> Records:
+    def read_oversize(self, block: RecordBlock) -> Records:
         """The one bad record of a block that is a single record above the limit."""
-        bad = make_too_large_record(
-            self._record, block.offset, block.data, self._rules.limits.record_bytes
-        )
+        bad = make_too_large_record(self._record, block.offset, block.data, self._rules.limits.record_bytes)
         self._record += 1
-        return Records(bad=[bad], seen=1)
+        return Records(bad=[bad], records_read=1)
 
-    def records(self, block: RecordBlock) -> Records:
+    def read_block(self, block: RecordBlock) -> Records:
         """The good and bad records of a block of whole lines."""
         if block.offset == 0 and block.data.startswith(BOM):
             block = RecordBlock(len(BOM), block.data[len(BOM) :])
-        found = self._few_at_once(block)
-        if found is None:
+        batch = self._read_few_at_once(block)
+        if batch is None:
             starts, ends = _find_lines(block.data)
-            found = self._all_at_once(block, starts, ends)
-        if found is None:
-            found = self._one_by_one(block, starts, ends)
-        self._record += found.seen
-        return found
+            batch = self._read_all_at_once(block, starts, ends)
+        if batch is None:
+            batch = self._read_one_by_one(block, starts, ends)
+        self._record += batch.records_read
+        return batch
 
     def finish(self) -> None:
         """Raise where every record of a short source lacked the field."""
         self._rows.finish()
 
-    def _few_at_once(self, block: RecordBlock) -> Records | None:
+    def _read_few_at_once(self, block: RecordBlock) -> Records | None:
         """The same as below of a few lines, as most of very many files have; arrays cost more than they save."""
         if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
             return None
         lines = block.data.removesuffix(b"\n").split(b"\n")
-        most = self._rules.limits.record_bytes
-        if not all(
-            1 < len(line) <= most and line[0] == _OPEN and line[-1] == _CLOSE for line in lines
-        ):
+        max_record_bytes = self._rules.limits.record_bytes
+        if not all(1 < len(line) <= max_record_bytes and line[0] == _OPEN and line[-1] == _CLOSE for line in lines):
             return None
-        values = self._rows.lines(block.data)
+        values = self._rows.decode_lines(block.data)
         if values is None or len(values) != len(lines):
             return None
         starts = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=block.offset)
         records = list(range(self._record, self._record + len(values)))
-        return Records(values=values, records=records, offsets=list(starts), seen=len(values))
+        return Records(values=values, records=records, offsets=list(starts), records_read=len(values))
 
-    def _all_at_once(
+    def _read_all_at_once(
         self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Records | None:
         """The records of a block without any fault; None where there might be one."""
@@ -97,22 +93,20 @@ class _JsonlReader:
             and (data[ends - 1] == _CLOSE).all()
         ):
             return None
-        values = self._rows.lines(block.data)
+        values = self._rows.decode_lines(block.data)
         if values is None or len(values) != len(starts):
             return None
         return Records(
             values=values,
             records=list(range(self._record, self._record + len(values))),
             offsets=(starts + block.offset).tolist(),
-            seen=len(values),
+            records_read=len(values),
         )
 
-    def _one_by_one(
-        self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Records:
-        found = Records(seen=len(starts))
+    def _read_one_by_one(self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
+        batch = Records(records_read=len(starts))
         if block.data.isspace():
-            return found  # millions of empty lines, with or without CR
+            return batch  # millions of empty lines, with or without CR
         numbers = np.flatnonzero(ends > starts)
         lines = zip(numbers.tolist(), starts[numbers].tolist(), ends[numbers].tolist(), strict=True)
         for number, start, end in lines:
@@ -120,14 +114,14 @@ class _JsonlReader:
             if not line.strip():
                 continue
             record, offset = self._record + number, block.offset + start
-            value = self._rows.one(record, offset, line)
+            value = self._rows.decode_record(record, offset, line)
             if isinstance(value, BadRecord):
-                found.bad.append(value)
+                batch.bad.append(value)
             else:
-                found.values.append(value)
-                found.records.append(record)
-                found.offsets.append(offset)
-        return found
+                batch.values.append(value)
+                batch.records.append(record)
+                batch.offsets.append(offset)
+        return batch
 
 
 def _find_lines(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -23,39 +23,37 @@ class SequentialCuts:
     def __init__(self, source: Source, rules: ReadRules) -> None:
         self.source, self._rules = source, rules
         self._header: CsvHeader | None = None
-        self._asked: dict[int, PartStart | None] = {}
-        self._known: list[PartStart] = []
-        self._last: int | None = None
+        self._cuts_by_nominal: dict[int, PartStart | None] = {}
+        self._known_cuts: list[PartStart] = []
+        self._end_nominal: int | None = None
 
-    def at(self, nominal: int) -> PartStart | None:
+    def get_cut(self, nominal: int) -> PartStart | None:
         """The first cut at or after byte ``nominal``; None where there is none.
 
         Raises:
             InputError: the source cannot be read, or its header or list is not sound.
         """
-        if nominal not in self._asked:
-            found = self._find(nominal)
-            self._asked[nominal] = found
-            if found is not None:
-                places = [one.offset for one in self._known]
-                self._known.insert(bisect_left(places, found.offset), found)
-            elif self._last is None or nominal < self._last:
-                self._last = nominal
-        return self._asked[nominal]
+        if nominal not in self._cuts_by_nominal:
+            cut = self._find_cut(nominal)
+            self._cuts_by_nominal[nominal] = cut
+            if cut is not None:
+                offsets = [known_cut.offset for known_cut in self._known_cuts]
+                self._known_cuts.insert(bisect_left(offsets, cut.offset), cut)
+            elif self._end_nominal is None or nominal < self._end_nominal:
+                self._end_nominal = nominal
+        return self._cuts_by_nominal[nominal]
 
-    def _find(self, nominal: int) -> PartStart | None:
-        if self._last is not None and nominal >= self._last:
+    def _find_cut(self, nominal: int) -> PartStart | None:
+        if self._end_nominal is not None and nominal >= self._end_nominal:
             return None
-        before = bisect_right([one.offset for one in self._known], nominal)
-        known = self._known[before - 1] if before else None
-        if known is not None and known.offset == nominal:
-            return known
+        index = bisect_right([known_cut.offset for known_cut in self._known_cuts], nominal)
+        previous_cut = self._known_cuts[index - 1] if index else None
+        if previous_cut is not None and previous_cut.offset == nominal:
+            return previous_cut
         if choose_read_method(self.source, self._rules) == "json":
-            return find_list_cut(self.source, self._rules, known, nominal)
+            return find_list_cut(self.source, self._rules, previous_cut, nominal)
         if self._header is None:
             self._header = read_csv_header(self.source, self._rules)
         if nominal <= self._header.rows.offset:
             return self._header.rows if self._header.rows.offset < self.source.size else None
-        return find_row_cut(
-            self.source, self._rules, self._header, known or self._header.rows, nominal
-        )
+        return find_row_cut(self.source, self._rules, self._header, previous_cut or self._header.rows, nominal)

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, final
 
 _MAGIC = b"PAR1"
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(
-    1, 14
-)
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
 _FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
 _MAX_DEPTH = 64
 # Numbers of fields in parquet.thrift.
@@ -61,11 +59,11 @@ def read_row_groups(file: BinaryIO, size: int) -> list[RowGroup]:
 
 
 def _read_exactly(file: BinaryIO, size: int) -> bytes:
-    pieces = []
+    chunks = []
     while size and (data := file.read(size)):
-        pieces.append(data)
+        chunks.append(data)
         size -= len(data)
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _read_row_group(reader: "_CompactReader") -> RowGroup:
@@ -95,9 +93,9 @@ def _list_chunk_pages(reader: "_CompactReader") -> list[int]:
             continue
         for inner, inner_kind in reader.fields():
             if inner_kind == _I64 and inner in (_DATA_PAGE, _DICTIONARY_PAGE):
-                place = reader.integer()
-                if place or inner == _DATA_PAGE:
-                    pages.append(place)
+                page_offset = reader.integer()
+                if page_offset or inner == _DATA_PAGE:
+                    pages.append(page_offset)
             else:
                 reader.skip(inner_kind)
     return pages
@@ -108,7 +106,7 @@ class _CompactReader:
     """Thrift's compact protocol: what stands at one place after the other."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self._position = data, 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Yield number and type of each field of a struct; its value is read or skipped in between."""
@@ -171,17 +169,17 @@ class _CompactReader:
         return (self._varint() if size == 15 else size), header & 15
 
     def _skip_bytes(self, count: int) -> None:
-        self._at += count
-        if self._at > len(self._data):
+        self._position += count
+        if self._position > len(self._data):
             raise ValueError("its footer is damaged")
 
     def _byte(self) -> int:
-        value = self._data[self._at]
-        self._at += 1
+        value = self._data[self._position]
+        self._position += 1
         return value
 
     def _varint(self) -> int:
-        data, at = self._data, self._at
+        data, at = self._data, self._position
         value = data[at]
         at += 1
         if value > 127:
@@ -195,5 +193,5 @@ class _CompactReader:
                     raise ValueError("its footer is damaged")
             value |= byte << shift
             at += 1
-        self._at = at
+        self._position = at
         return value

@@ -25,9 +25,7 @@ class RecordBlock:
     oversize: bool = False
 
 
-def iter_record_blocks(
-    stream: PartStream, delimiter: Delimiter, limits: ReadLimits
-) -> Iterator[RecordBlock]:
+def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLimits) -> Iterator[RecordBlock]:
     """Blocks of whole records from a stream that begins where a record begins.
 
     Holds at most a record of ``record_bytes`` and a chunk; what is larger is read through and
@@ -54,9 +52,7 @@ def iter_record_blocks(
             offset = stream.position - len(carry)
 
 
-def _skip_record(
-    stream: PartStream, delimiter: Delimiter, limits: ReadLimits, carry: bytes
-) -> bytes:
+def _skip_record(stream: PartStream, delimiter: Delimiter, limits: ReadLimits, carry: bytes) -> bytes:
     """Read through the rest of a record; what was read after its end."""
     while (end := delimiter.first_end(carry, final=False)) < 0:
         data = stream.read(limits.chunk_bytes)

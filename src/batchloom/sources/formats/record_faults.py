@@ -51,8 +51,8 @@ def excerpt_around(data: bytes, at: int) -> str:
     # Not in the middle of a character.
     while start and start < at and data[start] & 0xC0 == 0x80:
         start += 1
-    found = data[start : at + _EXCERPT_AFTER].decode("utf-8", "backslashreplace").rstrip("\r\n")
-    return ("..." if start else "") + _escape_text(found)
+    excerpt = data[start : at + _EXCERPT_AFTER].decode("utf-8", "backslashreplace").rstrip("\r\n")
+    return ("..." if start else "") + _escape_text(excerpt)
 
 
 def _escape_text(text: str) -> str:
@@ -69,11 +69,9 @@ def describe_invalid_utf8(value: int) -> str:
     )
 
 
-def make_too_large_record(
-    record: int, offset: int, start: bytes, most: int, line: int | None = None
-) -> BadRecord:
-    """A record above the limit of ``most`` bytes, of which only the start was kept."""
-    size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+def make_too_large_record(record: int, offset: int, start: bytes, max_bytes: int, line: int | None = None) -> BadRecord:
+    """A record above the limit of ``max_bytes`` bytes, of which only the start was kept."""
+    size = f"{max_bytes >> 20} MiB" if max_bytes >= 1 << 20 else f"{max_bytes} bytes"
     reason = f"record larger than {size}; cut it into documents (text files: --split-on line|paragraph|MARKER)"
     return BadRecord(record, offset, None, reason, excerpt_record(start), line)
 
@@ -83,9 +81,7 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
     first = record == 0 and offset <= _MARK_BYTES
     reason = describe_wide_encoding(data) if first else None
     if reason is None and data[at]:
-        reason = describe_invalid_utf8(data[at]).replace(
-            " is not", f" at offset {offset + at} is not", 1
-        )
+        reason = describe_invalid_utf8(data[at]).replace(" is not", f" at offset {offset + at} is not", 1)
     elif reason is None:
         reason = (
             f"a NUL byte at offset {offset + at}, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t "
@@ -96,20 +92,18 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
     # Of the first document the place in the file is known.
     before = data[:at].decode("utf-8", "replace")
     column = len(before) - before.rfind("\n")
-    return BadRecord(
-        record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1
-    )
+    return BadRecord(record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1)
 
 
 def describe_wide_encoding(start: bytes) -> str | None:
     """Why a file that begins with ``start`` cannot be read, where it is UTF-16, UTF-32 or of another format."""
-    if told := describe_other_format(start):
-        return told
+    if reason := describe_other_format(start):
+        return reason
     for mark, name in _ENCODING_BY_BOM.items():
         if start.startswith(mark):
-            spelled = mark.hex(" ").upper()
+            mark_hex = mark.hex(" ").upper()
             return (
-                f"this is {name}, not UTF-8 (it begins with the byte order mark {spelled}); convert the file with: "
+                f"this is {name}, not UTF-8 (it begins with the byte order mark {mark_hex}); convert the file with: "
                 f"iconv -f {name} -t UTF-8"
             )
     if len(start) > 3 and (start[0] == 0) != (start[1] == 0) and any(start[2:4]):
@@ -135,15 +129,15 @@ def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]
     except json.JSONDecodeError as error:
         return error.pos, INVALID_JSON_PREFIX + error.msg + _json_remedy(error)
     if not isinstance(value, dict):
-        wanted = f" with a field {text_field!r}" if text_field else ""
-        return 0, f"{describe_json_type(value)}, not a JSON object{wanted}"
+        field_phrase = f" with a field {text_field!r}" if text_field else ""
+        return 0, f"{describe_json_type(value)}, not a JSON object{field_phrase}"
     if text_field is None:
         return None, "not readable as a JSON object"
     if text_field not in value:
         raise MissingFieldError(describe_missing_field(text_field, list(value)))
-    found = value[text_field]
-    if not isinstance(found, str):
-        return None, f"field {text_field!r} holds {describe_json_type(found)}, not text"
+    field_value = value[text_field]
+    if not isinstance(field_value, str):
+        return None, f"field {text_field!r} holds {describe_json_type(field_value)}, not text"
     return None, "not readable as JSON with one text field"
 
 
@@ -157,9 +151,7 @@ def _json_remedy(error: json.JSONDecodeError) -> str:
     if text.startswith(("'", "True", "False", "None"), at):
         return "; this is Python, not JSON: write it with json.dumps"
     if any(sign < " " for sign in text[max(0, at - 1) : at + 1]):
-        return (
-            "; control characters are written as escapes such as \\n or \\u0000, as json.dumps does"
-        )
+        return "; control characters are written as escapes such as \\n or \\u0000, as json.dumps does"
     return ""
 
 
@@ -167,19 +159,13 @@ def describe_missing_field(text_field: str, columns: list[str]) -> str:
     """The sentence for a record without the text field: what is there, and what was meant."""
     if not columns:
         return f"no field {text_field!r}: the object is empty"
-    some = ", ".join(quote_value(name) for name in columns[:_MAX_COLUMNS_LISTED])
-    more = (
-        f" and {len(columns) - _MAX_COLUMNS_LISTED} more"
-        if len(columns) > _MAX_COLUMNS_LISTED
-        else ""
-    )
+    listed_columns = ", ".join(quote_value(name) for name in columns[:_MAX_COLUMNS_LISTED])
+    omitted_note = f" and {len(columns) - _MAX_COLUMNS_LISTED} more" if len(columns) > _MAX_COLUMNS_LISTED else ""
     # Who named no field has not misspelt one: `test` beside the default `text` is another thing.
-    alike = (
-        columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
-    )
-    hint = suggest(text_field, alike).replace("did you mean ", "did you mean --text-field ")
+    candidates = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
+    hint = suggest(text_field, candidates).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the one that holds the text with --text-field"
-    return f"no field {text_field!r}: the record has {some}{more}{hint}"
+    return f"no field {text_field!r}: the record has {listed_columns}{omitted_note}{hint}"
 
 
 class RowDecoder(Protocol):

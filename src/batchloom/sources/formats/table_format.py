@@ -108,29 +108,25 @@ class TableReader:
                 self.consumed = max(0, offset - start)
                 rows = _count_rows_per_batch(batch)
                 for at in range(0, batch.num_rows, rows):
-                    piece = batch.slice(at, rows)
-                    found = (
-                        _read_rows(to_plain_batch(piece), record, offset, rules.limits.record_bytes)
+                    batch_slice = batch.slice(at, rows)
+                    records = (
+                        _read_rows(to_plain_batch(batch_slice), record, offset, rules.limits.record_bytes)
                         if field is None
-                        else _read_texts(piece.column(0), record, offset, rules.limits.record_bytes)
+                        else _read_texts(batch_slice.column(0), record, offset, rules.limits.record_bytes)
                     )
-                    record += piece.num_rows
-                    yield found
+                    record += batch_slice.num_rows
+                    yield records
 
     def _check_text(self, field: str) -> None:
         schema = self._groups.schema
         if field not in schema.names:
-            raise RecordError(
-                self.source.name, None, None, describe_missing_field(field, schema.names)
-            )
+            raise RecordError(self.source.name, None, None, describe_missing_field(field, schema.names))
         kind = schema.field(field).type
         if not is_text_type(kind):
-            others = [one.name for one in schema if is_text_type(one.type)]
-            hint = f"; --text-field {others[0]!r} does" if others else ""
+            text_columns = [schema_field.name for schema_field in schema if is_text_type(schema_field.type)]
+            hint = f"; --text-field {text_columns[0]!r} does" if text_columns else ""
             hint = f"; {BYTES_REMEDY}" if is_binary_type(kind) else hint
-            raise RecordError(
-                self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}"
-            )
+            raise RecordError(self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}")
 
 
 class _RowGroups(Protocol):
@@ -140,18 +136,14 @@ class _RowGroups(Protocol):
     starts: list[int]
     rows: list[int] | None
 
-    def batches(
-        self, first: int, last: int, field: str | None
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Record batches of groups [first, last), each with the offset of its group."""
 
 
 @final
 class _ParquetGroups:
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = pq.ParquetFile(
-            file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
-        )
+        self._file = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
         self.schema: pa.Schema = self._file.schema_arrow
         self._row_groups = read_row_groups(file, size)
         unpacked = sum(group.unpacked for group in self._row_groups)
@@ -165,18 +157,16 @@ class _ParquetGroups:
         rows = [group.rows for group in self._row_groups]
         self.rows: list[int] | None = rows if len(rows) == len(self.starts) else [sum(rows)]
 
-    def batches(
-        self, first: int, last: int, field: str | None
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         groups = range(first, last)
         if len(self.starts) != len(self._row_groups):
             groups = range(len(self._row_groups) if first == 0 < last else 0)
         for group in groups:
             offset = self.starts[group] if len(self.starts) == len(self._row_groups) else 0
-            meta = self._row_groups[group]
-            if not meta.rows:
+            row_group = self._row_groups[group]
+            if not row_group.rows:
                 continue
-            average = max(1, meta.unpacked // meta.rows)
+            average = max(1, row_group.unpacked // row_group.rows)
             batches = self._file.iter_batches(
                 batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)),
                 row_groups=[group],
@@ -198,67 +188,65 @@ class _ArrowGroups:
     def __init__(self, file: BinaryIO, source: Source) -> None:
         self._raw = file
         self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-        self._found = list_messages(file, source.size)
-        if not self._found:
+        self._messages = list_messages(file, source.size)
+        if not self._messages:
             raise ValueError("it has no schema")
-        large = max(one.body for one in self._found) > _MIN_MAPPED_BYTES
-        here = find_local_path(source.path, source.size) if source.member is None else None
-        self._mapped = _map_table(here) if large and here else None
-        self._starts = [one.start for one in self._found if one.kind == BATCH]
+        large = max(message.body for message in self._messages) > _MIN_MAPPED_BYTES
+        local_path = find_local_path(source.path, source.size) if source.member is None else None
+        self._mapped = _map_table(local_path) if large and local_path else None
+        self._starts = [message.start for message in self._messages if message.kind == BATCH]
         # Also where it cannot be mapped: where a file lies decides no part.
-        apart = self._is_file or not large or source.member is not None
+        are_separate = self._is_file or not large or source.member is not None
         self.schema: pa.Schema = pa.ipc.open_stream(self._chain_batches(0, 0)).schema
-        self.starts = self._starts if apart and self._starts else [0]
+        self.starts = self._starts if are_separate and self._starts else [0]
         self.rows: list[int] | None = None
 
-    def batches(
-        self, first: int, last: int, field: str | None
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
         if first >= last or not self._starts:
             return
-        for offset, read in self._readers(first, last, field):
-            batch = read()
+        for offset, read_batch in self._iter_readers(first, last, field):
+            batch = read_batch()
             batch = batch if field is None else batch.select([field])
             # Nothing but this keeps a damaged file from being read beyond its buffers.
             batch.validate(full=self._mapped is None)
             if self._mapped is None:
                 yield offset, batch
             else:
-                yield from self._pieces(offset, batch)
+                yield from self._iter_slices(offset, batch)
 
-    def _pieces(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _iter_slices(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """A mapped batch piece by piece, each with no other of them in memory."""
         rows = _count_rows_per_batch(batch)
         for at in range(0, batch.num_rows, rows):
-            piece = batch.slice(at, rows)
-            piece.validate(full=True)
-            yield offset, piece
+            batch_slice = batch.slice(at, rows)
+            batch_slice.validate(full=True)
+            yield offset, batch_slice
             if self._mapped is not None:
                 self._mapped.madvise(mmap.MADV_DONTNEED)
 
-    def _readers(
+    def _iter_readers(
         self, first: int, last: int, field: str | None
     ) -> Iterator[tuple[int, Callable[[], pa.RecordBatch]]]:
         # Of some columns alone even a mapped batch is copied.
-        some = field is not None and self._mapped is None
-        only = [self.schema.names.index(field)] if field is not None and some else None
-        options = pa.ipc.IpcReadOptions(included_fields=only, use_threads=False)
+        selects_column = field is not None and self._mapped is None
+        included_fields = [self.schema.names.index(field)] if field is not None and selects_column else None
+        options = pa.ipc.IpcReadOptions(included_fields=included_fields, use_threads=False)
         if self._mapped is not None and self._is_file:
-            opened = pa.ipc.open_file(pa.py_buffer(self._mapped), options=options)
-            if opened.num_record_batches != len(self._starts):
+            reader = pa.ipc.open_file(pa.py_buffer(self._mapped), options=options)
+            if reader.num_record_batches != len(self._starts):
                 raise ValueError("its directory does not match its record batches")
             for at in range(first, last):
-                yield self.starts[at], lambda at=at: opened.get_batch(at)  # type: ignore[misc]
+                yield self.starts[at], lambda at=at: reader.get_batch(at)  # type: ignore[misc]
             return
-        apart = self.starts == self._starts
-        whole = self._mapped is not None or not apart
+        are_separate = self.starts == self._starts
+        reads_whole_file = self._mapped is not None or not are_separate
         stream = pa.ipc.open_stream(
-            self._whole() if whole else self._chain_batches(first, last), options=options
+            self._open_whole_file() if reads_whole_file else self._chain_batches(first, last), options=options
         )
-        for start in self._starts[first:last] if apart else self._starts:
-            yield (start if apart else 0), stream.read_next_batch
+        for start in self._starts[first:last] if are_separate else self._starts:
+            yield (start if are_separate else 0), stream.read_next_batch
 
-    def _whole(self) -> Any:
+    def _open_whole_file(self) -> Any:
         if self._mapped is not None:
             return pa.py_buffer(self._mapped)
         self._raw.seek(0)
@@ -269,19 +257,19 @@ class _ArrowGroups:
         if first == last:
             return cast(
                 "BinaryIO",
-                _ConcatenatedRanges(self._raw, [(self._found[0].start, self._found[0].stop)]),
+                _ConcatenatedRanges(self._raw, [(self._messages[0].start, self._messages[0].stop)]),
             )
         start = self._starts[first]
-        stop = self._starts[last] if last < len(self._starts) else self._found[-1].stop
-        before = [one for one in self._found if one.start < start and one.kind != BATCH]
-        head = [(one.start, one.stop) for one in before]
-        within = [
-            one
-            for one in self._found
-            if start <= one.start < stop and one.kind in (BATCH, DICTIONARY)
+        stop = self._starts[last] if last < len(self._starts) else self._messages[-1].stop
+        preceding_messages = [message for message in self._messages if message.start < start and message.kind != BATCH]
+        head_ranges = [(message.start, message.stop) for message in preceding_messages]
+        batch_messages = [
+            message
+            for message in self._messages
+            if start <= message.start < stop and message.kind in (BATCH, DICTIONARY)
         ]
-        stretches = head + [(one.start, one.stop) for one in within]
-        return cast("BinaryIO", _ConcatenatedRanges(self._raw, stretches))
+        byte_ranges = head_ranges + [(message.start, message.stop) for message in batch_messages]
+        return cast("BinaryIO", _ConcatenatedRanges(self._raw, byte_ranges))
 
 
 def _map_table(path: str) -> mmap.mmap:
@@ -293,22 +281,22 @@ def _map_table(path: str) -> mmap.mmap:
 class _ConcatenatedRanges(ReadOnlyFile):
     """Stretches of a file one after the other, as one file."""
 
-    def __init__(self, file: BinaryIO, stretches: list[tuple[int, int]]) -> None:
-        self._file, self._left = file, stretches[::-1]
+    def __init__(self, file: BinaryIO, byte_ranges: list[tuple[int, int]]) -> None:
+        self._file, self._remaining_ranges = file, byte_ranges[::-1]
 
     def read(self, size: int | None = -1) -> bytes:
-        pieces, size = [], -1 if size is None else size
-        while size and self._left:
-            start, stop = self._left.pop()
+        chunks, size = [], -1 if size is None else size
+        while size and self._remaining_ranges:
+            start, stop = self._remaining_ranges.pop()
             self._file.seek(start)
             data = self._file.read(stop - start if size < 0 else min(size, stop - start))
             if not data:
                 raise EOFError
             if start + len(data) < stop:
-                self._left.append((start + len(data), stop))
-            pieces.append(data)
+                self._remaining_ranges.append((start + len(data), stop))
+            chunks.append(data)
             size = -1 if size < 0 else size - len(data)
-        return b"".join(pieces)
+        return b"".join(chunks)
 
 
 @final
@@ -349,32 +337,33 @@ def _count_rows_per_batch(batch: pa.RecordBatch) -> int:
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
 
 
-def _read_rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
+def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) -> Records:
     count = batch.num_rows
-    large = batch.nbytes > most
+    large = batch.nbytes > max_bytes
     if large and count > 1:
-        return _read_row_by_row(batch, record, offset, most)
-    found = Records(offsets=[offset] * count, seen=count)
-    found.records = list(range(record, record + count))
+        return _read_row_by_row(batch, record, offset, max_bytes)
+    records = Records(offsets=[offset] * count, records_read=count)
+    records.records = list(range(record, record + count))
     if large:
-        shortened = _shorten_row(batch, most)
+        shortened = _shorten_row(batch, max_bytes)
         if shortened is not None:
             start = msgspec.json.encode(shortened, enc_hook=str)[:SNIPPET_BYTES]
-            return Records(bad=[make_too_large_record(record, offset, start, most)], seen=1)
+            return Records(bad=[make_too_large_record(record, offset, start, max_bytes)], records_read=1)
     try:
-        found.values = batch.to_pylist()
+        records.values = batch.to_pylist()
     except UnicodeDecodeError:
         if count > 1:
-            return _read_row_by_row(batch, record, offset, most)
-        return Records(bad=[_make_undecodable_record(batch, record, offset)], seen=1)
+            return _read_row_by_row(batch, record, offset, max_bytes)
+        return Records(bad=[_make_undecodable_record(batch, record, offset)], records_read=1)
     if large:
         # Arrow counts what views share with every row; what the record itself takes is its JSON.
-        data = msgspec.json.encode(found.values[0], enc_hook=str)
-        if len(data) > most:
+        data = msgspec.json.encode(records.values[0], enc_hook=str)
+        if len(data) > max_bytes:
             return Records(
-                bad=[make_too_large_record(record, offset, data[:SNIPPET_BYTES], most)], seen=1
+                bad=[make_too_large_record(record, offset, data[:SNIPPET_BYTES], max_bytes)],
+                records_read=1,
             )
-    return found
+    return records
 
 
 def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
@@ -387,18 +376,16 @@ def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) ->
                 f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the "
                 "file anew from its source"
             )
-            return BadRecord(
-                record, offset, None, reason, excerpt_around(error.object, error.start)
-            )
+            return BadRecord(record, offset, None, reason, excerpt_around(error.object, error.start))
     raise AssertionError("a row that cannot be decoded has a column that cannot be")
 
 
-def _shorten_row(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
-    """A row with a text above ``most`` bytes, by its beginnings alone; None where it has none.
+def _shorten_row(row: pa.RecordBatch, max_bytes: int) -> dict[str, Any] | None:
+    """A row with a text above ``max_bytes`` bytes, by its beginnings alone; None where it has none.
 
     So a text that cannot be used is not made a second and a third time.
     """
-    starts = [_read_beginning(column, most) for column in row.columns]
+    starts = [_read_beginning(column, max_bytes) for column in row.columns]
     if all(start is None for start in starts):
         return None
     columns = [
@@ -406,64 +393,64 @@ def _shorten_row(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
         for column, start in zip(row.columns, starts, strict=True)
     ]
     try:
-        found = pa.RecordBatch.from_arrays(columns, row.schema.names).to_pylist()
+        rows = pa.RecordBatch.from_arrays(columns, row.schema.names).to_pylist()
     except UnicodeDecodeError:
         return {}
-    return cast("dict[str, Any]", found[0])
+    return cast("dict[str, Any]", rows[0])
 
 
-def _read_row_by_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
-    whole = Records()
-    for at in range(batch.num_rows):
-        piece = _read_rows(batch.slice(at, 1), record + at, offset, most)
-        whole.values += piece.values
-        whole.records += piece.records
-        whole.offsets += piece.offsets
-        whole.bad += piece.bad
-        whole.seen += piece.seen
-    return whole
+def _read_row_by_row(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) -> Records:
+    records = Records()
+    for index in range(batch.num_rows):
+        row_records = _read_rows(batch.slice(index, 1), record + index, offset, max_bytes)
+        records.values += row_records.values
+        records.records += row_records.records
+        records.offsets += row_records.offsets
+        records.bad += row_records.bad
+        records.records_read += row_records.records_read
+    return records
 
 
-def _read_texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
+def _read_texts(column: pa.Array, record: int, offset: int, max_bytes: int) -> Records:
     count = len(column)
-    if column.nbytes > most and count == 1 and (start := _read_beginning(column, most)) is not None:
-        return Records(bad=[make_too_large_record(record, offset, start, most)], seen=1)
+    if column.nbytes > max_bytes and count == 1 and (start := _read_beginning(column, max_bytes)) is not None:
+        return Records(bad=[make_too_large_record(record, offset, start, max_bytes)], records_read=1)
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
         plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         values = plain.cast(pa.large_binary()).to_pylist()
-    good = all(type(value) is str for value in values)
-    if good and (column.nbytes <= most or max(map(len, values)) * 4 <= most):
+    is_all_text = all(type(value) is str for value in values)
+    if is_all_text and (column.nbytes <= max_bytes or max(map(len, values)) * 4 <= max_bytes):
         records = list(range(record, record + count))
-        return Records(values=values, records=records, offsets=[offset] * count, seen=count)
-    found = Records(seen=count)
+        return Records(values=values, records=records, offsets=[offset] * count, records_read=count)
+    text_records = Records(records_read=count)
     for number, value in enumerate(values, record):
-        text = _read_text(value, number, offset, most)
+        text = _read_text(value, number, offset, max_bytes)
         if isinstance(text, BadRecord):
-            found.bad.append(text)
+            text_records.bad.append(text)
         else:
-            found.values.append(text)
-            found.records.append(number)
-            found.offsets.append(offset)
-    return found
+            text_records.values.append(text)
+            text_records.records.append(number)
+            text_records.offsets.append(offset)
+    return text_records
 
 
-def _read_beginning(column: pa.Array, most: int) -> bytes | None:
-    """How the one text of a column begins where it is above ``most`` bytes; else None."""
+def _read_beginning(column: pa.Array, max_bytes: int) -> bytes | None:
+    """How the one text of a column begins where it is above ``max_bytes`` bytes; else None."""
     plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if not plain or (pc.binary_length(column)[0].as_py() or 0) <= most:
+    if not plain or (pc.binary_length(column)[0].as_py() or 0) <= max_bytes:
         return None
     data = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
     return bytes(pc.binary_slice(data, 0, SNIPPET_BYTES)[0].as_py())
 
 
-def _read_text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:
+def _read_text(value: str | bytes | None, record: int, offset: int, max_bytes: int) -> str | BadRecord:
     if value is None:
         return BadRecord(record, offset, None, "the text is null; drop such rows first", "")
     data = value.encode() if isinstance(value, str) else value
-    if len(data) > most:
-        return make_too_large_record(record, offset, data[:SNIPPET_BYTES], most)
+    if len(data) > max_bytes:
+        return make_too_large_record(record, offset, data[:SNIPPET_BYTES], max_bytes)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -472,11 +459,9 @@ def _read_text(value: str | bytes | None, record: int, offset: int, most: int) -
 
 
 def _check_names(source: Source, names: list[str]) -> None:
-    twice = [repr(name) for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise InputError(
-            f"{source.name} has several columns named {', '.join(twice)}; rename them first."
-        )
+    duplicates = [repr(name) for name, times in Counter(names).items() if times > 1]
+    if duplicates:
+        raise InputError(f"{source.name} has several columns named {', '.join(duplicates)}; rename them first.")
 
 
 @contextmanager

@@ -110,24 +110,24 @@ def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a probe process; return it with the pipe that it answers on."""
     warnings = (f"-W{option}" for option in sys.warnoptions)
     path = (entry for entry in sys.path if isinstance(entry, str))
-    ours, theirs = Pipe()
-    with theirs:
+    parent_end, child_end = Pipe()
+    with child_end:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
             [
                 os.fsdecode(get_executable()),
                 *warnings,
                 "-c",
                 _START_CODE,
-                str(theirs.fileno()),
+                str(child_end.fileno()),
                 *path,
             ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(child_end.fileno(),),
             # A Ctrl-C of the terminal is for the command, which ends its probe.
             process_group=0,
         )
-    return process, ours
+    return process, parent_end
 
 
 def _describe_status(status: int) -> str:
@@ -142,8 +142,8 @@ class _RequestedFile(ReadOnlyFile):
         self._pipe, self._size, self._position = pipe, size, 0
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._position)
-        self._pipe.send((self._position, left if size is None or size < 0 else min(size, left)))
+        remaining = max(0, self._size - self._position)
+        self._pipe.send((self._position, remaining if size is None or size < 0 else min(size, remaining)))
         data = self._pipe.recv_bytes()
         self._position += len(data)
         return data

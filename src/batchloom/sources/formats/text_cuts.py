@@ -18,14 +18,14 @@ def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:
         start: where the document begins in the buffer.
         limits: the sizes.
     """
-    least, most = start + limits.document_bytes, start + 2 * limits.document_bytes
-    if len(buffer) <= least:
+    min_end, max_end = start + limits.document_bytes, start + 2 * limits.document_bytes
+    if len(buffer) <= min_end:
         return len(buffer)
-    cut = find_best_cut(buffer, least, min(most, len(buffer)))
-    if cut is not None:
-        return cut
+    best_cut = find_best_cut(buffer, min_end, min(max_end, len(buffer)))
+    if best_cut is not None:
+        return best_cut
     # What is left has no better place and is short enough to stay whole.
-    return len(buffer) if len(buffer) <= most else find_character_start(buffer, least)
+    return len(buffer) if len(buffer) <= max_end else find_character_start(buffer, min_end)
 
 
 def find_best_cut(buffer: bytes, start: int, stop: int) -> int | None:
@@ -33,17 +33,17 @@ def find_best_cut(buffer: bytes, start: int, stop: int) -> int | None:
     match = _BLANK_LINE_PATTERN.search(buffer, start, stop)
     if match:
         return match.end()
-    found = buffer.find(b"\n", start, stop)
-    if found >= 0:
-        return found + 1
-    found = buffer.find(b" ", start, stop)
-    return found if found >= 0 else None
+    index = buffer.find(b"\n", start, stop)
+    if index >= 0:
+        return index + 1
+    index = buffer.find(b" ", start, stop)
+    return index if index >= 0 else None
 
 
-def find_character_start(buffer: bytes, place: int) -> int:
-    """The first place at or after ``place`` where a UTF-8 character begins."""
-    for at in range(place, min(place + 4, len(buffer))):
-        if buffer[at] & 0xC0 != 0x80:
-            return at
+def find_character_start(buffer: bytes, position: int) -> int:
+    """The first place at or after ``position`` where a UTF-8 character begins."""
+    for index in range(position, min(position + 4, len(buffer))):
+        if buffer[index] & 0xC0 != 0x80:
+            return index
     # Four such bytes in a row are no UTF-8, and the end of the text ends a character too.
-    return place if place + 4 <= len(buffer) else len(buffer)
+    return position if position + 4 <= len(buffer) else len(buffer)

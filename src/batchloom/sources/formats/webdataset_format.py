@@ -50,23 +50,23 @@ def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
     """
     if archive.kind != "tar":
         return None
-    unread, found = set(), False
+    unread, has_medium = set(), False
     try:
         with (
             open_location(archive.path, archive.size, archive.mtime_ns) as file,
-            _open_tar(archive, file) as opened,
+            _open_tar(archive, file) as tar_file,
         ):
             for _ in range(_SNIFFED_ENTRIES):
-                if (entry := opened.next()) is None:
+                if (entry := tar_file.next()) is None:
                     break
                 if not entry.isreg() or not _NAME_PATTERN.fullmatch(entry.name):
                     continue
-                found = found or detect_medium_kind(entry.name) is not None
+                has_medium = has_medium or detect_medium_kind(entry.name) is not None
                 if not _is_supported(entry.name):
                     unread.add(get_suffix(entry.name).lower())
     except _TAR_ERRORS:
-        return frozenset() if found else None
-    return frozenset(unread) if found else None
+        return frozenset() if has_medium else None
+    return frozenset(unread) if has_medium else None
 
 
 def _open_tar(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
@@ -77,10 +77,7 @@ def _open_tar(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
 
 
 def _is_supported(name: str) -> bool:
-    return (
-        get_suffix(name).lower() in (*_TEXT_SUFFIXES, _RECORD_SUFFIX)
-        or detect_medium_kind(name) is not None
-    )
+    return get_suffix(name).lower() in (*_TEXT_SUFFIXES, _RECORD_SUFFIX) or detect_medium_kind(name) is not None
 
 
 def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
@@ -90,22 +87,22 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         InputError: the tar is cut short or damaged, or goes on behind its end.
     """
     reader = _WebDatasetReader(stream, rules.limits)
-    with closing(reader.samples()) as samples:
-        found, begin = Records(), stream.position
+    with closing(reader.iter_samples()) as samples:
+        batch, begin = Records(), stream.position
         for number, sample in enumerate(samples):
-            found.seen += 1
-            row = sample.row()
+            batch.records_read += 1
+            row = sample.make_row()
             if isinstance(row, str):
                 words = ", ".join(sample.names)
-                found.bad.append(BadRecord(number, sample.offset, None, row, words[:160]))
+                batch.bad.append(BadRecord(number, sample.offset, None, row, words[:160]))
             else:
-                found.values.append(row)
-                found.records.append(number)
-                found.offsets.append(sample.offset)
-            if found.seen >= _BATCH_SAMPLES or stream.position - begin >= _BATCH_BYTES:
-                yield found
-                found, begin = Records(), stream.position
-        yield found
+                batch.values.append(row)
+                batch.records.append(number)
+                batch.offsets.append(sample.offset)
+            if batch.records_read >= _BATCH_SAMPLES or stream.position - begin >= _BATCH_BYTES:
+                yield batch
+                batch, begin = Records(), stream.position
+        yield batch
 
 
 @dataclass(slots=True)
@@ -119,7 +116,7 @@ class _WebDatasetSample:
         texts: what its texts hold, by their endings.
         record: what its ``.json`` holds.
         media: by kind the name and the value of each, in the order of the tar.
-        held: bytes of media in memory.
+        media_bytes: bytes of media in memory.
         fault: what is wrong with it, empty where nothing is.
     """
 
@@ -129,58 +126,62 @@ class _WebDatasetSample:
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] | None = None
     media: dict[MediumKind, list[tuple[str, Any]]] = field(default_factory=dict)
-    held: int = 0
+    media_bytes: int = 0
     fault: str = ""
 
     def refuse(self, fault: str) -> None:
         """Say what is wrong, unless something is already."""
         self.fault = self.fault or f"sample {self.key!r} {fault}"
 
-    def row(self) -> dict[str, Any] | str:
+    def make_row(self) -> dict[str, Any] | str:
         """The sample as a row, or what is wrong with it."""
         row: dict[str, Any] = {"__key__": self.key, **(self.record or {})}
-        own = row.get("text")
+        record_text = row.get("text")
         for ending, text in self.texts.items():
             if row.get("text", text) != text:
-                other = _RECORD_SUFFIX if own is not None else next(iter(self.texts))
-                self.refuse(
-                    f"has a text in {other} and another one in {ending}: leave one of them out"
-                )
+                text_source = _RECORD_SUFFIX if record_text is not None else next(iter(self.texts))
+                self.refuse(f"has a text in {text_source} and another one in {ending}: leave one of them out")
             row["text"] = text
         if self.record is None and not (self.texts and self.media):
             self._refuse_incomplete()
         for kind in MEDIUM_KINDS:
-            if found := self.media.get(kind):
-                row[f"{kind}s"] = self._order_media(kind, found, row)
+            if media := self.media.get(kind):
+                row[f"{kind}s"] = self._order_media(kind, media, row)
         return self.fault or row
 
     def _refuse_incomplete(self) -> None:
-        have = ", ".join(name.rpartition("/")[2] for name in self.names)
-        lacks = "image or sound" if self.texts else ".txt, .caption or .json"
+        file_list = ", ".join(name.rpartition("/")[2] for name in self.names)
+        missing_part = "image or sound" if self.texts else ".txt, .caption or .json"
         self.refuse(
-            f"has {have:.200} and no {lacks} beside it: files of a sample are called alike up to the first dot and "
+            f"has {file_list:.200} and no {missing_part} beside it: files of a sample are called alike up to the "
+            "first dot and "
             "stand side by side in the tar (tar --sort=name)"
         )
 
-    def _order_media(
-        self, kind: MediumKind, found: list[tuple[str, Any]], row: dict[str, Any]
-    ) -> list[Any]:
+    def _order_media(self, kind: MediumKind, media: list[tuple[str, Any]], row: dict[str, Any]) -> list[Any]:
         """The media of a kind in the order in which the record names them; of the tar where it names none."""
         columns = [name for name in (f"{kind}s", kind) if row.get(name)]
         if self.record is None or not columns:
-            return [value for _, value in found]
-        named = [one for name in columns for one in _as_list(row.pop(name))]
-        if len(named) == len(found) == 1:
-            return [found[0][1]]
-        known = {alias: value for name, value in found for alias in self._list_aliases(name)}
-        missing = next((one for one in named if not isinstance(one, str) or one not in known), None)
-        if missing is not None or len(named) != len(found):
-            what = f"{missing!r:.80}" if missing is not None else f"{len(named)} of {len(found)}"
+            return [value for _, value in media]
+        references = [reference for name in columns for reference in _as_list(row.pop(name))]
+        if len(references) == len(media) == 1:
+            return [media[0][1]]
+        values_by_alias = {alias: value for name, value in media for alias in self._list_aliases(name)}
+        missing = next(
+            (
+                reference
+                for reference in references
+                if not isinstance(reference, str) or reference not in values_by_alias
+            ),
+            None,
+        )
+        if missing is not None or len(references) != len(media):
+            mismatch = f"{missing!r:.80}" if missing is not None else f"{len(references)} of {len(media)}"
             self.refuse(
-                f"names {what} in column {columns[0]!r} of its .json, and holds "
-                f"{', '.join(name for name, _ in found):.200}: name each of them once, or leave the column out"
+                f"names {mismatch} in column {columns[0]!r} of its .json, and holds "
+                f"{', '.join(name for name, _ in media):.200}: name each of them once, or leave the column out"
             )
-        return [known.get(one) for one in named if isinstance(one, str)]
+        return [values_by_alias.get(reference) for reference in references if isinstance(reference, str)]
 
     def _list_aliases(self, name: str) -> tuple[str, str, str]:
         """What a record may call a file of its own: all of its name, without folders, and without the key."""
@@ -223,22 +224,22 @@ class _WebDatasetReader:
         self._stream, self._limits = stream, limits
         source = stream.source
         self._file = source.path.rpartition("/")[2]
-        self._named = source.compression is None and not is_url(source.path)
+        self._is_local_tar = source.compression is None and not is_url(source.path)
 
-    def samples(self) -> Generator[_WebDatasetSample]:
+    def iter_samples(self) -> Generator[_WebDatasetSample]:
         """The samples in the order of the tar."""
-        name, at = self._stream.source.name, 0
+        name, offset = self._stream.source.name, 0
         try:
             with tarfile.open(
                 fileobj=cast("BinaryIO", self._stream),
                 mode="r|",
                 bufsize=_BUFFER_BYTES,
                 tarinfo=_TarHeader,
-            ) as opened:
+            ) as tar_file:
                 sample: _WebDatasetSample | None = None
-                while (entry := opened.next()) is not None:
-                    opened.members = []  # type: ignore[attr-defined]
-                    at = entry.offset
+                while (entry := tar_file.next()) is not None:
+                    tar_file.members = []  # type: ignore[attr-defined]
+                    offset = entry.offset
                     match = _NAME_PATTERN.fullmatch(entry.name)
                     if entry.isdir() or match is None:
                         continue
@@ -247,29 +248,31 @@ class _WebDatasetReader:
                         if sample is not None:
                             yield sample
                         sample = _WebDatasetSample(key, entry.offset)
-                    self._take(sample, entry, opened)
+                    self._add_file(sample, entry, tar_file)
                 if sample is not None:
                     yield sample
-                self._refuse_trailing_bytes(opened)
+                self._refuse_trailing_bytes(tar_file)
         except InputError:
             raise
         except EOFError:
             raise InputError(
-                f"{name} ends behind the file at byte {at:,} without the mark of its end, so that more may be missing. "
+                f"{name} ends behind the file at byte {offset:,} without the mark of its end, so that more may be "
+                "missing. "
                 "Fetch it anew; where its writer leaves the mark out, add it: truncate -s +1024 FILE."
             ) from None
         except (DecompressionError, tarfile.TarError, ValueError, OverflowError) as error:
             # tarfile itself has no kind of error for a file that ends in the middle of a member.
-            ended = isinstance(error, tarfile.ReadError) and not self._stream.read(1)
+            is_truncated = isinstance(error, tarfile.ReadError) and not self._stream.read(1)
             raise InputError(
-                f"{name} is damaged behind byte {at:,} ({_TRUNCATED if ended else str(error) or 'unknown form'}): "
+                f"{name} is damaged behind byte {offset:,} "
+                f"({_TRUNCATED if is_truncated else str(error) or 'unknown form'}): "
                 f"fetch or "
                 "pack it anew, or leave it out."
             ) from error
 
-    def _refuse_trailing_bytes(self, opened: tarfile.TarFile) -> None:
+    def _refuse_trailing_bytes(self, tar_file: tarfile.TarFile) -> None:
         """Raise where bytes come behind the end of the tar: ``cat`` joins tars so that only the first is read."""
-        file: Any = opened.fileobj
+        file: Any = tar_file.fileobj
         while data := file.read(_BUFFER_BYTES):
             if any(data):
                 raise InputError(
@@ -277,9 +280,7 @@ class _WebDatasetReader:
                     "them with tar --concatenate, or keep them apart."
                 )
 
-    def _take(
-        self, sample: _WebDatasetSample, entry: tarfile.TarInfo, opened: tarfile.TarFile
-    ) -> None:
+    def _add_file(self, sample: _WebDatasetSample, entry: tarfile.TarInfo, tar_file: tarfile.TarFile) -> None:
         """Take a file into its sample."""
         name = decode_file_name(entry.name)
         if name in sample.names:
@@ -288,43 +289,43 @@ class _WebDatasetReader:
         if not entry.isreg() or entry.issparse():
             sample.refuse(f"has the link or special file {name!r}: pack it with tar --dereference")
         elif (kind := detect_medium_kind(entry.name)) is not None:
-            self._take_medium(sample, kind, name, entry, opened)
+            self._add_medium(sample, kind, name, entry, tar_file)
         elif (ending := get_suffix(entry.name).lower()) in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
-            most = self._limits.record_bytes
-            if entry.size > most:
-                sample.refuse(f"has {name!r} of {entry.size:,} bytes, more than {most:,}: cut it")
+            max_bytes = self._limits.record_bytes
+            if entry.size > max_bytes:
+                sample.refuse(f"has {name!r} of {entry.size:,} bytes, more than {max_bytes:,}: cut it")
                 return
-            data = _read_entry(opened, entry)
+            data = _read_entry(tar_file, entry)
             if ending == _RECORD_SUFFIX:
                 _add_record(sample, name, data)
             else:
                 _add_text(sample, name, ending, data)
 
-    def _take_medium(
+    def _add_medium(
         self,
         sample: _WebDatasetSample,
         kind: MediumKind,
         name: str,
         entry: tarfile.TarInfo,
-        opened: tarfile.TarFile,
+        tar_file: tarfile.TarFile,
     ) -> None:
         media = sample.media.setdefault(kind, [])
-        if self._named:
+        if self._is_local_tar:
             media.append((name, format_tar_location(self._file, entry.offset_data, entry.size)))
             return
-        most = self._limits.medium_bytes
-        if sample.held + entry.size > most:
+        max_bytes = self._limits.medium_bytes
+        if sample.media_bytes + entry.size > max_bytes:
             sample.refuse(
-                f"has more than {most:,} bytes of media up to {name!r}, and those of tars that are packed or lie "
+                f"has more than {max_bytes:,} bytes of media up to {name!r}, and those of tars that are packed or lie "
                 "elsewhere are held: unpack it here, or make them smaller"
             )
             return
-        sample.held += entry.size
-        media.append((name, {"bytes": _read_entry(opened, entry), "path": name}))
+        sample.media_bytes += entry.size
+        media.append((name, {"bytes": _read_entry(tar_file, entry), "path": name}))
 
 
-def _read_entry(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    file = opened.extractfile(entry)
+def _read_entry(tar_file: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    file = tar_file.extractfile(entry)
     data = b"" if file is None else file.read()
     if len(data) < entry.size:
         raise DecompressionError(_TRUNCATED)

@@ -49,22 +49,22 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     shards = _MdsWriter(folder, columns)
     sources = store.manifest.sources if store.manifest else ()
     names = [source.name.encode() for source in sources]
-    for stretch in iter_document_ranges(store):
-        for sample in _encode_samples(stretch, names):
+    for document_range in iter_document_ranges(store):
+        for sample in _encode_samples(document_range, names):
             shards.add(sample)
-        tick(len(stretch.lengths))
+        tick(len(document_range.lengths))
     shards.finish()
     return []
 
 
-def _encode_samples(stretch: DocumentRange, names: list[bytes]) -> list[bytes]:
-    stops = np.cumsum(stretch.lengths).tolist()
-    ids = to_int32(stretch.ids).astype("<i4").tobytes()
-    flags = None if stretch.trained is None else stretch.trained.tobytes()
-    sources = None if stretch.sources is None else stretch.sources.tolist()
-    records = b"" if stretch.records is None else stretch.records.astype("<i8").tobytes()
-    sides = None if stretch.sides is None else stretch.sides.sides.tolist()
-    pairs = b"" if stretch.sides is None else stretch.sides.pairs.astype("<i8").tobytes()
+def _encode_samples(document_range: DocumentRange, names: list[bytes]) -> list[bytes]:
+    stops = np.cumsum(document_range.lengths).tolist()
+    ids = to_int32(document_range.ids).astype("<i4").tobytes()
+    flags = None if document_range.trained is None else document_range.trained.tobytes()
+    sources = None if document_range.sources is None else document_range.sources.tolist()
+    records = b"" if document_range.records is None else document_range.records.astype("<i8").tobytes()
+    sides = None if document_range.sides is None else document_range.sides.sides.tolist()
+    pairs = b"" if document_range.sides is None else document_range.sides.pairs.astype("<i8").tobytes()
     samples = []
     for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
         shape = _encode_shape(stop - start)
@@ -82,8 +82,8 @@ def _encode_samples(stretch: DocumentRange, names: list[bytes]) -> list[bytes]:
                 "--to megatron or parquet."
             )
         head = [size.to_bytes(4, "little") for size in sizes]
-        fixed = slice(8 * number, 8 * number + 8)
-        samples.append(b"".join([*head, *values, records[fixed], pairs[fixed]]))
+        column_slice = slice(8 * number, 8 * number + 8)
+        samples.append(b"".join([*head, *values, records[column_slice], pairs[column_slice]]))
     return samples
 
 

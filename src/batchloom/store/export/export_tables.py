@@ -84,23 +84,21 @@ def _make_schema(store: Store) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _iter_tables(
-    store: Store, shard: int, schema: pa.Schema, tick: ProgressCallback
-) -> Iterator[pa.Table]:
+def _iter_tables(store: Store, shard: int, schema: pa.Schema, tick: ProgressCallback) -> Iterator[pa.Table]:
     names = pa.array([source.name for source in store.manifest.sources] if store.manifest else [])
-    for stretch in iter_document_ranges(store, shard):
-        yield pa.Table.from_arrays(_make_columns(stretch, names), schema=schema)
-        tick(len(stretch.lengths))
+    for document_range in iter_document_ranges(store, shard):
+        yield pa.Table.from_arrays(_make_columns(document_range, names), schema=schema)
+        tick(len(document_range.lengths))
 
 
-def _make_columns(stretch: DocumentRange, names: pa.Array) -> list[pa.Array]:
-    bounds = pa.array(np.concatenate([[0], np.cumsum(stretch.lengths)]), pa.int32())
-    columns = [pa.ListArray.from_arrays(bounds, pa.array(to_int32(stretch.ids)))]
-    if stretch.trained is not None:
-        columns.append(pa.ListArray.from_arrays(bounds, pa.array(stretch.trained.view(np.int8))))
-    if stretch.sources is not None:
-        columns += [names.take(pa.array(stretch.sources)), pa.array(stretch.records)]
-    if stretch.sides is not None:
-        columns.append(pa.array(stretch.sides.pairs.astype(np.int64)))
-        columns.append(pa.array(SIDE_NAMES).take(pa.array(stretch.sides.sides)))
+def _make_columns(document_range: DocumentRange, names: pa.Array) -> list[pa.Array]:
+    bounds = pa.array(np.concatenate([[0], np.cumsum(document_range.lengths)]), pa.int32())
+    columns = [pa.ListArray.from_arrays(bounds, pa.array(to_int32(document_range.ids)))]
+    if document_range.trained is not None:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(document_range.trained.view(np.int8))))
+    if document_range.sources is not None:
+        columns += [names.take(pa.array(document_range.sources)), pa.array(document_range.records)]
+    if document_range.sides is not None:
+        columns.append(pa.array(document_range.sides.pairs.astype(np.int64)))
+        columns.append(pa.array(SIDE_NAMES).take(pa.array(document_range.sides.sides)))
     return columns

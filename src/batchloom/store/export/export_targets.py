@@ -91,7 +91,7 @@ def export_store(
         generation=generation,
         verify="first-read" if Path(path).is_dir() else None,
     )
-    place = Path(out)
+    output_folder = Path(out)
     if not store.location.on_disk:
         raise InputError(
             f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
@@ -99,7 +99,7 @@ def export_store(
         )
     refuse_media(store.manifest, store.location.name, "an export")
     tick = progress or (lambda _: None)
-    with _open_staging_folder(place) as folder:
+    with _open_staging_folder(output_folder) as folder:
         if to == "megatron" and merge is not None:
             notes = export_merged(store, folder, merge, tick)
         elif to == "megatron":
@@ -112,16 +112,14 @@ def export_store(
         notes = [*notes, f"{store.contents.removed.size:,} removed documents are left out."]
     if store.contents.synthetic:
         notes = [*notes, _SYNTHETIC_NOTE]
-    sizes = [one.stat().st_size for one in place.iterdir()]
-    return ExportResult(place, to, *store.contents.kept, len(sizes), sum(sizes), tuple(notes))
+    sizes = [file.stat().st_size for file in output_folder.iterdir()]
+    return ExportResult(output_folder, to, *store.contents.remaining_counts, len(sizes), sum(sizes), tuple(notes))
 
 
 def _list_problems(to: str, merge: str | None) -> list[str]:
     problems = []
     if to not in EXPORT_TARGETS:
-        problems.append(
-            f"to: {to!r} is none of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}"
-        )
+        problems.append(f"to: {to!r} is none of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}")
     if merge is not None and to != "megatron":
         problems.append(f"merge: names the one prefix of --to megatron; --to {to} has none")
     if merge is not None and not _NAME_PATTERN.fullmatch(merge):
@@ -141,15 +139,13 @@ def _choose_exporter(to: str) -> Callable[[Store, Path, Callable[[int], None]], 
 def _open_staging_folder(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` that takes its name when all is written, and is deleted otherwise."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreConflictError(
-            f"{out} is there already and not empty; choose another --out, or delete it."
-        )
+        raise StoreConflictError(f"{out} is there already and not empty; choose another --out, or delete it.")
     folder = out.absolute().with_name(out.absolute().name + PARTIAL_SUFFIX)
     make_folder(folder)
     with _lock_output(folder, out):
         with wrap_write_errors(folder):
-            for left in folder.iterdir():
-                left.unlink()
+            for stale_file in folder.iterdir():
+                stale_file.unlink()
         try:
             yield folder
             sync_folder(folder)
@@ -169,9 +165,7 @@ def _lock_output(folder: Path, out: Path) -> Iterator[None]:
             lock_exclusively(
                 descriptor,
                 folder,
-                busy=lambda: (
-                    f"Another run is exporting into {out}; wait for it, or choose another --out."
-                ),
+                busy=lambda: f"Another run is exporting into {out}; wait for it, or choose another --out.",
                 ended=f"Another run that exported into {out} has just ended; give the command again.",
             )
         yield

@@ -34,9 +34,7 @@ def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[st
         StoreError: a shard has other bytes than its checksums say.
     """
     for number, stem in enumerate(store.shards.stems):
-        first, stop = store.contents.removed.searchsorted(
-            store.shards.bounds[number : number + 2]
-        ).tolist()
+        first, stop = store.contents.removed.searchsorted(store.shards.bounds[number : number + 2]).tolist()
         if first < stop:
             _write_shard(store, number, folder / stem.name, tick)
             continue
@@ -54,9 +52,13 @@ def _verify_shard(store: Store, number: int) -> None:
     if store.manifest is None:
         return
     entry = store.manifest.subsets[store.split].shards[number]
-    for suffix, stated in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
+    for suffix, expected_checksum in (
+        (".bin", entry.bin),
+        (".idx", entry.idx),
+        (".mask", entry.mask),
+    ):
         path = store.shards.stems[number].with_name(entry.name + suffix)
-        if stated is not None and compute_checksum(map_file(path)) != stated:
+        if expected_checksum is not None and compute_checksum(map_file(path)) != expected_checksum:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
 
 
@@ -68,7 +70,11 @@ def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) 
     write_chunks(stem.with_suffix(".idx"), iter_index_chunks(lengths, store.dtype))
     write_chunks(stem.with_suffix(".bin"), _iter_ids(iter_document_ranges(store, number), tick))
     flags = np.concatenate(
-        [one.trained for one in iter_document_ranges(store, number) if one.trained is not None]
+        [
+            document_range.trained
+            for document_range in iter_document_ranges(store, number)
+            if document_range.trained is not None
+        ]
     )
     if not flags.all():
         trained = int(np.count_nonzero(flags))
@@ -79,9 +85,7 @@ def _read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.u
     """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
     lengths = store.lengths.slice(start, stop)
     first, last = store.contents.removed.searchsorted([start, stop])
-    return (
-        np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
-    )
+    return np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -122,8 +126,8 @@ def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]
     facts = {
         "dtype": store.dtype.name,
         "eod": store.end_id if clear else None,
-        "documents": store.contents.kept[0],
-        "tokens": store.contents.kept[1],
+        "documents": store.contents.remaining_counts[0],
+        "tokens": store.contents.remaining_counts[1],
         "vocab_size": store.vocab_size,
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
@@ -144,35 +148,37 @@ class _EndTokenCheck:
         self._end_id = end_id
         self.exact = True
 
-    def watch(self, found: Iterator[DocumentRange]) -> Iterator[DocumentRange]:
-        for stretch in found:
-            marks = stretch.ids == self._end_id
-            lasts = np.cumsum(stretch.lengths) - 1
-            ended = bool((stretch.lengths > 0).all() and marks[lasts].all())
-            self.exact &= ended and int(np.count_nonzero(marks)) == len(lasts)
-            yield stretch
+    def watch(self, document_ranges: Iterator[DocumentRange]) -> Iterator[DocumentRange]:
+        for document_range in document_ranges:
+            marks = document_range.ids == self._end_id
+            lasts = np.cumsum(document_range.lengths) - 1
+            all_ended = bool((document_range.lengths > 0).all() and marks[lasts].all())
+            self.exact &= all_ended and int(np.count_nonzero(marks)) == len(lasts)
+            yield document_range
 
 
-def _iter_ids(found: Iterator[DocumentRange], tick: ProgressCallback) -> Iterator[memoryview]:
-    for stretch in found:
-        yield np.ascontiguousarray(stretch.ids).data
-        tick(len(stretch.lengths))
+def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) -> Iterator[memoryview]:
+    for document_range in document_ranges:
+        yield np.ascontiguousarray(document_range.ids).data
+        tick(len(document_range.lengths))
 
 
 def _write_mask(store: Store, path: Path) -> None:
-    if store.contents.trained_tokens < store.contents.kept[1]:
+    if store.contents.trained_tokens < store.contents.remaining_counts[1]:
         write_chunks(
             path,
             iter_mask_chunks(
-                store.contents.kept[1], store.contents.trained_tokens, _iter_mask_flags(store)
+                store.contents.remaining_counts[1],
+                store.contents.trained_tokens,
+                _iter_mask_flags(store),
             ),
         )
 
 
 def _iter_mask_flags(store: Store) -> Iterator[NDArray[np.bool_]]:
-    for stretch in iter_document_ranges(store):
-        if stretch.trained is not None:
-            yield stretch.trained
+    for document_range in iter_document_ranges(store):
+        if document_range.trained is not None:
+            yield document_range.trained
 
 
 def _list_losses(store: Store) -> list[str]:
@@ -182,11 +188,12 @@ def _list_losses(store: Store) -> list[str]:
         notes.append(
             "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
         )
-    masked = store.contents.kept[1] - store.contents.trained_tokens
+    masked = store.contents.remaining_counts[1] - store.contents.trained_tokens
     if not masked:
         return notes
     note = (
-        f"{masked:,} of {store.contents.kept[1]:,} tokens are not trained. The .mask files say which; batchloom "
+        f"{masked:,} of {store.contents.remaining_counts[1]:,} tokens are not trained. The .mask files say which; "
+        "batchloom "
         "heeds them, Megatron and other readers do not."
     )
     return [*notes, note]

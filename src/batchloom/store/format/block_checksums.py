@@ -39,8 +39,8 @@ ChecksumArray = NDArray[np.uint64]
 def compute_block_checksums(data: Any) -> ChecksumArray:
     """The XXH3-64 of each 4096 bytes of ``data``, the last of them perhaps shorter, u64 [N]."""
     view, digest = memoryview(data).cast("B"), xxhash.xxh3_64_intdigest
-    found = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
-    return np.array(found, np.uint64)
+    checksums = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
+    return np.array(checksums, np.uint64)
 
 
 @final
@@ -52,52 +52,49 @@ class BlockChecksums:
     """
 
     def __init__(self, width: int = PLAIN_ENTRY_BYTES) -> None:
-        self._width, self._rest = width, bytearray()
-        self._sums: list[ChecksumArray] = []
+        self._width, self._partial_block = width, bytearray()
+        self._checksums: list[ChecksumArray] = []
         self._tokens: list[ChecksumArray] = []
 
     def append(self, data: Any) -> None:
         """Add the next bytes."""
         view = memoryview(data).cast("B")
-        if self._rest:
-            some = view[: BLOCK_BYTES - len(self._rest)]
-            self._rest += some
-            view = view[len(some) :]
-            if len(self._rest) < BLOCK_BYTES:
+        if self._partial_block:
+            completion = view[: BLOCK_BYTES - len(self._partial_block)]
+            self._partial_block += completion
+            view = view[len(completion) :]
+            if len(self._partial_block) < BLOCK_BYTES:
                 return
-            self._add(self._rest)
-            self._rest = bytearray()
-        whole = len(view) // BLOCK_BYTES * BLOCK_BYTES
-        if whole:
-            self._add(view[:whole])
-        self._rest += view[whole:]
+            self._add(self._partial_block)
+            self._partial_block = bytearray()
+        aligned_size = len(view) // BLOCK_BYTES * BLOCK_BYTES
+        if aligned_size:
+            self._add(view[:aligned_size])
+        self._partial_block += view[aligned_size:]
 
-    def iter_and_add(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def iter_and_add(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Pieces of the file as they are given, each added on its way."""
-        for piece in pieces:
-            self.append(piece)
-            yield piece
+        for chunk in chunks:
+            self.append(chunk)
+            yield chunk
 
     def _add(self, blocks: Any) -> None:
-        self._sums.append(compute_block_checksums(blocks))
+        self._checksums.append(compute_block_checksums(blocks))
         if self._width == COUNTED_ENTRY_BYTES:
             lengths = np.frombuffer(blocks, "<u4").reshape(-1, BLOCK_BYTES // 4)
             self._tokens.append(lengths.sum(axis=1, dtype=np.uint64))
 
     def to_bytes(self) -> tuple[bytes, str]:
         """The whole ``.sums`` file, and the checksum of its head."""
-        sums = [*self._sums, compute_block_checksums(self._rest)]
-        found = np.concatenate(sums) if len(sums) > 1 else sums[0]
+        checksum_arrays = [*self._checksums, compute_block_checksums(self._partial_block)]
+        checksums = np.concatenate(checksum_arrays) if len(checksum_arrays) > 1 else checksum_arrays[0]
         if self._width == COUNTED_ENTRY_BYTES:
             tokens = np.concatenate([np.zeros(1, np.uint64), *self._tokens])
-            before = np.cumsum(tokens, dtype=np.uint64)[: found.size]
-            entries = np.stack([found, before], axis=1).tobytes()
+            preceding_tokens = np.cumsum(tokens, dtype=np.uint64)[: checksums.size]
+            entries = np.stack([checksums, preceding_tokens], axis=1).tobytes()
         else:
-            entries = found.tobytes()
-        head = (
-            HEADER.pack(MAGIC, 1, found.size, self._width)
-            + compute_block_checksums(entries).tobytes()
-        )
+            entries = checksums.tobytes()
+        head = HEADER.pack(MAGIC, 1, checksums.size, self._width) + compute_block_checksums(entries).tobytes()
         head += bytes(-len(head) % BLOCK_BYTES)
         return head + entries, compute_checksum(head)
 
@@ -108,12 +105,12 @@ def compute_file_checksums(path: Path) -> BlockChecksums:
     Raises:
         StoreError: it cannot be read.
     """
-    found, view = BlockChecksums(), map_file(path)
+    checksums, view = BlockChecksums(), map_file(path)
     for start in range(0, len(view), _CHUNK_BYTES):
-        stretch = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
-        found.append(stretch.data)
-        release_pages(stretch)
-    return found
+        chunk = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
+        checksums.append(chunk.data)
+        release_pages(chunk)
+    return checksums
 
 
 def count_entries(size: int) -> int:
@@ -131,17 +128,17 @@ def _count_root_checksums(size: int, width: int) -> int:
 
 
 def parse_root_checksums(
-    head: bytes | memoryview, stated: str, size: int, width: int
+    head: bytes | memoryview, expected_checksum: str, size: int, width: int
 ) -> ChecksumArray | None:
     """The roots of a ``.sums`` file from its head; None where the head is not what the manifest says.
 
     Args:
         head: what stands before the entries.
-        stated: their checksum in the manifest.
+        expected_checksum: their checksum in the manifest.
         size: bytes of the file that it is of.
         width: bytes of an entry.
     """
-    if len(head) != count_header_bytes(size, width) or compute_checksum(head) != stated:
+    if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
         return None
     if HEADER.unpack_from(head) != (MAGIC, 1, count_entries(size), width):
         return None
@@ -154,30 +151,31 @@ class ChecksumFile:
 
     Attributes:
         path: of the file.
-        before: tokens before each block, u64 [N], of a file of lengths; not checked before :meth:`expected` is.
+        preceding_tokens: tokens before each block of a file of lengths, u64 [N]; :meth:`read_checksums` checks it.
     """
 
-    def __init__(
-        self, path: Path, roots: ChecksumArray, entries: NDArray[np.uint8], width: int
-    ) -> None:
-        self.path, self._roots, self._raw, self._width = path, roots, entries, width
+    def __init__(self, path: Path, root_checksums: ChecksumArray, entries: NDArray[np.uint8], width: int) -> None:
+        self.path, self._root_checksums, self._raw, self._width = (
+            path,
+            root_checksums,
+            entries,
+            width,
+        )
         self._entries: ChecksumArray = entries.view("<u8").reshape(-1, width // 8)
-        self._sound = np.zeros(len(roots), bool)
+        self._verified_blocks = np.zeros(len(root_checksums), bool)
 
-    def expected(self, first: int, stop: int) -> ChecksumArray:
+    def read_checksums(self, first: int, stop: int) -> ChecksumArray:
         """The checksums of blocks ``first`` to ``stop - 1``, u64.
 
         Raises:
             StoreError: the file was changed.
         """
         start, end = first * self._width // BLOCK_BYTES, -(-stop * self._width // BLOCK_BYTES)
-        if not self._sound[start:end].all():
-            found = compute_block_checksums(self._raw[start * BLOCK_BYTES : end * BLOCK_BYTES].data)
-            if not np.array_equal(found, self._roots[start:end]):
-                raise StoreError(
-                    f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}"
-                )
-            self._sound[start:end] = True
+        if not self._verified_blocks[start:end].all():
+            checksums = compute_block_checksums(self._raw[start * BLOCK_BYTES : end * BLOCK_BYTES].data)
+            if not np.array_equal(checksums, self._root_checksums[start:end]):
+                raise StoreError(f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}")
+            self._verified_blocks[start:end] = True
         return self._entries[first:stop, 0]
 
     @property
@@ -186,29 +184,27 @@ class ChecksumFile:
         return self._raw.data.cast("Q")
 
     @property
-    def before(self) -> ChecksumArray:
+    def preceding_tokens(self) -> ChecksumArray:
         """Tokens before each block, u64 [N]."""
         return self._entries[:, 1]
 
 
-def map_checksum_file(
-    path: Path, stated: str, size: int, width: int = PLAIN_ENTRY_BYTES
-) -> ChecksumFile:
+def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int = PLAIN_ENTRY_BYTES) -> ChecksumFile:
     """Map the ``.sums`` file of a file of ``size`` bytes.
 
     Raises:
         StoreError: it is missing, of another kind, version or number of blocks, or its head is not
             what the manifest says.
     """
-    view, count, stated_width = map_file_with_header(path, MAGIC)
-    if stated_width != width:
+    view, count, header_width = map_file_with_header(path, MAGIC)
+    if header_width != width:
         raise make_wrong_format_error(path)
     head = count_header_bytes(size, width)
     if count != count_entries(size) or len(view) != head + count * width:
         raise StoreError(
             f"{path} says {count:,} blocks in {len(view):,} bytes; its file has {count_entries(size):,}. {CHECK_REMEDY}"
         )
-    roots = parse_root_checksums(view[:head], stated, size, width)
-    if roots is None:
+    root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
+    if root_checksums is None:
         raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-    return ChecksumFile(path, roots, np.frombuffer(view, np.uint8, offset=head), width)
+    return ChecksumFile(path, root_checksums, np.frombuffer(view, np.uint8, offset=head), width)

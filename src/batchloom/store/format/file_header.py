@@ -24,11 +24,9 @@ def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int
 def read_header(view: memoryview, path: Path, magic: bytes) -> tuple[int, int]:
     """The count and the last number in the header of a file, wherever it lies; ``path`` for the words of errors."""
     if len(view) < HEADER.size:
-        raise StoreError(
-            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK_REMEDY}"
-        )
-    found, version, count, last = HEADER.unpack_from(view)
-    if found != magic or version != 1:
+        raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK_REMEDY}")
+    file_magic, version, count, last = HEADER.unpack_from(view)
+    if file_magic != magic or version != 1:
         raise make_wrong_format_error(path)
     return count, last
 

@@ -61,22 +61,20 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     manifest: str = ""
 
     @property
-    def reads(self) -> bool:
+    def has_inputs(self) -> bool:
         """Whether a job read inputs for it."""
         return self.made in ("prepared", "appended")
 
 
 def list_readable_generations(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
     """Numbers of the generations that can still be opened: those since the last compaction."""
-    kept: list[int] = []
+    readable_numbers: list[int] = []
     for entry in history:
-        kept = [entry.number] if entry.made == "compacted" else [*kept, entry.number]
-    return tuple(kept)
+        readable_numbers = [entry.number] if entry.made == "compacted" else [*readable_numbers, entry.number]
+    return tuple(readable_numbers)
 
 
-def list_history_faults(
-    generation: int, history: tuple[GenerationEntry, ...], sources: int
-) -> list[str]:
+def list_history_faults(generation: int, history: tuple[GenerationEntry, ...], sources: int) -> list[str]:
     """List the contradictions in a history, one phrase each; ``sources`` are those of the manifest."""
     numbers = [entry.number for entry in history]
     # Its length first: a damaged manifest may say any number.
@@ -90,9 +88,7 @@ def list_history_faults(
     return []
 
 
-def list_layer_faults(
-    generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int
-) -> list[str]:
+def list_layer_faults(generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int) -> list[str]:
     """What contradicts itself in the layers of a subset, one phrase each.
 
     Args:

@@ -32,28 +32,26 @@ class MaskBuilder:
     def __init__(self) -> None:
         self.tokens = self.trained = 0
         self._bits = bytearray()
-        self._rest = np.zeros(0, bool)
+        self._pending_flags = np.zeros(0, bool)
 
     def append(self, trained: NDArray[np.bool_]) -> None:
         """Add the next tokens: for each whether it is trained [n]."""
         self.tokens += trained.size
         self.trained += int(np.count_nonzero(trained))
-        waiting = np.concatenate([self._rest, trained])
-        whole = waiting.size // 8 * 8
-        self._bits += np.packbits(waiting[:whole], bitorder="little").tobytes()
-        self._rest = waiting[whole:]
+        pending_flags = np.concatenate([self._pending_flags, trained])
+        aligned_count = pending_flags.size // 8 * 8
+        self._bits += np.packbits(pending_flags[:aligned_count], bitorder="little").tobytes()
+        self._pending_flags = pending_flags[aligned_count:]
 
     def to_bytes(self) -> bytes | None:
         """The whole ``.mask`` file; None where every token is trained, which needs none."""
         if self.trained == self.tokens:
             return None
         header = HEADER.pack(MAGIC, 1, self.tokens, self.trained)
-        return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()
+        return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()
 
 
-def iter_mask_chunks(
-    tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]
-) -> Iterator[bytes]:
+def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
     """The bytes of a ``.mask`` file whose counts are known, a bounded piece at a time.
 
     Args:
@@ -62,13 +60,13 @@ def iter_mask_chunks(
         flags: for the tokens in order whether each is trained, in pieces.
     """
     yield HEADER.pack(MAGIC, 1, tokens, trained)
-    rest = np.zeros(0, bool)
-    for piece in flags:
-        waiting = np.concatenate([rest, piece])
-        whole = waiting.size // 8 * 8
-        yield np.packbits(waiting[:whole], bitorder="little").tobytes()
-        rest = waiting[whole:]
-    yield np.packbits(rest, bitorder="little").tobytes()
+    pending_flags = np.zeros(0, bool)
+    for chunk in flags:
+        buffered_flags = np.concatenate([pending_flags, chunk])
+        aligned_count = buffered_flags.size // 8 * 8
+        yield np.packbits(buffered_flags[:aligned_count], bitorder="little").tobytes()
+        pending_flags = buffered_flags[aligned_count:]
+    yield np.packbits(pending_flags, bitorder="little").tobytes()
 
 
 @final
@@ -89,8 +87,8 @@ class LossMask:
     def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
         """For tokens ``start`` to ``stop - 1`` whether each is trained [stop - start]."""
         first = start >> 3
-        some = np.unpackbits(self.bits[first : (stop + 7) >> 3], bitorder="little")
-        return some[start - 8 * first : stop - 8 * first].view(np.bool_)
+        unpacked_bits = np.unpackbits(self.bits[first : (stop + 7) >> 3], bitorder="little")
+        return unpacked_bits[start - 8 * first : stop - 8 * first].view(np.bool_)
 
     def count(self) -> int:
         """How many bits are set, those beyond the last token included."""
@@ -108,9 +106,9 @@ def map_mask(path: Path, tokens: int) -> LossMask:
 
 def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
     """The mask in the content of a ``.mask`` file, wherever it lies; else as :func:`map_mask`."""
-    stated, trained = read_header(view, path, MAGIC)
-    if stated != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
+    header_tokens, trained = read_header(view, path, MAGIC)
+    if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
-            f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
+            f"{path} says {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
         )
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))

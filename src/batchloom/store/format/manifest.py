@@ -112,17 +112,12 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @property
     def length_files(self) -> tuple[str, ...]:
         """Name of the file of lengths of each layer."""
-        return tuple(
-            format_generation_file_name(LENGTHS_NAME, layer.generation) for layer in self.all_layers
-        )
+        return tuple(format_generation_file_name(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
 
     @property
     def length_checksum_files(self) -> tuple[str, ...]:
         """Name of the file of checksums of each layer's lengths, which older stores do not have."""
-        return tuple(
-            format_generation_file_name(LENGTHS_CHECKSUMS_NAME, layer.generation)
-            for layer in self.all_layers
-        )
+        return tuple(format_generation_file_name(LENGTHS_CHECKSUMS_NAME, layer.generation) for layer in self.all_layers)
 
     @property
     def removed_file(self) -> str | None:
@@ -130,12 +125,12 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return None if self.removed is None else format_removed_name(self.removed.generation)
 
     @property
-    def kept(self) -> tuple[int, int]:
+    def remaining_counts(self) -> tuple[int, int]:
         """Documents and tokens without what is removed."""
-        gone = self.removed
+        removed_entry = self.removed
         return (
-            self.documents - (gone.documents if gone else 0),
-            self.tokens - (gone.tokens if gone else 0),
+            self.documents - (removed_entry.documents if removed_entry else 0),
+            self.tokens - (removed_entry.tokens if removed_entry else 0),
         )
 
     @property
@@ -153,9 +148,7 @@ class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     records: Count
 
 
-class SourceEntry(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
-):
+class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One input file: its name under the inputs, what was read, and how documents end.
 
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
@@ -304,20 +297,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def list_sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
         """The sources that a generation of the history added."""
-        before = [one.sources for one in self.all_history if one.number < entry.number]
-        return self.sources[before[-1] if before else 0 : entry.sources]
+        source_counts = [
+            history_entry.sources for history_entry in self.all_history if history_entry.number < entry.number
+        ]
+        return self.sources[source_counts[-1] if source_counts else 0 : entry.sources]
 
     @property
     def preferences(self) -> PreferenceKind:
         """``pairs`` or ``labels`` where the documents are preferences, else empty."""
-        named = {source.preferences for source in self.sources if source.documents}
-        return next((kind for kind in ("pairs", "labels") if kind in named), "")
+        kinds = {source.preferences for source in self.sources if source.documents}
+        return next((kind for kind in ("pairs", "labels") if kind in kinds), "")
 
 
 def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
     """Names the content of a subset, not its place; docs/format.md says of what it is made."""
     entry = manifest.subsets[subset]
-    gone = {"removed": entry.removed.file} if entry.removed else {}
+    removed_field = {"removed": entry.removed.file} if entry.removed else {}
     return fingerprint(
         {
             "format_version": FORMAT_VERSION,
@@ -331,56 +326,52 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
                 + ([f"media:{s.media}"] if s.media else [])
                 for s in entry.shards
             ],
-            **gone,
+            **removed_field,
         }
     )
 
 
-def make_generation_entry(
-    manifest: Manifest, made: GenerationKind, selected: tuple[str, ...] = ()
-) -> GenerationEntry:
+def make_generation_entry(manifest: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> GenerationEntry:
     """What the history says of a manifest's own generation.
 
     Args:
         manifest: of the generation.
-        made: how it came to be.
+        kind: how it came to be.
         selected: the names that documents were removed by.
     """
     entry = GenerationEntry(
         number=manifest.generation,
-        made=made,
-        documents={name: entry.kept[0] for name, entry in manifest.subsets.items()},
-        tokens={name: entry.kept[1] for name, entry in manifest.subsets.items()},
-        fingerprints={
-            name: compute_subset_fingerprint(manifest, name) for name in manifest.subsets
-        },
+        made=kind,
+        documents={name: entry.remaining_counts[0] for name, entry in manifest.subsets.items()},
+        tokens={name: entry.remaining_counts[1] for name, entry in manifest.subsets.items()},
+        fingerprints={name: compute_subset_fingerprint(manifest, name) for name in manifest.subsets},
         sources=len(manifest.sources),
         selected=selected,
     )
-    if not entry.reads:
+    if not entry.has_inputs:
         return entry
     return replace(entry, recipe=manifest.recipe, recipe_fingerprint=manifest.recipe_fingerprint)
 
 
-def compute_filtered_fingerprint(whole: str, media: str) -> str:
+def compute_filtered_fingerprint(subset_fingerprint: str, media: str) -> str:
     """The fingerprint of the documents of a subset that hold such media; of all where ``media`` is empty."""
-    return fingerprint([whole, {"media": media}]) if media else whole
+    return fingerprint([subset_fingerprint, {"media": media}]) if media else subset_fingerprint
 
 
-def find_generation(manifest: Manifest, subset: str, named: str, media: str = "") -> int | None:
+def find_generation(manifest: Manifest, subset: str, target_fingerprint: str, media: str = "") -> int | None:
     """The first generation in which a subset had this fingerprint; None where it never had.
 
     Args:
         manifest: of any later one.
         subset: its name.
-        named: the fingerprint.
+        target_fingerprint: the fingerprint.
         media: what the documents hold that it is of; empty for all of the subset.
     """
     numbers = [
         entry.number
         for entry in manifest.all_history
-        if (whole := entry.fingerprints.get(subset))
-        and compute_filtered_fingerprint(whole, media) == named
+        if (subset_fingerprint := entry.fingerprints.get(subset))
+        and compute_filtered_fingerprint(subset_fingerprint, media) == target_fingerprint
     ]
     # Where an old number was compacted away, a newer one of the same content does as well.
     return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)
@@ -454,49 +445,50 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
 
 
 def read_generation_manifest(
-    read: Callable[[str], bytes], place: Path | str, generation: int | None, tries: int = 1
+    read_file: Callable[[str], bytes],
+    store_path: Path | str,
+    generation: int | None,
+    tries: int = 1,
 ) -> Manifest:
     """As :func:`read_manifest`, of a store that lies anywhere.
 
     Args:
-        read: gives the content of a file of the store; raises FileNotFoundError where an older manifest is missing.
-        place: the store, for the words of errors.
+        read_file: returns the content of a file of the store; raises FileNotFoundError for a missing manifest.
+        store_path: the store, for the words of errors.
         generation: an older one; None for the newest.
         tries: how often a manifest is read until it is sound: it may be damaged on its way.
     """
-    newest = _read_verified(read, place, MANIFEST_NAME, tries)
+    newest = _read_verified(read_file, store_path, MANIFEST_NAME, tries)
     if generation is None or generation == newest.generation:
         return newest
     if generation not in newest.readable:
-        raise GenerationError(_describe_missing_generation(place, newest, generation))
+        raise GenerationError(_describe_missing_generation(store_path, newest, generation))
     name = format_generation_name(generation)
     try:
-        return _read_verified(read, place, name, tries, newest.history[generation - 1].manifest)
+        return _read_verified(read_file, store_path, name, tries, newest.history[generation - 1].manifest)
     except FileNotFoundError as error:
-        raise StoreError(f"{place}/{name} is missing; {_RESTORE_REMEDY}.") from error
+        raise StoreError(f"{store_path}/{name} is missing; {_RESTORE_REMEDY}.") from error
 
 
 def _read_verified(
-    read: Callable[[str], bytes],
-    place: Path | str,
+    read_file: Callable[[str], bytes],
+    store_path: Path | str,
     name: str,
     tries: int,
     expected: str | None = None,
 ) -> Manifest:
     """Read a manifest, again where it is damaged; ``expected`` is its checksum in a later one."""
-    path = f"{place}/{name}"
-    for left in reversed(range(tries)):
-        data = read(name)
+    path = f"{store_path}/{name}"
+    for remaining_tries in reversed(range(tries)):
+        data = read_file(name)
         if expected is not None and split_checksum(data)[0] != expected:
-            damage = StoreError(
-                f"{path} is not the manifest that generation had; {_RESTORE_REMEDY}."
-            )
+            damage = StoreError(f"{path} is not the manifest that generation had; {_RESTORE_REMEDY}.")
         else:
             try:
                 return decode_manifest(data, path)
             except StoreError as error:
                 damage = error
-        if not left:
+        if not remaining_tries:
             raise damage
     raise AssertionError("a manifest is read at least once")
 
@@ -514,14 +506,15 @@ def _read_manifest_file(folder: Path, name: str) -> bytes:
 
 
 def _describe_missing_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
-    have = ", ".join(map(str, newest.readable))
+    available = ", ".join(map(str, newest.readable))
     if 1 <= generation < newest.generation:
         last = newest.readable[0]
         return (
-            f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: {have}. "
+            f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: "
+            f"{available}. "
             "A run on it cannot go on with this store; restore a copy made before, or begin the run anew."
         )
-    return f"{folder} has no generation {generation}; it has: {have}."
+    return f"{folder} has no generation {generation}; it has: {available}."
 
 
 def decode_manifest(data: bytes, path: Path | str) -> Manifest:
@@ -538,18 +531,17 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
         raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE_REMEDY}.")
     _check_version(data, path)
-    found, stated = split_checksum(data)
-    if stated and found != stated:
+    content_checksum, recorded_checksum = split_checksum(data)
+    if recorded_checksum and content_checksum != recorded_checksum:
         raise StoreError(
-            f"{path} was changed or damaged: its checksum is {stated}, and its content has {found}; {_RESTORE_REMEDY}."
+            f"{path} was changed or damaged: its checksum is {recorded_checksum}, and its content has "
+            f"{content_checksum}; {_RESTORE_REMEDY}."
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except JSON_DECODE_ERRORS as error:
-        raise StoreError(
-            f"{path} is not a manifest of this format: {error}; {_RESTORE_REMEDY}."
-        ) from error
-    if manifest.checksum != stated:
+        raise StoreError(f"{path} is not a manifest of this format: {error}; {_RESTORE_REMEDY}.") from error
+    if manifest.checksum != recorded_checksum:
         raise StoreError(
             f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; "
             f"{_RESTORE_REMEDY}."
@@ -607,22 +599,22 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
                 f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
                 f"its shards together {documents} and {tokens}"
             )
-        problems += [
-            f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)
-        ]
+        problems += [f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)]
     return problems
 
 
 def _list_recipe_faults(manifest: Manifest) -> list[str]:
     """Return the first value of the wrong type in each recipe of a manifest, one phrase each."""
-    older = {f"history[{at}].recipe": one.recipe for at, one in enumerate(manifest.history)}
+    older_recipes = {
+        f"history[{index}].recipe": history_entry.recipe for index, history_entry in enumerate(manifest.history)
+    }
     faults = []
-    for place, recipe in {"recipe": manifest.recipe, **older}.items():
+    for recipe_path, recipe in {"recipe": manifest.recipe, **older_recipes}.items():
         try:
             msgspec.convert(recipe, _RecipeShape)
         except msgspec.ValidationError as error:
-            what, _, path = str(error).rpartition(" - at `$")
-            faults.append(f"{place}{path.rstrip('`')}: {what}")
+            message, _, path = str(error).rpartition(" - at `$")
+            faults.append(f"{recipe_path}{path.rstrip('`')}: {message}")
     return faults
 
 
@@ -630,41 +622,37 @@ def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str
     """What contradicts itself in a subset's layers and removed documents, one phrase each."""
     ends = accumulate(shard.documents for shard in subset.shards)
     faults = list_layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
-    gone = subset.removed
-    if gone and not (
-        1 < gone.generation <= manifest.generation
-        and 0 < gone.documents <= subset.documents
-        and 0 <= gone.trained <= gone.tokens <= subset.tokens
+    removed_entry = subset.removed
+    if removed_entry and not (
+        1 < removed_entry.generation <= manifest.generation
+        and 0 < removed_entry.documents <= subset.documents
+        and 0 <= removed_entry.trained <= removed_entry.tokens <= subset.tokens
     ):
-        faults.append(f"says {gone.documents} removed documents of {subset.documents}")
+        faults.append(f"says {removed_entry.documents} removed documents of {subset.documents}")
     return faults
 
 
 def _list_preference_faults(manifest: Manifest) -> list[str]:
     """What is wrong with its preferences: a store holds those of one kind and nothing else, or none."""
     kinds = {source.preferences for source in manifest.sources if source.documents}
-    if strange := sorted(kinds.difference(PREFERENCE_KINDS)):
-        return [f"preferences {strange[0]!r} are none of pairs and labels"]
+    if unknown_kinds := sorted(kinds.difference(PREFERENCE_KINDS)):
+        return [f"preferences {unknown_kinds[0]!r} are none of pairs and labels"]
     if len(kinds) > 1:
         return [
             f"its sources are of several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
         ]
-    wanted = bool(manifest.preferences)
+    has_preferences = bool(manifest.preferences)
     return [
-        f"{name}/{shard.name} has {'no' if wanted else 'a'} .pairs file in a store "
-        f"{'of' if wanted else 'without'} preferences"
+        f"{name}/{shard.name} has {'no' if has_preferences else 'a'} .pairs file in a store "
+        f"{'of' if has_preferences else 'without'} preferences"
         for name, subset in manifest.subsets.items()
         for shard in subset.shards
-        if (shard.pairs is not None) != wanted
+        if (shard.pairs is not None) != has_preferences
     ]
 
 
 def read_recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
     """The inputs that were given weights, each with its weight."""
     sources = manifest.sources if manifest else ()
-    found = {
-        (source.dataset or source.name): source.weight
-        for source in sources
-        if source.weight is not None
-    }
-    return tuple(found.items())
+    weights = {(source.dataset or source.name): source.weight for source in sources if source.weight is not None}
+    return tuple(weights.items())

@@ -64,7 +64,7 @@ class StoredMedium(NamedTuple):
         tokens: how many stand for it.
         grid: its patches in time, height and width; zeros where the model asks for none.
         facts: what its header said.
-        place: its path or URL as the record had it; empty where the record held its bytes.
+        location: its path or URL as the record had it; empty where the record held its bytes.
         size: bytes of its file.
         digest: what tells it from others, 16 bytes.
         blob: where its bytes are; None where the store names it only.
@@ -76,7 +76,7 @@ class StoredMedium(NamedTuple):
     tokens: int
     grid: tuple[int, int, int]
     facts: MediumFacts
-    place: str
+    location: str
     size: int
     digest: bytes
     blob: tuple[Path, int] | None
@@ -89,16 +89,16 @@ class MediaRows:
 
     Attributes:
         rows: in the order of their documents [M] of ``MEDIA_ROW_DTYPE``.
-        places: their paths and URLs, back to back.
+        location_bytes: their paths and URLs, back to back.
     """
 
     rows: NDArray[np.void]
-    places: Any
+    location_bytes: Any
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def of(self, document: int) -> tuple[int, int]:
+    def locate_rows(self, document: int) -> tuple[int, int]:
         """The first row of a document, and one behind its last."""
         documents = self.rows["document"]
         return (
@@ -106,33 +106,31 @@ class MediaRows:
             int(np.searchsorted(documents, document, side="right")),
         )
 
-    def place(self, row: int) -> str:
+    def read_location(self, row: int) -> str:
         """The path or URL of a medium."""
         begin = int(self.rows["place"][row])
-        data = bytes(self.places[begin : begin + int(self.rows["place_size"][row])])
+        data = bytes(self.location_bytes[begin : begin + int(self.rows["place_size"][row])])
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise StoreError(
-                f"The place of a medium is no UTF-8: its file is damaged. {CHECK_REMEDY}"
-            ) from error
+            raise StoreError(f"The place of a medium is no UTF-8: its file is damaged. {CHECK_REMEDY}") from error
 
     def take(self, documents: NDArray[np.int64]) -> "MediaRows":
         """Those of some documents, ascending [D], which are numbered by their places among these."""
-        at = np.searchsorted(documents, self.rows["document"])
-        kept = at < len(documents)
-        kept[kept] = documents[at[kept]] == self.rows["document"][kept]
-        rows = self.rows[kept].copy()
-        rows["document"] = at[kept]
-        texts = [bytes(self.places[a : a + n]) for a, n in _iter_blob_ranges(rows)]
+        positions = np.searchsorted(documents, self.rows["document"])
+        row_mask = positions < len(documents)
+        row_mask[row_mask] = documents[positions[row_mask]] == self.rows["document"][row_mask]
+        rows = self.rows[row_mask].copy()
+        rows["document"] = positions[row_mask]
+        texts = [bytes(self.location_bytes[a : a + n]) for a, n in _iter_blob_ranges(rows)]
         sizes = rows["place_size"].astype(np.uint64)
         rows["place"] = np.cumsum(sizes) - sizes
         return MediaRows(rows, b"".join(texts))
 
     def to_bytes(self) -> bytes:
         """The whole ``.media`` file."""
-        header = HEADER.pack(MAGIC, 1, len(self.rows), len(self.places))
-        return header + self.rows.tobytes() + bytes(self.places)
+        header = HEADER.pack(MAGIC, 1, len(self.rows), len(self.location_bytes))
+        return header + self.rows.tobytes() + bytes(self.location_bytes)
 
 
 def _iter_blob_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
@@ -156,18 +154,18 @@ class ShardMedia:
         """The media of some documents, ascending [D]."""
         return ShardMedia(self.rows.take(documents), self.blobs)
 
-    def packed(self) -> tuple[MediaRows, list[tuple[int, int]]]:
+    def pack(self) -> tuple[MediaRows, list[tuple[int, int]]]:
         """The rows as a shard of its own has them, and the stretches of ``blobs`` that it holds, in order."""
         rows = self.rows.rows.copy()
-        held = rows["blob"] != NOT_STORED
-        if not held.any():
-            return MediaRows(rows, self.rows.places), []
-        begins, first, back = np.unique(rows["blob"][held], return_index=True, return_inverse=True)
-        sizes = rows["size"][held][first]
+        stored_mask = rows["blob"] != NOT_STORED
+        if not stored_mask.any():
+            return MediaRows(rows, self.rows.location_bytes), []
+        begins, first, back = np.unique(rows["blob"][stored_mask], return_index=True, return_inverse=True)
+        sizes = rows["size"][stored_mask][first]
         new = np.cumsum(sizes) - sizes
-        rows["blob"][held] = new[back]
-        stretches = list(zip(begins.tolist(), (begins + sizes).tolist(), strict=True))
-        return MediaRows(rows, self.rows.places), stretches
+        rows["blob"][stored_mask] = new[back]
+        byte_ranges = list(zip(begins.tolist(), (begins + sizes).tolist(), strict=True))
+        return MediaRows(rows, self.rows.location_bytes), byte_ranges
 
 
 def read_blob(path: Path, begin: int, size: int) -> bytes:
@@ -188,20 +186,18 @@ def read_blob(path: Path, begin: int, size: int) -> bytes:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
 
-def iter_blob_chunks(path: Path, stretches: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+def iter_blob_chunks(path: Path, byte_ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
     """Stretches of a file, a bounded piece at a time."""
     with path.open("rb") as file:
-        for begin, end in stretches:
+        for begin, end in byte_ranges:
             file.seek(begin)
-            left = end - begin
-            while left:
-                piece = file.read(min(left, _CHUNK_BYTES))
-                if not piece:
-                    raise StoreError(
-                        f"{path} is cut short: {left:,} bytes of a medium are missing."
-                    )
-                left -= len(piece)
-                yield piece
+            remaining_bytes = end - begin
+            while remaining_bytes:
+                chunk = file.read(min(remaining_bytes, _CHUNK_BYTES))
+                if not chunk:
+                    raise StoreError(f"{path} is cut short: {remaining_bytes:,} bytes of a medium are missing.")
+                remaining_bytes -= len(chunk)
+                yield chunk
 
 
 def map_media(path: Path, documents: int) -> MediaRows:
@@ -215,19 +211,19 @@ def map_media(path: Path, documents: int) -> MediaRows:
 
 def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
     """The media in the content of such a file, wherever it lies; else as :func:`map_media`."""
-    count, places = read_header(view, path, MAGIC)
+    count, locations_size = read_header(view, path, MAGIC)
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
-    if len(view) != end + places:
+    if len(view) != end + locations_size:
         raise StoreError(
-            f"{path} says {count:,} media and {places:,} bytes of places in {len(view):,} bytes. {CHECK_REMEDY}"
+            f"{path} says {count:,} media and {locations_size:,} bytes of places in {len(view):,} bytes. {CHECK_REMEDY}"
         )
     rows = np.frombuffer(view, MEDIA_ROW_DTYPE, count, HEADER.size)
-    if fault := _find_fault(rows, documents, places):
+    if fault := _find_fault(rows, documents, locations_size):
         raise StoreError(f"{path}: {fault}. {CHECK_REMEDY}")
     return MediaRows(rows, view[end:])
 
 
-def _find_fault(rows: NDArray[np.void], documents: int, places: int) -> str:
+def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> str:
     """What contradicts itself in the rows of a shard; empty where nothing does."""
     if not len(rows):
         return ""
@@ -235,20 +231,18 @@ def _find_fault(rows: NDArray[np.void], documents: int, places: int) -> str:
     if (np.diff(owners) < 0).any() or int(owners[-1]) >= documents:
         return f"its media are not in the order of its {documents:,} documents"
     ends = rows["start"].astype(np.int64) + rows["tokens"]
-    same = owners[1:] == owners[:-1]
-    if (ends[:-1][same] > rows["start"][1:][same]).any():
+    same_document = owners[1:] == owners[:-1]
+    if (ends[:-1][same_document] > rows["start"][1:][same_document]).any():
         return "media of a document overlap"
     if int(rows["kind"].max()) >= len(MEDIUM_KINDS):
         return f"a medium is of kind {int(rows['kind'].max())}, which is none"
     begins, sizes = rows["place"].astype(np.int64), rows["place_size"].astype(np.int64)
-    if (begins < 0).any() or (begins + sizes > places).any():
+    if (begins < 0).any() or (begins + sizes > locations_size).any():
         return "places of media lie outside of the file"
     return ""
 
 
-def make_stored_media(
-    media: MediaRows, rows: range, first: int, blobs: Path | None
-) -> list[StoredMedium]:
+def make_stored_media(media: MediaRows, rows: range, first: int, blobs: Path | None) -> list[StoredMedium]:
     """Rows of a shard as values.
 
     Args:
@@ -257,13 +251,13 @@ def make_stored_media(
         first: number of the shard's first document.
         blobs: the shard's ``.blobs``.
     """
-    found = []
+    stored_media = []
     for number in rows:
         row = media.rows[number]
         kind = MEDIUM_KINDS[int(row["kind"])]
         begin = int(row["blob"])
         low, high = row["digest"].tolist()
-        found.append(
+        stored_media.append(
             StoredMedium(
                 document=first + int(row["document"]),
                 kind=kind,
@@ -271,13 +265,13 @@ def make_stored_media(
                 tokens=int(row["tokens"]),
                 grid=tuple(row["grid"].tolist()),
                 facts=decode_facts(kind, row["facts"].tolist()),
-                place=media.place(number),
+                location=media.read_location(number),
                 size=int(row["size"]),
                 digest=((high << 64) | low).to_bytes(16, "big"),
                 blob=None if begin == NOT_STORED or blobs is None else (blobs, begin),
             )
         )
-    return found
+    return stored_media
 
 
 def decode_facts(kind: MediumKind, numbers: Sequence[int]) -> MediumFacts:
@@ -308,10 +302,10 @@ def encode_facts(facts: MediumFacts) -> tuple[int, int, int]:
 
 def find_blobs_fault(path: Path, media: MediaRows) -> str:
     """What is wrong with the ``.blobs`` of a shard beside its rows; empty where nothing is."""
-    held = media.rows["blob"] != NOT_STORED
-    if not held.any():
+    stored_mask = media.rows["blob"] != NOT_STORED
+    if not stored_mask.any():
         return f"{path}: no medium of its shard lies in it." if path.exists() else ""
-    ends = media.rows["blob"][held] + media.rows["size"][held]
+    ends = media.rows["blob"][stored_mask] + media.rows["size"][stored_mask]
     size = len(map_file(path))
     if int(ends.max()) != size:
         return f"{path}: has {size:,} bytes, its media end at {int(ends.max()):,}."

@@ -23,9 +23,7 @@ from batchloom.store.format.layout import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-_REMEDIES = {
-    errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"
-}
+_REMEDIES = {errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"}
 _MAX_TOKENS = 2**31 - 1
 _CHUNK_DOCUMENTS = 1 << 20
 
@@ -47,16 +45,16 @@ def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) 
             f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index holds at most "
             f"{_MAX_TOKENS:,} for one. Cut it before."
         )
-    code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
+    code = next(code for code, token_dtype in DTYPE_CODES.items() if token_dtype == dtype)
     yield HEADER.pack(MAGIC, 1, code, count, count + 1)
     starts = range(0, count, _CHUNK_DOCUMENTS)
     for start in starts:
         yield lengths[start : start + _CHUNK_DOCUMENTS].astype("<i4").tobytes()
     end = 0
     for start in starts:
-        sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")
-        yield (np.concatenate([[end], sums[:-1]]) * dtype.itemsize).astype("<i8").tobytes()
-        end = int(sums[-1])
+        token_ends = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")
+        yield (np.concatenate([[end], token_ends[:-1]]) * dtype.itemsize).astype("<i8").tobytes()
+        end = int(token_ends[-1])
     for start in range(0, count + 1, _CHUNK_DOCUMENTS):
         yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()
 
@@ -89,14 +87,10 @@ def map_index(path: Path) -> MegatronIndex:
     """
     view = map_file(path)
     if len(view) < HEADER.size:
-        raise StoreError(
-            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}."
-        )
+        raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}.")
     magic, version, code, sequences, documents = HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise StoreError(
-            f"{path} is not a Megatron index: it starts with {magic!r}, not {MAGIC!r}."
-        )
+        raise StoreError(f"{path} is not a Megatron index: it starts with {magic!r}, not {MAGIC!r}.")
     if version != 1:
         raise StoreError(f"{path} has index version {version}; only version 1 is known.")
     if code not in DTYPE_CODES:
@@ -111,9 +105,7 @@ def map_index(path: Path) -> MegatronIndex:
     at_documents = at_pointers + 8 * sequences
     bounds = np.frombuffer(view, "<i8", documents, at_documents)
     if documents < 1 or bounds[0] != 0 or bounds[-1] != sequences:
-        raise StoreError(
-            f"{path} has a document index that does not run from 0 to its {sequences} sequences."
-        )
+        raise StoreError(f"{path} has a document index that does not run from 0 to its {sequences} sequences.")
     return MegatronIndex(
         dtype=DTYPE_CODES[code],
         lengths=np.frombuffer(view, "<i4", sequences, HEADER.size),
@@ -135,6 +127,4 @@ def map_file(path: Path) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read: {describe_os_error(error, _REMEDIES)}."
-        ) from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error, _REMEDIES)}.") from error

@@ -41,7 +41,7 @@ class Banding:
     shingle: int
     minhash: int
 
-    def packed(self) -> int:
+    def pack(self) -> int:
         """All of it as one u64."""
         value = 0
         for part in (self.minhash, self.bands, self.rows, self.shingle):
@@ -56,35 +56,35 @@ class MinHashSignatures:
     Attributes:
         keys: of some documents, uint64 [N, bands].
         banding: how they were made.
-        chosen: the documents among these that are meant, in order, int64 [D]; None for all.
+        selection: the documents among these that are meant, in order, int64 [D]; None for all.
     """
 
     keys: NDArray[np.uint64]
     banding: Banding
-    chosen: NDArray[np.int64] | None = None
+    selection: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.keys) if self.chosen is None else len(self.chosen)
+        return len(self.keys) if self.selection is None else len(self.selection)
 
-    def take(self, chosen: NDArray[np.int64]) -> Self:
+    def take(self, documents: NDArray[np.int64]) -> Self:
         """Those of some documents of these, int64 [D]; copies no key."""
-        which = chosen if self.chosen is None else self.chosen[chosen]
-        return type(self)(self.keys, self.banding, which)
+        selection = documents if self.selection is None else self.selection[documents]
+        return type(self)(self.keys, self.banding, selection)
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_chunks(self) -> Iterator[bytes]:
         """The bytes of the ``.bands`` file, a bounded piece at a time."""
-        yield HEADER.pack(MAGIC, 1, len(self), self.banding.packed())
-        stretch = max(1, _CHUNK_BYTES // max(1, 8 * self.banding.bands))
+        yield HEADER.pack(MAGIC, 1, len(self), self.banding.pack())
+        chunk_documents = max(1, _CHUNK_BYTES // max(1, 8 * self.banding.bands))
         start = 0
         while start < len(self):
-            stop = min(start + stretch, len(self))
-            if self.chosen is None:
+            stop = min(start + chunk_documents, len(self))
+            if self.selection is None:
                 keys = self.keys[start:stop]
             else:
                 # Few documents among very many would have all of the others mapped between them.
-                reach = self.chosen[start] + _SEARCH_REACH * stretch
-                stop = min(stop, int(np.searchsorted(self.chosen, reach)))
-                keys = self.keys[self.chosen[start:stop]]
+                reach = self.selection[start] + _SEARCH_REACH * chunk_documents
+                stop = min(stop, int(np.searchsorted(self.selection, reach)))
+                keys = self.keys[self.selection[start:stop]]
             yield np.ascontiguousarray(keys, "<u8").tobytes()
             start = stop
             release_pages(self.keys)

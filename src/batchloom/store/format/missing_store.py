@@ -48,8 +48,8 @@ def describe_partial_store(path: Path) -> str:
 def _describe_missing_store(path: Path) -> str:
     lead = f"{'No training shards found in' if path.is_dir() else 'There is no store at'} {path}: "
     if path.suffix in (".bin", ".idx") and path.is_file():
-        other = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
-        return f"{lead}a Megatron prefix is a pair, and {other.name} does not lie beside it."
+        partner_path = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
+        return f"{lead}a Megatron prefix is a pair, and {partner_path.name} does not lie beside it."
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         kind = "file" if path.is_file() else f"folder without {MANIFEST_NAME}"
         return (
@@ -60,9 +60,9 @@ def _describe_missing_store(path: Path) -> str:
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
     if path.exists():
         return f"{lead}this is a pipe or a device. Name the folder that batchloom prepare made."
-    told = describe_missing_path(
+    message = describe_missing_path(
         str(path),
         f"name a store (batchloom prepare INPUT... --out {path} makes one), or a Megatron prefix without its ending",
     )
     synthetic = suggest(str(path).partition(":")[0], SYNTHETIC_NAMES)
-    return f"{told[:-1]}{synthetic}" if synthetic and told.endswith("ending.") else told
+    return f"{message[:-1]}{synthetic}" if synthetic and message.endswith("ending.") else message

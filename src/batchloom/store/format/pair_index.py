@@ -51,31 +51,29 @@ class PairIndex:
         head = HEADER.pack(MAGIC, 1, len(self), 0)
         return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
 
-    def fault(self, preferences: PreferenceKind) -> str:
+    def find_fault(self, preferences: PreferenceKind) -> str:
         """What is wrong with these documents of whole pairs (or labels), empty where nothing is."""
-        known = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
-        strange = np.flatnonzero((self.sides != known[0]) & (self.sides != known[1]))
-        if strange.size:
-            at = int(strange[0])
-            return f"document {at} has side {self.sides[at]}, which is none of {preferences}"
+        allowed_sides = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
+        unknown_sides = np.flatnonzero((self.sides != allowed_sides[0]) & (self.sides != allowed_sides[1]))
+        if unknown_sides.size:
+            index = int(unknown_sides[0])
+            return f"document {index} has side {self.sides[index]}, which is none of {preferences}"
         firsts = self.pairs
         if preferences == "pairs":
             if len(self) % 2:
                 return f"{len(self):,} documents are no pairs"
             firsts = self.pairs[::2]
-            sided = (self.sides[::2] == CHOSEN) & (self.sides[1::2] == REJECTED)
-            torn = np.flatnonzero(~sided | (firsts != self.pairs[1::2]))
-            if torn.size:
-                at = 2 * int(torn[0])
-                return f"documents {at} and {at + 1} are not the chosen and the rejected answer of one pair"
+            is_pair = (self.sides[::2] == CHOSEN) & (self.sides[1::2] == REJECTED)
+            broken_pairs = np.flatnonzero(~is_pair | (firsts != self.pairs[1::2]))
+            if broken_pairs.size:
+                index = 2 * int(broken_pairs[0])
+                return f"documents {index} and {index + 1} are not the chosen and the rejected answer of one pair"
         if (firsts[1:] <= firsts[:-1]).any():
             return "its pairs do not ascend, so that one may stand there twice"
         return ""
 
 
-def compute_pair_numbers(
-    parts: NDArray[np.uint32], records: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The pair of each document, uint64 [D]: a number below 2**63 made of where its record stands.
 
     Args:
@@ -108,9 +106,7 @@ def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> P
     return parse_pair_index(map_file(path), path, documents, preferences)
 
 
-def parse_pair_index(
-    view: memoryview, path: Path, documents: int, preferences: PreferenceKind
-) -> PairIndex:
+def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
     """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_pair_index`."""
     count, zero = read_header(view, path, MAGIC)
     if zero:
@@ -123,6 +119,6 @@ def parse_pair_index(
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),
         sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
     )
-    if fault := sides.fault(preferences):
+    if fault := sides.find_fault(preferences):
         raise StoreError(f"{path}: {fault}. {_REMEDY}")
     return sides

@@ -65,10 +65,13 @@ class ProvenanceTable:
     def __len__(self) -> int:
         return len(self.records)
 
-    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
-        """The rows ``chosen`` (indices, or a mask), in their order."""
+    def take(self, selection: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """The rows ``selection`` (indices, or a mask), in their order."""
         return type(self)(
-            self.hashes[chosen], self.records[chosen], self.offsets[chosen], self.parts[chosen]
+            self.hashes[selection],
+            self.records[selection],
+            self.offsets[selection],
+            self.parts[selection],
         )
 
     def to_bytes(self) -> bytes:
@@ -77,9 +80,7 @@ class ProvenanceTable:
         return b"".join(iter_provenance_chunks(len(self), columns))
 
 
-def iter_provenance_chunks(
-    count: int, columns: Sequence[Iterable[NDArray[np.generic]]]
-) -> Iterator[bytes]:
+def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
     """The bytes of a ``.docs`` file, where its columns need not be in memory together.
 
     Args:
@@ -88,14 +89,19 @@ def iter_provenance_chunks(
     """
     yield HEADER.pack(MAGIC, 1, count, 0)
     for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
-        for piece in column:
-            yield piece.astype(dtype).tobytes()
+        for chunk in column:
+            yield chunk.astype(dtype).tobytes()
 
 
 def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
     """Of the ``.docs`` file of so many documents the byte each column begins at, and the bytes of its rows."""
-    at = HEADER.size
-    return [(at, 16), (at + 16 * count, 8), (at + 24 * count, 8), (at + 32 * count, 4)]
+    offset = HEADER.size
+    return [
+        (offset, 16),
+        (offset + 16 * count, 8),
+        (offset + 24 * count, 8),
+        (offset + 32 * count, 4),
+    ]
 
 
 def map_provenance(path: Path) -> ProvenanceTable:
@@ -115,12 +121,12 @@ def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
         raise make_wrong_format_error(path)
     if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:
         raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
-    at = HEADER.size
+    offset = HEADER.size
     return ProvenanceTable(
-        hashes=np.frombuffer(view, "<u8", 2 * count, at).reshape(count, 2),
-        records=np.frombuffer(view, "<u8", count, at + 16 * count),
-        offsets=np.frombuffer(view, "<u8", count, at + 24 * count),
-        parts=np.frombuffer(view, "<u4", count, at + 32 * count),
+        hashes=np.frombuffer(view, "<u8", 2 * count, offset).reshape(count, 2),
+        records=np.frombuffer(view, "<u8", count, offset + 16 * count),
+        offsets=np.frombuffer(view, "<u8", count, offset + 24 * count),
+        parts=np.frombuffer(view, "<u4", count, offset + 32 * count),
     )
 
 
@@ -130,32 +136,32 @@ class PartTable(NamedTuple):
     sources: Sequence[SourceEntry]
     numbers: NDArray[np.int64]
     records: NDArray[np.int64]
-    before: NDArray[np.int64]
+    preceding_records: NDArray[np.int64]
 
-    def named(self, found: ProvenanceTable) -> list[DocumentProvenance]:
+    def resolve_provenance(self, provenance: ProvenanceTable) -> list[DocumentProvenance]:
         """Where documents came from, in words.
 
         Raises:
             StoreError: a record that its part does not have.
         """
-        beyond = np.flatnonzero(found.records >= self.records[found.parts].astype(np.uint64))
-        if beyond.size:
-            at = int(beyond[0])
-            part = int(found.parts[at])
+        invalid_rows = np.flatnonzero(provenance.records >= self.records[provenance.parts].astype(np.uint64))
+        if invalid_rows.size:
+            row = int(invalid_rows[0])
+            part = int(provenance.parts[row])
             raise StoreError(
-                f"A document names record {int(found.records[at]):,} of a part of "
+                f"A document names record {int(provenance.records[row]):,} of a part of "
                 f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs is "
                 f"damaged. {CHECK_REMEDY}"
             )
-        named = []
-        columns = (found.parts, found.records, found.offsets, found.hashes)
-        for part, record, offset, halves in zip(*(one.tolist() for one in columns), strict=True):
+        documents = []
+        columns = (provenance.parts, provenance.records, provenance.offsets, provenance.hashes)
+        for part, record, offset, halves in zip(*(column.tolist() for column in columns), strict=True):
             source = self.sources[int(self.numbers[part])]
-            number = int(self.before[part]) + record
+            number = int(self.preceding_records[part]) + record
             line = number + 1 if source.kind == "jsonl" else None
             name = f"{(halves[1] << 64) | halves[0]:032x}"
-            named.append(DocumentProvenance(source.name, number, offset, line, name))
-        return named
+            documents.append(DocumentProvenance(source.name, number, offset, line, name))
+        return documents
 
 
 def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
@@ -169,17 +175,15 @@ def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
     return PartTable(sources, numbers, records, all_before - np.repeat(first, sizes))
 
 
-def check_known_parts(
-    found: ProvenanceTable, sources: Sequence[SourceEntry], store: Path
-) -> ProvenanceTable:
+def check_known_parts(provenance: ProvenanceTable, sources: Sequence[SourceEntry], store: Path) -> ProvenanceTable:
     """Origins of a store, none of which names a part that its manifest does not list.
 
     Raises:
         StoreError: one does.
     """
-    if len(found) and int(found.parts.max()) >= sum(len(source.parts) for source in sources):
+    if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
         raise StoreError(
             f"{store}: a document names a part of its sources that the manifest does not list. The store is "
             "damaged: run batchloom check on it."
         )
-    return found
+    return provenance

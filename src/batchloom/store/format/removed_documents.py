@@ -50,17 +50,16 @@ def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[
     count, zero = read_header(view, path, MAGIC)
     if zero:
         raise make_wrong_format_error(path)
-    stated = subset.removed.documents
-    if count != stated or len(view) != HEADER.size + 8 * count:
+    expected_count = subset.removed.documents
+    if count != expected_count or len(view) != HEADER.size + 8 * count:
         raise StoreError(
-            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {stated:,}. {CHECK_REMEDY}"
+            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {expected_count:,}. "
+            f"{CHECK_REMEDY}"
         )
     numbers = np.frombuffer(view, "<i8", count, HEADER.size)
     inside = bool(count) and numbers[0] >= 0 and int(numbers[-1]) < subset.documents
     if not inside or (numbers[1:] <= numbers[:-1]).any():
-        raise StoreError(
-            f"{path} names documents that do not ascend, or that the subset does not have. {CHECK_REMEDY}"
-        )
+        raise StoreError(f"{path} names documents that do not ascend, or that the subset does not have. {CHECK_REMEDY}")
     return numbers
 
 
@@ -68,6 +67,6 @@ def mask_removed(removed: NDArray[np.int64], documents: NDArray[np.int64]) -> ND
     """For each document whether it is among the removed ones, bool of the same length."""
     if not removed.size:
         return np.zeros(len(documents), bool)
-    places = np.minimum(removed.searchsorted(documents), removed.size - 1)
-    found: NDArray[np.bool_] = removed[places] == documents
-    return found
+    positions = np.minimum(removed.searchsorted(documents), removed.size - 1)
+    is_removed: NDArray[np.bool_] = removed[positions] == documents
+    return is_removed

@@ -21,17 +21,18 @@ _MIN_READ_AHEAD, _MAX_READ_AHEAD, _MAX_READ_AHEAD_PAGES = 1024, 1 << 17, 1 << 13
 _NO_LIMIT = 1 << 32
 
 
-def make_span_error(place: object, document: int, tokens: int, stop: int) -> StoreError:
+def make_span_error(store_path: object, document: int, tokens: int, stop: int) -> StoreError:
     """The error of a span that ends behind its document.
 
     Args:
-        place: the store.
+        store_path: the store.
         document: its number.
         tokens: it has.
         stop: where the span ends.
     """
     return StoreError(
-        f"Document {document} of {place} has {tokens} tokens, and a span of it ends at {stop}: the plan belongs to "
+        f"Document {document} of {store_path} has {tokens} tokens, and a span of it ends at {stop}: the plan "
+        "belongs to "
         "another store, or the store was changed. Open it anew."
     )
 
@@ -48,14 +49,23 @@ class StoreLengths:
         layers: how many documents each of them added; a plan packs no two of them together.
     """
 
-    __slots__ = ("_arrays", "_asked", "_longest", "_maps", "_starts", "_taken", "layers", "size")
+    __slots__ = (
+        "_arrays",
+        "_longest",
+        "_maps",
+        "_requested_pages",
+        "_starts",
+        "_taken_counts",
+        "layers",
+        "size",
+    )
 
     def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
         self._arrays, self._longest = arrays, longest
         self._maps = [_find_mapping(array) for array in arrays]
         # By array the pages that were asked for, and the lengths taken since the first of them.
-        self._asked: dict[int, NDArray[np.bool_]] = {}
-        self._taken: dict[int, int] = {}
+        self._requested_pages: dict[int, NDArray[np.bool_]] = {}
+        self._taken_counts: dict[int, int] = {}
         self.layers = tuple(int(array.size) for array in arrays)
         self._starts = np.cumsum([0, *self.layers[:-1]])
         self.size = sum(self.layers)
@@ -64,17 +74,17 @@ class StoreLengths:
         """Lengths of these documents in tokens, uint32 of the same length."""
         if len(self._arrays) == 1:
             self._read_ahead(0, documents)
-            return self._checked(self._arrays[0][documents])
-        found = np.empty(len(documents), np.uint32)
+            return self._check_lengths(self._arrays[0][documents])
+        lengths = np.empty(len(documents), np.uint32)
         layers = self._starts.searchsorted(documents, side="right") - 1
         for layer in np.unique(layers).tolist():
-            mine = layers == layer
-            inside = documents[mine] - self._starts[layer]
+            in_layer = layers == layer
+            inside = documents[in_layer] - self._starts[layer]
             self._read_ahead(layer, inside)
-            found[mine] = self._arrays[layer][inside]
-        return self._checked(found)
+            lengths[in_layer] = self._arrays[layer][inside]
+        return self._check_lengths(lengths)
 
-    def _checked(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _check_lengths(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Refuse lengths of a pool that no document can have; those of a batch's spans are of a pool."""
         if len(lengths) >= _MIN_READ_AHEAD and (longest := int(lengths.max())) > self._longest:
             raise StoreError(
@@ -90,23 +100,22 @@ class StoreLengths:
         its neighbours, they are read several times as long.
         """
         array, mapped = self._arrays[layer], self._maps[layer]
-        if (
-            array.size < _LARGE_ARRAY
-            or not _MIN_READ_AHEAD <= len(documents) <= _MAX_READ_AHEAD
-            or mapped is None
-        ):
+        if array.size < _LARGE_ARRAY or not _MIN_READ_AHEAD <= len(documents) <= _MAX_READ_AHEAD or mapped is None:
             return
-        asked = self._asked.get(layer)
-        self._taken[layer] = self._taken.get(layer, 0) + len(documents)
-        if asked is None or self._taken[layer] > array.size:
+        requested_pages = self._requested_pages.get(layer)
+        self._taken_counts[layer] = self._taken_counts.get(layer, 0) + len(documents)
+        if requested_pages is None or self._taken_counts[layer] > array.size:
             # After a pass over the file what was asked for first may be gone from memory.
-            asked = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
-            self._asked[layer], self._taken[layer] = asked, len(documents)
+            requested_pages = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
+            self._requested_pages[layer], self._taken_counts[layer] = (
+                requested_pages,
+                len(documents),
+            )
         pages = documents // (mmap.PAGESIZE // array.itemsize)
-        pages = np.unique(pages[~asked[pages]])
+        pages = np.unique(pages[~requested_pages[pages]])
         if not len(pages) or len(pages) > _MAX_READ_AHEAD_PAGES:
             return
-        asked[pages] = True
+        requested_pages[pages] = True
         ends = np.flatnonzero(np.diff(pages) > 1)
         firsts = pages[np.concatenate([[0], ends + 1])]
         counts = pages[np.concatenate([ends, [len(pages) - 1]])] - firsts + 1
@@ -119,9 +128,9 @@ class StoreLengths:
         Lengths that are more than half of the machine's memory are left alone: the first would be gone
         from it before the last is read.
         """
-        most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        max_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         for array, mapped in zip(self._arrays, self._maps, strict=True):
-            if mapped is None or array.size < _LARGE_ARRAY or array.nbytes > most:
+            if mapped is None or array.size < _LARGE_ARRAY or array.nbytes > max_bytes:
                 continue
             step = mmap.PAGESIZE // array.itemsize
             for first in range(0, array.size, _LARGE_ARRAY):

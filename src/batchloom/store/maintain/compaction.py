@@ -65,9 +65,7 @@ class CompactionResult:
     ended: tuple[int, ...] = ()
 
 
-def compact_store(
-    path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
-) -> CompactionResult:
+def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CompactionResult:
     """Make one generation of a store, without its removed documents; the older ones cannot be opened any more.
 
     Only shards that hold removed documents are written anew, under new numbers. Killed at any moment the
@@ -91,35 +89,33 @@ def compact_store(
         refuse_unfinished(folder)
         # An earlier compaction may have been killed before its last files were deleted.
         files = delete_stale_files(folder, base)
-        gone = sum(entry.removed.documents for entry in base.subsets.values() if entry.removed)
-        if len(base.readable) == 1 and not gone:
+        removed_count = sum(entry.removed.documents for entry in base.subsets.values() if entry.removed)
+        if len(base.readable) == 1 and not removed_count:
             return CompactionResult(folder, base.generation, made=False, files=files)
-        if gone == sum(entry.documents for entry in base.subsets.values()):
+        if removed_count == sum(entry.documents for entry in base.subsets.values()):
             raise InputError(
                 f"All documents of {folder} are removed: a store without any is none. Delete the folder instead."
             )
         changed, shards = _write_compacted(folder, base, progress or (lambda _: None))
         newest = make_successor(base, changed, "compacted")
-        write_generation_report(folder, newest.generation, {"removed": gone})
+        write_generation_report(folder, newest.generation, {"removed": removed_count})
         files += commit_manifest(folder, base, newest)
     return CompactionResult(
         folder,
         newest.generation,
         made=True,
-        documents=gone,
+        documents=removed_count,
         shards=shards,
         files=files,
         ended=base.readable,
     )
 
 
-def _write_compacted(
-    folder: Path, base: Manifest, tick: Callable[[int], None]
-) -> tuple[Manifest, int]:
+def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tuple[Manifest, int]:
     """The manifest without removed documents, whose new files are written; and how many shards these are."""
     numbers, rewritten = next_shard_numbers(base), 0
     subsets: dict[str, SubsetEntry] = {}
-    lost = _RemovedCounts(base)
+    removed_counts = _RemovedCounts(base)
     for name, entry in base.subsets.items():
         # Without it a flipped bit would get a checksum of its own.
         store = open_store(folder, name, generation=base.generation, verify="first-read")
@@ -128,20 +124,23 @@ def _write_compacted(
             continue
         shards: list[ShardEntry] = []
         for shard, old in enumerate(entry.shards):
-            gone = _list_removed(store, shard)
-            if not gone.size:
+            removed_documents = _list_removed(store, shard)
+            if not removed_documents.size:
                 shards.append(old)
                 continue
-            lost.count(store, shard, gone)
-            if gone.size < old.documents:
+            removed_counts.count(store, shard, removed_documents)
+            if removed_documents.size < old.documents:
                 stem = folder / name / format_shard_name(numbers[name])
-                shards.append(_write_compacted_shard(store, entry, shard, gone, stem, tick))
+                shards.append(_write_compacted_shard(store, entry, shard, removed_documents, stem, tick))
                 numbers[name] += 1
                 rewritten += 1
         if shards:
             subsets[name] = _make_subset_entry(store, shards, base.generation + 1)
     return replace(
-        base, subsets=subsets, counts=lost.counts(subsets), sources=lost.sources()
+        base,
+        subsets=subsets,
+        counts=removed_counts.counts(subsets),
+        sources=removed_counts.sources(),
     ), rewritten
 
 
@@ -161,7 +160,7 @@ def _write_compacted_shard(
     store: Store,
     entry: SubsetEntry,
     shard: int,
-    gone: NDArray[np.int64],
+    removed_documents: NDArray[np.int64],
     stem: Path,
     tick: Callable[[int], None],
 ) -> ShardEntry:
@@ -169,23 +168,23 @@ def _write_compacted_shard(
     writer = ShardWriter(stem, store.dtype)
     old, folder = entry.shards[shard], store.path / store.split
     try:
-        for stretch in iter_document_ranges(store, shard):
-            writer.append(stretch.ids, stretch.trained)
-            tick(len(stretch.lengths))
-        origins = store.provenance.shard(shard)
-        kept = np.delete(np.arange(len(origins)), gone)
+        for document_range in iter_document_ranges(store, shard):
+            writer.append(document_range.ids, document_range.trained)
+            tick(len(document_range.lengths))
+        provenance = store.provenance.shard(shard)
+        remaining_documents = np.delete(np.arange(len(provenance)), removed_documents)
         sides = store.shards.sides(shard) if store.contents.preferences else None
         return writer.finish(
             _read_remaining_lengths(store, shard),
-            origins.take(kept),
-            PairIndex(sides.pairs[kept], sides.sides[kept]) if sides else None,
-            map_signature_file(folder / f"{old.name}.bands", old.documents).take(kept)
+            provenance.take(remaining_documents),
+            PairIndex(sides.pairs[remaining_documents], sides.sides[remaining_documents]) if sides else None,
+            map_signature_file(folder / f"{old.name}.bands", old.documents).take(remaining_documents)
             if old.bands
             else None,
             ShardMedia(
                 map_media(folder / f"{old.name}.media", old.documents),
                 folder / f"{old.name}.blobs",
-            ).take(kept)
+            ).take(remaining_documents)
             if old.media
             else None,
         )
@@ -200,7 +199,7 @@ def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) 
     try:
         for shard in range(len(store.shards)):
             writer.append(_read_remaining_lengths(store, shard))
-        lengths, sums = writer.finish()
+        lengths, header_checksum = writer.finish()
     finally:
         writer.abandon()
     sync_folder(folder)
@@ -210,8 +209,8 @@ def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) 
         tokens=sum(shard.tokens for shard in shards),
         lengths=lengths,
         shards=tuple(shards),
-        layers=(LayerEntry(generation, documents, lengths, sums),),
-        sums=sums,
+        layers=(LayerEntry(generation, documents, lengths, header_checksum),),
+        sums=header_checksum,
     )
 
 
@@ -223,29 +222,29 @@ class _RemovedCounts:
         parts = sum(len(source.parts) for source in base.sources)
         self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
 
-    def count(self, store: Store, shard: int, gone: NDArray[np.int64]) -> None:
-        parts = store.provenance.shard(shard).parts[gone]
-        lengths = store.lengths.take(gone + store.shards.bounds[shard]).astype(np.int64)
+    def count(self, store: Store, shard: int, removed_documents: NDArray[np.int64]) -> None:
+        parts = store.provenance.shard(shard).parts[removed_documents]
+        lengths = store.lengths.take(removed_documents + store.shards.bounds[shard]).astype(np.int64)
         np.add.at(self._documents, parts, 1)
         np.add.at(self._tokens, parts, lengths)
 
     def sources(self) -> tuple[SourceEntry, ...]:
-        found, part = [], 0
+        updated_sources, part = [], 0
         for source in self._base.sources:
-            own = slice(part, part := part + len(source.parts))
-            found.append(
+            part_slice = slice(part, part := part + len(source.parts))
+            updated_sources.append(
                 replace(
                     source,
-                    documents=source.documents - int(self._documents[own].sum()),
-                    tokens=source.tokens - int(self._tokens[own].sum()),
+                    documents=source.documents - int(self._documents[part_slice].sum()),
+                    tokens=source.tokens - int(self._tokens[part_slice].sum()),
                 )
             )
-        return tuple(found)
+        return tuple(updated_sources)
 
     def counts(self, subsets: dict[str, SubsetEntry]) -> StoreCounts:
         dropped = Counter(self._base.counts.dropped)
-        if lost := int(self._documents.sum()):
-            dropped[REASON] += lost
+        if removed_count := int(self._documents.sum()):
+            dropped[REASON] += removed_count
         return replace(
             self._base.counts,
             documents=sum(entry.documents for entry in subsets.values()),

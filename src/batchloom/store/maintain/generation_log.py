@@ -57,15 +57,15 @@ def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
     refuse_url(path, "The store")
     folder = resolve_store_folder(path)
     manifest = read_manifest(folder)
-    logged, before = [], 0
+    entries, source_count = [], 0
     for entry in manifest.all_history:
-        logged.append(
+        entries.append(
             GenerationLogEntry(
                 number=entry.number,
                 made=entry.made,
                 documents=entry.documents,
                 tokens=entry.tokens,
-                sources=tuple(one.name for one in manifest.sources[before : entry.sources]),
+                sources=tuple(source.name for source in manifest.sources[source_count : entry.sources]),
                 recipe_fingerprint=entry.recipe_fingerprint,
                 selected=entry.selected,
                 fingerprints=entry.fingerprints,
@@ -73,8 +73,8 @@ def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
                 readable=entry.number in manifest.readable,
             )
         )
-        before = entry.sources
-    return tuple(logged)
+        source_count = entry.sources
+    return tuple(entries)
 
 
 def _read_start_time(folder: Path, generation: int) -> str:

@@ -33,20 +33,16 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
         except StoreError as error:
             faults.append(str(error))
             continue
-        told = tuple(map(_unseal_entry, newest.history[:number]))
-        if tuple(map(_unseal_entry, older.all_history)) != told:
+        expected_history = tuple(map(_unseal_entry, newest.history[:number]))
+        if tuple(map(_unseal_entry, older.all_history)) != expected_history:
             faults.append(f"{folder}: generation {number} tells another history than the newest.")
         for name, subset in older.subsets.items():
             if not _continues_history(subset, newest.subsets.get(name)):
-                faults.append(
-                    f"{folder / name}: generation {number} has other shards than the newest begins with."
-                )
+                faults.append(f"{folder / name}: generation {number} has other shards than the newest begins with.")
             else:
                 faults += list_removed_faults(folder / name, subset)
         if older.sources != newest.sources[: len(older.sources)]:
-            faults.append(
-                f"{folder}: generation {number} has other sources than the newest begins with."
-            )
+            faults.append(f"{folder}: generation {number} has other sources than the newest begins with.")
         faults += [
             f"{folder / file}: missing, and generation {number} names it."
             for file in sorted(list_generation_files(older))
@@ -58,15 +54,11 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
 def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
     """Whether the last entry of the history says what the manifest itself says."""
     last = manifest.history[-1]
-    own = make_generation_entry(manifest, last.made, last.selected)
-    differing = [
-        name for name in own.__struct_fields__ if getattr(own, name) != getattr(last, name)
-    ]
-    if not differing:
+    own_entry = make_generation_entry(manifest, last.made, last.selected)
+    differing_fields = [name for name in own_entry.__struct_fields__ if getattr(own_entry, name) != getattr(last, name)]
+    if not differing_fields:
         return []
-    return [
-        f"{folder}: its history says something else of generation {last.number} ({differing[0]})."
-    ]
+    return [f"{folder}: its history says something else of generation {last.number} ({differing_fields[0]})."]
 
 
 def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:
@@ -78,10 +70,7 @@ def _continues_history(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
     if newer is None:
         return False
     layers = len(older.all_layers)
-    return (
-        newer.shards[: len(older.shards)] == older.shards
-        and newer.all_layers[:layers] == older.all_layers
-    )
+    return newer.shards[: len(older.shards)] == older.shards and newer.all_layers[:layers] == older.all_layers
 
 
 def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
@@ -91,17 +80,17 @@ def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
         folder: of the subset.
         subset: what the manifest says of it.
     """
-    gone = subset.removed
-    if gone is None or subset.removed_file is None:
+    removed_entry = subset.removed
+    if removed_entry is None or subset.removed_file is None:
         return []
     path = folder / subset.removed_file
     try:
         removed, lengths = map_removed(folder, subset), map_lengths(folder, subset)
-        if xxhash.xxh3_128_hexdigest(map_file(path)) != gone.file:
+        if xxhash.xxh3_128_hexdigest(map_file(path)) != removed_entry.file:
             return [f"{path}: checksum differs from the manifest's."]
         tokens = int(lengths.take(removed).sum(dtype=np.int64))
     except StoreError as error:
         return [str(error)]
-    if tokens != gone.tokens:
-        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {gone.tokens:,}."]
+    if tokens != removed_entry.tokens:
+        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {removed_entry.tokens:,}."]
     return []

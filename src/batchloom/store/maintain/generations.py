@@ -66,8 +66,8 @@ def next_shard_numbers(manifest: Manifest) -> dict[str, int]:
     """Number of the next shard of each subset, whose numbering goes on through the generations."""
     numbers = dict.fromkeys(SUBSETS, 0)
     for name, subset in manifest.subsets.items():
-        taken = (int(shard.name.removeprefix("shard_")) for shard in subset.shards)
-        numbers[name] = max(taken, default=-1) + 1
+        shard_numbers = (int(shard.name.removeprefix("shard_")) for shard in subset.shards)
+        numbers[name] = max(shard_numbers, default=-1) + 1
     return numbers
 
 
@@ -76,21 +76,19 @@ def next_part_number(manifest: Manifest) -> int:
     return sum(len(source.parts) for source in manifest.sources)
 
 
-def make_successor(
-    base: Manifest, changed: Manifest, made: GenerationKind, selected: tuple[str, ...] = ()
-) -> Manifest:
+def make_successor(base: Manifest, changed: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> Manifest:
     """The manifest of the generation after ``base``.
 
     Args:
         base: the newest generation.
         changed: the same with what is new in it; its number and history do not count.
-        made: how it came to be.
+        kind: how it came to be.
         selected: the names that documents were removed by.
     """
     *earlier, last = base.all_history
     last = replace(last, manifest=compute_content_checksum(base))
     grown = replace(changed, generation=base.generation + 1, history=())
-    entry = make_generation_entry(grown, made, selected)
+    entry = make_generation_entry(grown, kind, selected)
     return seal_manifest(replace(grown, history=(*earlier, last, entry)))
 
 
@@ -111,7 +109,10 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     for name, old, new in (
         ("tokenizer", base.tokenizer.fingerprint, added.tokenizer.fingerprint),
         ("dtype", base.dtype, added.dtype),
-        ("processor", *(one.processor and one.processor.fingerprint for one in (base, added))),
+        (
+            "processor",
+            *(manifest.processor and manifest.processor.fingerprint for manifest in (base, added)),
+        ),
     ):
         if old != new:
             raise StoreConflictError(
@@ -120,9 +121,7 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
             )
     number = base.generation + 1
     pairs = {name: (base.subsets.get(name), added.subsets.get(name)) for name in SUBSETS}
-    subsets = {
-        name: _merge_subsets(old, new, number) for name, (old, new) in pairs.items() if old or new
-    }
+    subsets = {name: _merge_subsets(old, new, number) for name, (old, new) in pairs.items() if old or new}
     changed = replace(
         added,
         tokenizer=base.tokenizer,
@@ -134,9 +133,7 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     return make_successor(base, changed, "appended")
 
 
-def _merge_subsets(
-    old: SubsetEntry | None, new: SubsetEntry | None, generation: int
-) -> SubsetEntry:
+def _merge_subsets(old: SubsetEntry | None, new: SubsetEntry | None, generation: int) -> SubsetEntry:
     if new is None or not new.documents:
         if old is None:
             raise AssertionError("a subset is listed where it has documents")
@@ -166,13 +163,13 @@ def _add_counts(old: StoreCounts, new: StoreCounts) -> StoreCounts:
 
 def list_generation_files(manifest: Manifest) -> set[str]:
     """Every file that a generation cannot be without, named from the store's folder."""
-    found = set()
+    file_names = set()
     for name, subset in manifest.subsets.items():
-        found |= {f"{name}/{file}" for file in subset.length_files}
-        sums = zip(subset.length_checksum_files, subset.all_layers, strict=True)
-        found |= {f"{name}/{file}" for file, layer in sums if layer.sums}
+        file_names |= {f"{name}/{file}" for file in subset.length_files}
+        checksum_files = zip(subset.length_checksum_files, subset.all_layers, strict=True)
+        file_names |= {f"{name}/{file}" for file, layer in checksum_files if layer.sums}
         if subset.removed_file:
-            found.add(f"{name}/{subset.removed_file}")
+            file_names.add(f"{name}/{subset.removed_file}")
         for shard in subset.shards:
             endings = ["bin", "idx", "docs"]
             endings += ["mask"] if shard.mask else []
@@ -182,22 +179,18 @@ def list_generation_files(manifest: Manifest) -> set[str]:
             endings += ["media"] if shard.media else []
             endings += ["blobs"] if shard.blobs else []
             endings += ["blobsums"] if shard.blobsums else []
-            found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
-    return found
+            file_names |= {f"{name}/{shard.name}.{ending}" for ending in endings}
+    return file_names
 
 
 def list_sidecars(manifest: Manifest) -> set[str]:
     """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
     history = manifest.all_history
     reports = {
-        format_generation_file_name(name, entry.number)
-        for entry in history
-        for name in (REPORT_NAME, PAGE_NAME)
+        format_generation_file_name(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
     }
     return reports | {
-        format_generation_file_name(QUARANTINE_NAME, entry.number)
-        for entry in history
-        if entry.reads
+        format_generation_file_name(QUARANTINE_NAME, entry.number) for entry in history if entry.has_inputs
     }
 
 
@@ -215,13 +208,9 @@ def lock_store(folder: Path) -> Iterator[None]:
         lock_exclusively(
             descriptor,
             folder,
-            busy=lambda: (
-                f"Another run is changing {folder}; wait for it, then give the command again."
-            ),
+            busy=lambda: f"Another run is changing {folder}; wait for it, then give the command again.",
             ended=f"{folder} has just been deleted or renamed; give the command again for the store that is meant.",
-            unable=lambda why: (
-                f"Cannot lock {folder}: {why}; a store is changed on a file system with locks."
-            ),
+            unable=lambda why: f"Cannot lock {folder}: {why}; a store is changed on a file system with locks.",
         )
         yield
     finally:
@@ -256,16 +245,16 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
 
 def _move_new_files(folder: Path, base: Manifest, manifest: Manifest, staged: Path) -> None:
     _check_base(folder, base, manifest)
-    own = list_generation_files(manifest) - list_generation_files(base)
-    touched = set()
-    for name in sorted(own | (list_sidecars(manifest) - list_sidecars(base))):
+    new_files = list_generation_files(manifest) - list_generation_files(base)
+    changed_folders = set()
+    for name in sorted(new_files | (list_sidecars(manifest) - list_sidecars(base))):
         target = folder / name
         make_folder(target.parent)
         with wrap_write_errors(target), contextlib.suppress(FileNotFoundError):
             # Where it is missing here, an earlier try moved it.
             (staged / name).replace(target)
-            touched.add(target.parent)
-    for parent in sorted(touched):
+            changed_folders.add(target.parent)
+    for parent in sorted(changed_folders):
         sync_folder(parent)
 
 
@@ -293,9 +282,7 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
     """
     _check_base(folder, base, manifest)
     decode_manifest(encode_manifest(manifest), folder / MANIFEST_NAME)
-    missing = sorted(
-        name for name in list_generation_files(manifest) if not (folder / name).exists()
-    )
+    missing = sorted(name for name in list_generation_files(manifest) if not (folder / name).exists())
     if missing:
         raise StoreConflictError(
             f"{folder / missing[0]} is missing, which generation {manifest.generation} would name; begin the job anew."
@@ -352,9 +339,9 @@ def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]
     Raises:
         OutputError: it cannot be written.
     """
-    told = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
+    report = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
     path = folder / format_generation_file_name(REPORT_NAME, generation)
-    write_file(path, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+    write_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
 
 
 def delete_stale_files(folder: Path, newest: Manifest) -> int:
@@ -366,22 +353,20 @@ def delete_stale_files(folder: Path, newest: Manifest) -> int:
         StoreError: an older manifest is missing or damaged: then nothing is deleted.
         OutputError: a file cannot be deleted.
     """
-    named = {format_generation_name(number) for number in newest.readable[:-1]} | list_sidecars(
-        newest
-    )
+    referenced_files = {format_generation_name(number) for number in newest.readable[:-1]} | list_sidecars(newest)
     for number in newest.readable:
-        named |= list_generation_files(read_manifest(folder, number))
+        referenced_files |= list_generation_files(read_manifest(folder, number))
     count = 0
     for inner, pattern in _OWNED_FILE_PATTERNS.items():
-        place = folder / inner
-        with wrap_write_errors(place):
-            if not place.is_dir():
+        subfolder = folder / inner
+        with wrap_write_errors(subfolder):
+            if not subfolder.is_dir():
                 continue
-            with os.scandir(place) as scan:
-                found = [entry.name for entry in scan if pattern.fullmatch(entry.name)]
-            for name in found:
-                if (f"{inner}/{name}" if inner else name) not in named:
-                    (place / name).unlink(missing_ok=True)
+            with os.scandir(subfolder) as scan:
+                file_names = [entry.name for entry in scan if pattern.fullmatch(entry.name)]
+            for name in file_names:
+                if (f"{inner}/{name}" if inner else name) not in referenced_files:
+                    (subfolder / name).unlink(missing_ok=True)
                     count += 1
     return count
 
@@ -400,9 +385,7 @@ class ShardDocuments(NamedTuple):
     sides: NDArray[np.uint8] | None
 
 
-def iter_shard_documents(
-    folder: Path, manifest: Manifest | None = None
-) -> Iterator[ShardDocuments]:
+def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[ShardDocuments]:
     """All documents of a store that are not removed, a shard at a time, in store order.
 
     Args:
@@ -417,17 +400,18 @@ def iter_shard_documents(
         removed, first = map_removed(folder / name, subset), 0
         for shard in subset.shards:
             path = (folder / name / shard.name).with_suffix(".docs")
-            origins = map_provenance(path)
-            if len(origins) != shard.documents:
+            provenance = map_provenance(path)
+            if len(provenance) != shard.documents:
                 raise StoreError(
-                    f"{path} has {len(origins)} documents, the manifest says {shard.documents}. The store is damaged: "
+                    f"{path} has {len(provenance)} documents, the manifest says {shard.documents}. The store is "
+                    "damaged: "
                     "run batchloom check on it."
                 )
             begin, end = removed.searchsorted([first, first + shard.documents])
-            kept = np.delete(np.arange(shard.documents), removed[begin:end] - first)
+            remaining_documents = np.delete(np.arange(shard.documents), removed[begin:end] - first)
             first += shard.documents
             sides = None
             if manifest.preferences:
                 pairs = path.with_suffix(".pairs")
-                sides = map_pair_index(pairs, shard.documents, manifest.preferences).sides[kept]
-            yield ShardDocuments(origins.hashes[kept], origins.parts[kept], sides)
+                sides = map_pair_index(pairs, shard.documents, manifest.preferences).sides[remaining_documents]
+            yield ShardDocuments(provenance.hashes[remaining_documents], provenance.parts[remaining_documents], sides)

@@ -23,12 +23,12 @@ def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
         StoreError: a file cannot be read.
     """
     return [
-        f"{folder}: the manifest says {stated:,} {what}, {where} {found:,}; {_REMEDY}."
-        for what, stated, where, found in [
+        f"{folder}: the manifest says {expected_count:,} {label}, {actual_phrase} {actual_count:,}; {_REMEDY}."
+        for label, expected_count, actual_phrase, actual_count in [
             *_compare_totals(folder, manifest),
             *_compare_sources(folder, manifest),
         ]
-        if stated != found
+        if expected_count != actual_count
     ]
 
 
@@ -43,23 +43,33 @@ def _compare_totals(folder: Path, manifest: Manifest) -> Iterator[CountCompariso
     yield "records", counts.records, "the parts of its sources hold", records
     fates = counts.documents + counts.quarantined + sum(counts.dropped.values())
     noun = "pairs" if manifest.preferences == "pairs" else "documents"
-    together = f"its {noun}, quarantined and dropped records together are"
-    yield "records", counts.records, together, fates - counts.further
+    combined_phrase = f"its {noun}, quarantined and dropped records together are"
+    yield "records", counts.records, combined_phrase, fates - counts.further
     names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
     lines = sum(_count_lines(folder / name) for name in names)
-    where = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
-    yield "quarantined records", counts.quarantined, where, lines
+    actual_phrase = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
+    yield "quarantined records", counts.quarantined, actual_phrase, lines
 
 
 def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
     documents, tokens = _count_by_part(folder, manifest)
     part = 0
     for source in manifest.sources:
-        own = slice(part, part := part + len(source.parts))
-        where = "the documents that name it as their source are"
-        yield f"documents of {source.name}", source.documents, where, int(documents[own].sum())
-        where = "the documents that name it as their source hold"
-        yield f"tokens of {source.name}", source.tokens, where, int(tokens[own].sum())
+        part_slice = slice(part, part := part + len(source.parts))
+        actual_phrase = "the documents that name it as their source are"
+        yield (
+            f"documents of {source.name}",
+            source.documents,
+            actual_phrase,
+            int(documents[part_slice].sum()),
+        )
+        actual_phrase = "the documents that name it as their source hold"
+        yield (
+            f"tokens of {source.name}",
+            source.tokens,
+            actual_phrase,
+            int(tokens[part_slice].sum()),
+        )
     strays = int(documents[part:].sum())
     yield "documents of other sources than those it lists", 0, "its .docs files", strays
 
@@ -71,13 +81,13 @@ def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64],
     for name, subset in manifest.subsets.items():
         lengths, start = map_lengths(folder / name, subset), 0
         for shard in subset.shards:
-            origins = map_provenance((folder / name / shard.name).with_suffix(".docs"))
-            of = np.minimum(origins.parts, parts)
-            own = lengths.slice(start, start + shard.documents)
+            provenance = map_provenance((folder / name / shard.name).with_suffix(".docs"))
+            part_indices = np.minimum(provenance.parts, parts)
+            shard_lengths = lengths.slice(start, start + shard.documents)
             start += shard.documents
-            documents += np.bincount(of, minlength=parts + 1)
+            documents += np.bincount(part_indices, minlength=parts + 1)
             # Sums of a shard are far below 2**53, where floats stop being exact.
-            tokens += np.bincount(of, own, minlength=parts + 1).astype(np.int64)
+            tokens += np.bincount(part_indices, shard_lengths, minlength=parts + 1).astype(np.int64)
     return documents, tokens
 
 
@@ -86,6 +96,4 @@ def _count_lines(path: Path) -> int:
     if not path.exists():
         return 0
     view = map_file(path)
-    return sum(
-        bytes(view[at : at + _CHUNK_BYTES]).count(b"\n") for at in range(0, len(view), _CHUNK_BYTES)
-    )
+    return sum(bytes(view[at : at + _CHUNK_BYTES]).count(b"\n") for at in range(0, len(view), _CHUNK_BYTES))

@@ -38,8 +38,8 @@ def write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMiss
     Raises:
         OutputError: it cannot be written.
     """
-    found = MissingMedia(_VERSION, store, dict(subsets))
-    write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    missing_media = MissingMedia(_VERSION, store, dict(subsets))
+    write_file(path, msgspec.json.format(msgspec.json.encode(missing_media), indent=1) + b"\n")
 
 
 def read_missing_media(path: Path) -> MissingMedia:
@@ -50,15 +50,13 @@ def read_missing_media(path: Path) -> MissingMedia:
     """
     remedy = "batchloom check STORE --gone FILE writes one"
     try:
-        found = msgspec.json.decode(read_regular_file(path), type=MissingMedia)
+        missing_media = msgspec.json.decode(read_regular_file(path), type=MissingMedia)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {describe_os_error(error)}; {remedy}.") from error
     except JSON_DECODE_ERRORS as error:
         raise InputError(
             f"{path} is no list of documents whose images or audio are gone: {error}; {remedy}."
         ) from error
-    if found.version != _VERSION:
-        raise InputError(
-            f"{path} has version {found.version}; this batchloom reads {_VERSION}; {remedy}."
-        )
-    return found
+    if missing_media.version != _VERSION:
+        raise InputError(f"{path} has version {missing_media.version}; this batchloom reads {_VERSION}; {remedy}.")
+    return missing_media

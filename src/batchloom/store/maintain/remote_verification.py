@@ -73,14 +73,16 @@ def verify_remote_store(
             return faulty
         copy.copy_store_files()
 
-        def opened(subset: str, number: int) -> Store:
+        def open_subset(subset: str, number: int) -> Store:
             cache = Path(scratch) / "blocks"
-            return open_store(
-                base, subset, generation=number, cache=cache, cache_limit=_CACHE_BYTES
-            )
+            return open_store(base, subset, generation=number, cache=cache, cache_limit=_CACHE_BYTES)
 
         verdict = verify_store(
-            folder, progress, generation=generation, shard=copy.shard, opened=opened
+            folder,
+            progress,
+            generation=generation,
+            provide_shard=copy.provide_shard,
+            open_subset=open_subset,
         )
     return _rename_result(verdict, str(folder), base)
 
@@ -114,27 +116,29 @@ class _StoreCopy:
             names.add(PROCESSOR_NAME)
         for number in manifest.readable:
             with contextlib.suppress(StoreError):
-                one = (
-                    manifest
-                    if number == manifest.generation
-                    else read_manifest(self._folder, number)
-                )
-                names |= list_generation_files(one)
-        shards = {
-            f"{name}/{shard.name}"
-            for name, subset in manifest.subsets.items()
-            for shard in subset.shards
-        }
+                generation_manifest = manifest if number == manifest.generation else read_manifest(self._folder, number)
+                names |= list_generation_files(generation_manifest)
+        shards = {f"{name}/{shard.name}" for name, subset in manifest.subsets.items() for shard in subset.shards}
         for name in sorted(names):
             if str(Path(name).with_suffix("")) not in shards:
                 self._copy_file(name)
 
     @contextlib.contextmanager
-    def shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
+    def provide_shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
         """Have the files of a shard here for a while."""
-        given = {"mask": entry.mask, "pairs": entry.pairs, "bands": entry.bands, "sums": entry.sums}
-        given |= {"media": entry.media, "blobs": entry.blobs, "blobsums": entry.blobsums}
-        endings = ["bin", "idx", "docs", *(ending for ending, one in given.items() if one)]
+        optional_files = {
+            "mask": entry.mask,
+            "pairs": entry.pairs,
+            "bands": entry.bands,
+            "sums": entry.sums,
+        }
+        optional_files |= {"media": entry.media, "blobs": entry.blobs, "blobsums": entry.blobsums}
+        endings = [
+            "bin",
+            "idx",
+            "docs",
+            *(ending for ending, checksum in optional_files.items() if checksum),
+        ]
         paths = [stem.with_suffix(f".{ending}") for ending in endings]
         for path in paths:
             self._copy_file(path.relative_to(self._folder).as_posix())
@@ -167,18 +171,18 @@ class _StoreCopy:
         size = int(info["size"])
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        waiting: deque[Future[bytes]] = deque()
+        pending: deque[Future[bytes]] = deque()
         with path.open("wb") as file:
             try:
                 for start in range(0, size, _CHUNK_BYTES):
                     stop = min(start + _CHUNK_BYTES, size)
-                    waiting.append(self._ranges.ask(name, start, stop, size))
-                    if len(waiting) == _MAX_CONCURRENT:
-                        file.write(waiting.popleft().result())
-                while waiting:
-                    file.write(waiting.popleft().result())
+                    pending.append(self._ranges.submit(name, start, stop, size))
+                    if len(pending) == _MAX_CONCURRENT:
+                        file.write(pending.popleft().result())
+                while pending:
+                    file.write(pending.popleft().result())
             except RangeError as error:
                 raise make_remote_error(error.fault, url) from None
             finally:
-                for future in waiting:
+                for future in pending:
                     future.cancel()

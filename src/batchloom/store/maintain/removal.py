@@ -104,28 +104,28 @@ def remove_documents(
         raise SettingsError([problem])
     with nullcontext() if dry_run else lock_store(folder):
         base = read_manifest(folder)
-        named = NamedDocuments()
-        add_named_sources(named, sources, base)
+        named_documents = NamedDocuments()
+        add_named_sources(named_documents, sources, base)
         if documents_file is not None:
-            add_named_documents(named, Path(documents_file), base)
-        selection = DocumentSelection(named, base)
-        found = {name: _select_documents(folder, name, base, selection) for name in base.subsets}
-        taken, before = _split_already_removed(found)
-        told = _summarize_sources(taken, base)
-        done = None
-        if not dry_run and told:
+            add_named_documents(named_documents, Path(documents_file), base)
+        selection = DocumentSelection(named_documents, base)
+        selected_documents = {name: _select_documents(folder, name, base, selection) for name in base.subsets}
+        documents_to_remove, already_removed = _split_already_removed(selected_documents)
+        source_summary = _summarize_sources(documents_to_remove, base)
+        new_generation = None
+        if not dry_run and source_summary:
             refuse_unfinished(folder)
-            done = _commit_removal(folder, base, taken, tuple(sources))
+            new_generation = _commit_removal(folder, base, documents_to_remove, tuple(sources))
     return RemovalResult(
         folder,
-        done,
-        sum(documents for _, documents, _ in told),
-        sum(tokens for _, _, tokens in told),
-        told,
-        before,
-        selection.absent(),
-        selection.left_out(),
-        _is_all_removed(found, taken),
+        new_generation,
+        sum(documents for _, documents, _ in source_summary),
+        sum(tokens for _, _, tokens in source_summary),
+        source_summary,
+        already_removed,
+        selection.list_absent(),
+        selection.list_left_out(),
+        _is_all_removed(selected_documents, documents_to_remove),
     )
 
 
@@ -137,81 +137,76 @@ def _select_documents(
 ) -> tuple[Store, NDArray[np.int64]]:
     """The open subset, and the numbers of its documents that are named."""
     store = open_store(folder, name, generation=base.generation)
-    found = [
+    numbers_by_shard = [
         selection.select_in_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
         for shard in range(len(store.shards))
     ]
-    numbers = np.concatenate(found)
+    numbers = np.concatenate(numbers_by_shard)
     if base.preferences == "pairs":
         numbers = np.unique(np.concatenate([numbers & ~1, numbers | 1]))
     return store, numbers
 
 
-def _split_already_removed(found: _SelectedDocuments) -> tuple[_SelectedDocuments, int]:
+def _split_already_removed(
+    selected_documents: _SelectedDocuments,
+) -> tuple[_SelectedDocuments, int]:
     """What is still there of the found documents, and how many are not."""
-    taken: _SelectedDocuments = {}
-    before = 0
-    for name, (store, numbers) in found.items():
-        gone = mask_removed(store.contents.removed, numbers)
-        before += int(np.count_nonzero(gone))
-        if not gone.all():
-            taken[name] = store, numbers[~gone]
-    return taken, before
+    documents_to_remove: _SelectedDocuments = {}
+    already_removed = 0
+    for name, (store, numbers) in selected_documents.items():
+        is_removed = mask_removed(store.contents.removed, numbers)
+        already_removed += int(np.count_nonzero(is_removed))
+        if not is_removed.all():
+            documents_to_remove[name] = store, numbers[~is_removed]
+    return documents_to_remove, already_removed
 
 
-def _is_all_removed(found: _SelectedDocuments, taken: _SelectedDocuments) -> bool:
+def _is_all_removed(selected_documents: _SelectedDocuments, documents_to_remove: _SelectedDocuments) -> bool:
     """Whether what is taken, and what was before, are all documents there are."""
-    stores = [store for store, _ in found.values()]
-    gone = sum(len(numbers) for _, numbers in taken.values())
-    return gone + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
+    stores = [store for store, _ in selected_documents.values()]
+    removed_count = sum(len(numbers) for _, numbers in documents_to_remove.values())
+    return removed_count + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
 
 
-def _summarize_sources(
-    taken: _SelectedDocuments, base: Manifest
-) -> tuple[tuple[str, int, int], ...]:
+def _summarize_sources(documents_to_remove: _SelectedDocuments, base: Manifest) -> tuple[tuple[str, int, int], ...]:
     """Name, documents and tokens of each source that loses some."""
-    source_of = np.repeat(np.arange(len(base.sources)), [len(one.parts) for one in base.sources])
+    source_by_part = np.repeat(np.arange(len(base.sources)), [len(source.parts) for source in base.sources])
     documents = np.zeros(len(base.sources), np.int64)
     tokens = np.zeros(len(base.sources), np.int64)
-    for store, numbers in taken.values():
+    for store, numbers in documents_to_remove.values():
         for shard in range(len(store.shards)):
             first, stop = store.shards.bounds[shard], store.shards.bounds[shard + 1]
             begin, end = numbers.searchsorted([first, stop])
-            mine = numbers[begin:end]
-            of = source_of[store.provenance.shard(shard).parts[mine - first]]
-            lengths = store.lengths.take(mine).astype(np.int64)
-            np.add.at(documents, of, 1)
-            np.add.at(tokens, of, lengths)
-    return tuple(
-        (base.sources[n].name, int(documents[n]), int(tokens[n]))
-        for n in np.flatnonzero(documents).tolist()
-    )
+            shard_documents = numbers[begin:end]
+            source_indices = source_by_part[store.provenance.shard(shard).parts[shard_documents - first]]
+            lengths = store.lengths.take(shard_documents).astype(np.int64)
+            np.add.at(documents, source_indices, 1)
+            np.add.at(tokens, source_indices, lengths)
+    return tuple((base.sources[n].name, int(documents[n]), int(tokens[n])) for n in np.flatnonzero(documents).tolist())
 
 
 def _commit_removal(
-    folder: Path, base: Manifest, taken: _SelectedDocuments, selected: tuple[str, ...]
+    folder: Path, base: Manifest, documents_to_remove: _SelectedDocuments, selected: tuple[str, ...]
 ) -> int:
     """Write what is removed from now on, and make it the newest generation; its number."""
     number = base.generation + 1
     subsets = dict(base.subsets)
-    for name, (store, numbers) in taken.items():
+    for name, (store, numbers) in documents_to_remove.items():
         old = subsets[name].removed
-        gone = np.union1d(store.contents.removed, numbers)
-        file = write_file(folder / name / format_removed_name(number), encode_removed(gone))
+        removed_documents = np.union1d(store.contents.removed, numbers)
+        file = write_file(folder / name / format_removed_name(number), encode_removed(removed_documents))
         sync_folder(folder / name)
         tokens = int(store.lengths.take(numbers).sum(dtype=np.int64))
         entry = RemovedEntry(
             number,
-            int(gone.size),
+            int(removed_documents.size),
             tokens + (old.tokens if old else 0),
             _count_trained_tokens(store, numbers) + (old.trained if old else 0),
             file,
         )
         subsets[name] = replace(subsets[name], removed=entry)
     write_generation_report(folder, number, {"removed": selected})
-    commit_manifest(
-        folder, base, make_successor(base, replace(base, subsets=subsets), "removed", selected)
-    )
+    commit_manifest(folder, base, make_successor(base, replace(base, subsets=subsets), "removed", selected))
     return number
 
 
@@ -219,8 +214,8 @@ def _count_trained_tokens(store: Store, numbers: NDArray[np.int64]) -> int:
     """Trained tokens of documents, a bounded number of these at a time."""
     trained = 0
     for start in range(0, numbers.size, _BATCH_DOCUMENTS):
-        some = numbers[start : start + _BATCH_DOCUMENTS]
-        lengths = store.lengths.take(some).astype(np.int64)
-        masks = store.mask(some, np.zeros_like(some), lengths)
+        batch = numbers[start : start + _BATCH_DOCUMENTS]
+        lengths = store.lengths.take(batch).astype(np.int64)
+        masks = store.mask(batch, np.zeros_like(batch), lengths)
         trained += sum(int(np.count_nonzero(mask)) for mask in masks)
     return trained

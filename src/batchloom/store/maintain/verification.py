@@ -92,8 +92,8 @@ def verify_store(
     progress: Callable[[int], None] | None = None,
     *,
     generation: int | None = None,
-    shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
-    opened: Callable[[str, int], Store] | None = None,
+    provide_shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
+    open_subset: Callable[[str, int], Store] | None = None,
 ) -> VerificationResult:
     """Check a whole store against its manifest: bytes, ids, and every count it states.
 
@@ -103,17 +103,17 @@ def verify_store(
         folder: the store.
         progress: called with the number of bytes verified since the last call.
         generation: an older one; None for the newest, and for what the older ones say of themselves.
-        shard: has the files of a shard, by their path without ending, in the folder while they are looked at; None
-            where all lie there.
-        opened: opens a subset of a generation; None where it lies there.
+        provide_shard: places the files of a shard, by their path without ending, in the folder while they are verified;
+            None if all are there.
+        open_subset: opens a subset of a generation; None where it lies there.
 
     Raises:
         StoreMissingError: there is no manifest.
         GenerationError: there is no such generation.
     """
     verdict = VerificationResult(str(folder), "store")
-    shard = shard or (lambda _stem, _entry: nullcontext())
-    opened = opened or (lambda name, number: open_store(folder, name, generation=number))
+    provide_shard = provide_shard or (lambda _stem, _entry: nullcontext())
+    open_subset = open_subset or (lambda name, number: open_store(folder, name, generation=number))
     try:
         manifest = read_manifest(folder, generation)
     except (FileNotFoundError, GenerationError):
@@ -125,10 +125,10 @@ def verify_store(
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
-        verdict.faults += _list_subset_faults(folder / name, manifest, subset, tick, shard)
-        gone = f", {subset.removed.documents:,} removed" if subset.removed else ""
+        verdict.faults += _list_subset_faults(folder / name, manifest, subset, tick, provide_shard)
+        removed_note = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
-            f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, "
+            f"{subset.documents:,} documents{removed_note}, {subset.tokens:,} tokens, "
             f"{format_count(len(subset.shards), 'shard')}"
         )
     if manifest.history:
@@ -151,8 +151,8 @@ def verify_store(
             verdict.faults += list_count_faults(folder, manifest)
         except StoreError as error:
             verdict.faults.append(str(error))
-        _check_content(folder, manifest, verdict, opened)
-    counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
+        _check_content(folder, manifest, verdict, open_subset)
+    counts = {name: subset.remaining_counts[0] for name, subset in manifest.subsets.items()}
     older = "" if generation is None else f" --generation {generation}"
     verdict.used = describe_use(verdict, counts, older)
     return verdict
@@ -194,11 +194,7 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
     made_up = " made-up" if verdict.data == "synthetic" else ""
     documents = f"{counts['train']:,}{made_up} documents"
-    init = (
-        " --init FOLDER (of a model made for its processor)"
-        if verdict.facts.get("processor")
-        else ""
-    )
+    init = " --init FOLDER (of a model made for its processor)" if verdict.facts.get("processor") else ""
     return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
 
 
@@ -212,16 +208,12 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
     verdict = VerificationResult(str(path), "prefix")
     try:
         store = open_store(path)
-        verdict.facts["prefix"] = (
-            f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
-        )
+        verdict.facts["prefix"] = f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
         if not len(store):
             verdict.faults.append(f"{path}: holds no documents.")
             return verdict
         if store.masked:
-            verdict.facts["trained"] = (
-                f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
-            )
+            verdict.facts["trained"] = f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
         lowest, highest, _ = _scan_tokens(map_file(path.with_name(path.name + ".bin")), store.dtype)
         ids = _draw_sample_ids(store)
     except FileNotFoundError:
@@ -245,36 +237,32 @@ def _list_subset_faults(
     manifest: Manifest,
     subset: SubsetEntry,
     tick: Callable[[int], None],
-    here: Callable[[Path, ShardEntry], AbstractContextManager[None]],
+    provide_shard: Callable[[Path, ShardEntry], AbstractContextManager[None]],
 ) -> list[str]:
     faults = []
     dtype = TOKEN_DTYPES[manifest.dtype]
     try:
-        names = zip(
-            subset.length_files, subset.length_checksum_files, subset.all_layers, strict=True
-        )
-        for file, sums, layer in names:
+        names = zip(subset.length_files, subset.length_checksum_files, subset.all_layers, strict=True)
+        for file, checksum_file, layer in names:
             view = map_file(folder / file)
             if xxhash.xxh3_128_hexdigest(view) != layer.lengths:
                 faults.append(f"{folder / file}: checksum differs from the manifest's.")
             else:
-                faults += _list_length_checksum_faults(folder / sums, view, layer.sums)
+                faults += _list_length_checksum_faults(folder / checksum_file, view, layer.sums)
         lengths = map_lengths(folder, subset)
     except StoreError as error:
         return [*faults, str(error)]
     start, last = 0, -1
     for shard in subset.shards:
-        own = lengths.slice(start, start + shard.documents)
+        shard_lengths = lengths.slice(start, start + shard.documents)
         start += shard.documents
         stem = folder / shard.name
         try:
-            with here(stem, shard):
-                faults += _list_shard_faults(
-                    stem, shard, own, dtype, manifest.tokenizer.vocab_size, tick
-                )
+            with provide_shard(stem, shard):
+                faults += _list_shard_faults(stem, shard, shard_lengths, dtype, manifest.tokenizer.vocab_size, tick)
                 if manifest.preferences:
-                    found, last = _list_pair_faults(stem, shard, manifest, last)
-                    faults += found
+                    pair_faults, last = _list_pair_faults(stem, shard, manifest, last)
+                    faults += pair_faults
                 elif (path := stem.with_suffix(".pairs")).exists():
                     faults.append(f"{path}: the manifest knows of no preferences.")
         except StoreError as error:
@@ -295,9 +283,7 @@ def _list_shard_faults(
     if not np.array_equal(index.lengths, lengths):
         faults.append(f"{stem}.idx: its lengths differ from {LENGTHS_NAME}.")
     if index.dtype != dtype:
-        faults.append(
-            f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}."
-        )
+        faults.append(f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}.")
     if len(map_provenance(stem.with_suffix(".docs"))) != shard.documents:
         faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
     for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
@@ -308,12 +294,12 @@ def _list_shard_faults(
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
-    sums = BlockChecksums()
-    lowest, highest, digest = _scan_tokens(view, dtype, tick, sums)
+    checksums = BlockChecksums()
+    lowest, highest, digest = _scan_tokens(view, dtype, tick, checksums)
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
     else:
-        faults += _list_checksum_faults(stem.with_suffix(".sums"), shard.sums, sums)
+        faults += _list_checksum_faults(stem.with_suffix(".sums"), shard.sums, checksums)
     return faults + _list_range_faults(f"{stem}.bin", lowest, highest, vocabulary)
 
 
@@ -321,15 +307,15 @@ def _scan_tokens(
     view: memoryview,
     dtype: np.dtype[np.generic],
     tick: Callable[[int], None] | None = None,
-    sums: BlockChecksums | None = None,
+    checksums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
-    """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum; its blocks' go into ``sums``."""
+    """Return lowest and highest id of a ``.bin`` (0 if empty) and its checksum; adds its blocks' to ``checksums``."""
     digest, ranges = xxhash.xxh3_128(), []
     for begin in range(0, len(view), _CHUNK_BYTES):
         block = view[begin : begin + _CHUNK_BYTES]
         digest.update(block)
-        if sums:
-            sums.append(block)
+        if checksums:
+            checksums.append(block)
         ids = np.frombuffer(block, dtype)
         ranges.append((int(ids.min()), int(ids.max())))
         if tick:
@@ -376,53 +362,49 @@ def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
 def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
     path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
     if shard.media is None:
-        return [f"{one}: the manifest knows of no media." for one in (path, blobs) if one.exists()]
+        return [f"{file_path}: the manifest knows of no media." for file_path in (path, blobs) if file_path.exists()]
     media = map_media(path, shard.documents)
     faults = [
-        f"{one}: checksum differs from the manifest's."
-        for one, stated in ((path, shard.media), (blobs, shard.blobs))
-        if stated is not None and xxhash.xxh3_128_hexdigest(map_file(one)) != stated
+        f"{file_path}: checksum differs from the manifest's."
+        for file_path, expected_value in ((path, shard.media), (blobs, shard.blobs))
+        if expected_value is not None and xxhash.xxh3_128_hexdigest(map_file(file_path)) != expected_value
     ]
     ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
     if (ends > lengths[media.rows["document"]]).any():
         faults.append(f"{path}: media end behind their documents.")
     if shard.blobs is not None:
-        faults += _list_checksum_faults(
-            stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs)
-        )
-    for one, stated in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
-        if stated is not None and len(map_file(one)) != stated:
-            faults.append(f"{one}: has {len(map_file(one)):,} bytes, the manifest says {stated:,}.")
+        faults += _list_checksum_faults(stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs))
+    for file_path, expected_value in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
+        if expected_value is not None and len(map_file(file_path)) != expected_value:
+            faults.append(f"{file_path}: has {len(map_file(file_path)):,} bytes, the manifest says {expected_value:,}.")
     return faults + list(filter(None, [find_blobs_fault(blobs, media)]))
 
 
-def _list_length_checksum_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:
-    sums = BlockChecksums(COUNTED_ENTRY_BYTES)
-    sums.append(view)
-    return _list_checksum_faults(path, stated, sums)
+def _list_length_checksum_faults(path: Path, view: memoryview, expected_checksum: str | None) -> list[str]:
+    checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
+    checksums.append(view)
+    return _list_checksum_faults(path, expected_checksum, checksums)
 
 
-def _list_checksum_faults(path: Path, stated: str | None, found: BlockChecksums) -> list[str]:
+def _list_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
     """What is wrong with a ``.sums`` file: it is the one that its file gives, or older stores have none."""
-    if stated is None:
+    if expected_checksum is None:
         return [f"{path}: the manifest knows of no sums."] if path.exists() else []
-    data, head = found.to_bytes()
-    if map_file(path) == data and head == stated:
+    data, head = checksums.to_bytes()
+    if map_file(path) == data and head == expected_checksum:
         return []
     return [f"{path}: it is not that of its file, or not the manifest's."]
 
 
-def _list_pair_faults(
-    stem: Path, shard: ShardEntry, manifest: Manifest, last: int
-) -> tuple[list[str], int]:
+def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
     """What is wrong with a shard's ``.pairs``, and its last pair; ``last`` is that of the shard before."""
     path = stem.with_suffix(".pairs")
     faults = []
     sides = map_pair_index(path, shard.documents, manifest.preferences)
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.pairs:
         faults.append(f"{path}: checksum differs from the manifest's.")
-    origins = map_provenance(stem.with_suffix(".docs"))
-    if not np.array_equal(sides.pairs, compute_pair_numbers(origins.parts, origins.records)):
+    provenance = map_provenance(stem.with_suffix(".docs"))
+    if not np.array_equal(sides.pairs, compute_pair_numbers(provenance.parts, provenance.records)):
         faults.append(f"{path}: its pairs are not those of the records that its .docs names.")
     if shard.documents and int(sides.pairs[0]) <= last:
         faults.append(f"{path}: begins with a pair that a shard before it holds, or has passed.")
@@ -433,19 +415,19 @@ def _check_content(
     folder: Path,
     manifest: Manifest,
     verdict: VerificationResult,
-    opened: Callable[[str, int], Store],
+    open_subset: Callable[[str, int], Store],
 ) -> None:
     """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
-    filled = [name for name, subset in manifest.subsets.items() if subset.documents]
-    if not filled:
+    nonempty_subsets = [name for name, subset in manifest.subsets.items() if subset.documents]
+    if not nonempty_subsets:
         verdict.faults.append(f"{folder}: holds no documents.")
         return
-    store = opened(filled[0], manifest.generation)
+    store = open_subset(nonempty_subsets[0], manifest.generation)
     entry = manifest.tokenizer
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:
         tokenizer = store.tokenizer
-        for first in store.contents.first(1):
+        for first in store.contents.list_first(1):
             verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLED_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
@@ -460,8 +442,8 @@ def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
     share = max(1, _NOISE_SAMPLE_TOKENS // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
     numbers = numbers[~mask_removed(store.contents.removed, numbers)]
-    found = [store[int(n)].ids[:share] for n in numbers]
-    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+    samples = [store[int(n)].ids[:share] for n in numbers]
+    return np.concatenate(samples).astype(np.int64) if samples else np.empty(0, np.int64)
 
 
 def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:

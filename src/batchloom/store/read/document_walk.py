@@ -45,7 +45,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
     parts = _map_parts(store)
     bounds = store.shards.bounds
     for number in range(len(store.shards)) if shard is None else (shard,):
-        origins = None if parts is None else _read_provenance(store, number, *parts)
+        provenance = None if parts is None else _read_provenance(store, number, *parts)
         sides = store.shards.sides(number) if store.contents.preferences else None
         first, stop = bounds[number], bounds[number + 1]
         for start, end in _iter_cuts(store, first, stop):
@@ -58,22 +58,22 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             trained = None
             if store.masked:
                 trained = np.concatenate(store.mask(numbers, zeros, lengths))
-            mine = numbers - first
+            shard_rows = numbers - first
             yield DocumentRange(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),
                 trained,
-                None if origins is None else origins[0][mine],
-                None if origins is None else origins[1][mine],
-                None if sides is None else PairIndex(sides.pairs[mine], sides.sides[mine]),
+                None if provenance is None else provenance[0][shard_rows],
+                None if provenance is None else provenance[1][shard_rows],
+                None if sides is None else PairIndex(sides.pairs[shard_rows], sides.sides[shard_rows]),
             )
 
 
 def _iter_cuts(store: Store, start: int, stop: int) -> Iterator[tuple[int, int]]:
     while start < stop:
         lengths = store.lengths.slice(start, min(start + _MAX_DOCUMENTS, stop))
-        sums = np.cumsum(lengths, dtype=np.int64)
-        count = max(1, int(np.searchsorted(sums, _MAX_TOKENS, side="right")))
+        token_ends = np.cumsum(lengths, dtype=np.int64)
+        count = max(1, int(np.searchsorted(token_ends, _MAX_TOKENS, side="right")))
         yield start, start + count
         start += count
 
@@ -82,21 +82,21 @@ def _map_parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | No
     """Of each part its source's number, and the records of that source before it."""
     if store.manifest is None:
         return None
-    sources, before = [], []
+    sources, preceding_records = [], []
     for number, source in enumerate(store.manifest.sources):
-        earlier = 0
+        record_count = 0
         for part in source.parts:
             sources.append(number)
-            before.append(earlier)
-            earlier += part.records
-    return np.array(sources, np.int64), np.array(before, np.int64)
+            preceding_records.append(record_count)
+            record_count += part.records
+    return np.array(sources, np.int64), np.array(preceding_records, np.int64)
 
 
 def _read_provenance(
-    store: Store, shard: int, sources: NDArray[np.int64], before: NDArray[np.int64]
+    store: Store, shard: int, sources: NDArray[np.int64], preceding_records: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    found = store.provenance.shard(shard)
-    return sources[found.parts], before[found.parts] + found.records.astype(np.int64)
+    provenance = store.provenance.shard(shard)
+    return sources[provenance.parts], preceding_records[provenance.parts] + provenance.records.astype(np.int64)
 
 
 def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:

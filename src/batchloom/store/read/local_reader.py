@@ -63,13 +63,13 @@ class _Mapped(NamedTuple):
 
     data: memoryview
     entries: memoryview
-    sums: ChecksumFile
-    known: bytearray
+    checksum_file: ChecksumFile
+    verified_entries: bytearray
 
 
 def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
     """Return the path of a file of a shard."""
-    stem = table.places[shard].stem
+    stem = table.locations[shard].stem
     return stem.with_name(stem.name + suffix)
 
 
@@ -88,24 +88,20 @@ class LocalFiles:
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of documents of a shard; of all if ``rows`` is None."""
-        origins = map_provenance(name_shard_file(self.table, shard, ".docs"))
-        refuse_unlike_count(origins, self.table, shard)
+        provenance = map_provenance(name_shard_file(self.table, shard, ".docs"))
+        refuse_unlike_count(provenance, self.table, shard)
         sources = self._manifest.sources if self._manifest else ()
-        return check_known_parts(
-            origins if rows is None else origins.take(rows), sources, self._path
-        )
+        return check_known_parts(provenance if rows is None else provenance.take(rows), sources, self._path)
 
     def sides(self, shard: int) -> PairIndex:
         """Read the pairs and sides of a shard of preferences."""
         preferences = self._manifest.preferences if self._manifest else ""
-        documents = self.table.places[shard].documents
+        documents = self.table.locations[shard].documents
         return map_pair_index(name_shard_file(self.table, shard, ".pairs"), documents, preferences)
 
     def media(self, shard: int) -> MediaRows:
         """Map the media index of a shard that has one."""
-        return map_media(
-            name_shard_file(self.table, shard, ".media"), self.table.places[shard].documents
-        )
+        return map_media(name_shard_file(self.table, shard, ".media"), self.table.locations[shard].documents)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         """Read bytes of the ``.blobs`` of a shard, as far as the file reaches."""
@@ -118,9 +114,7 @@ class LocalFiles:
     def read_tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the store."""
         if self._manifest is None:
-            raise StoreError(
-                f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it."
-            )
+            raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it.")
         return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
@@ -162,13 +156,13 @@ class LocalReader:
         self.files = LocalFiles(path, manifest, self.table)
         self.dtype = shards.dtype
         self._shift = self.dtype.itemsize.bit_length() - 1
-        self.tokens = sum(place.bytes for place in self.table.places) // self.dtype.itemsize
+        self.tokens = sum(location.bytes for location in self.table.locations) // self.dtype.itemsize
         self.end_id = manifest.tokenizer.end_id if manifest else 0
         entry = manifest.subsets.get(split) if manifest else None
         self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
-        masked = list_masked_shards(manifest, split, self.table.places)
+        masked = list_masked_shards(manifest, split, self.table.locations)
         files = 2 + bool(masked) + 2 * (checks is not None)
-        limit = compute_mapped_limit(len(self.table.places), files)
+        limit = compute_mapped_limit(len(self.table.locations), files)
         self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
         self.masked = self._masks.masked
         self.limit_mapped(limit)
@@ -177,7 +171,7 @@ class LocalReader:
     def trained_tokens(self) -> int:
         """Number of tokens of the subset that are trained."""
         if self._manifest is None:
-            return self._masks.of(0).count() if self._masks.shards else self.tokens
+            return self._masks.get_mask(0).count() if self._masks.shards else self.tokens
         return self._manifest.subsets[self._split].trained_tokens
 
     @property
@@ -197,7 +191,7 @@ class LocalReader:
         limit = min(self._shards.limit, shards)
         self._shards.limit = self._masks.limit = limit
         if self._checks is not None:
-            self._checks.most = limit
+            self._checks.max_mapped = limit
 
     def for_lengths(self, lengths: FilteredLengths) -> "LocalReader":
         """Return a reader of the same files that refuses what lies behind these lengths."""
@@ -213,16 +207,16 @@ class LocalReader:
         shards = self.table.shards_of(documents)
         rows = documents - self.table.starts[shards]
         views: list[NDArray[np.generic]] = []
-        before, checks = mapped.openings, self._checks
+        previous_openings, checks = mapped.openings, self._checks
         begins: list[int] = []
         for shard, row, start, stop in zip(
             shards.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), strict=True
         ):
             files = opened[shard]
             if files is None:
-                if mapped.openings - before > mapped.limit // 2:
+                if mapped.openings - previous_openings > mapped.limit // 2:
                     # A view keeps its shard's file open after the shard was given up.
-                    views, before = [view.copy() for view in views], mapped.openings
+                    views, previous_openings = [view.copy() for view in views], mapped.openings
                 files = mapped.map(shard)
             pointers, tokens = files
             begin = pointers[row] >> shift
@@ -230,8 +224,8 @@ class LocalReader:
                 begins.append(begin)
             views.append(tokens[begin + start : begin + stop])
         if checks is not None and begins:
-            places = (np.array(begins) + starts) << shift
-            checks.spans(shards, places, lengths << shift)
+            byte_offsets = (np.array(begins) + starts) << shift
+            checks.verify_spans(shards, byte_offsets, lengths << shift)
         return fill_removed(views, documents, self.removed, self.end_id)
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
@@ -250,16 +244,16 @@ class LocalReader:
         shards = self.table.shards_of(documents)
         begins = np.zeros(len(documents), np.int64)
         rows = documents - self.table.starts[shards]
-        for at, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
+        for index, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
             if shard in self._masks.shards:
                 pointers, _ = self._shards.opened[shard] or self._shards.map(shard)
-                begins[at] = pointers[row] >> self._shift
+                begins[index] = pointers[row] >> self._shift
         return self._masks.read(documents, shards, begins + starts, lengths)
 
     def _load_mask(self, shard: int) -> LossMask:
         if self._checks is not None:
-            self._checks.mask(shard)
-        tokens = self.table.places[shard].bytes // self.dtype.itemsize
+            self._checks.verify_mask(shard)
+        tokens = self.table.locations[shard].bytes // self.dtype.itemsize
         return map_mask(name_shard_file(self.table, shard, ".mask"), tokens)
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
@@ -277,28 +271,28 @@ class FirstRead:
 
     Attributes:
         always: as given.
-        most: shards that are kept mapped, besides those of the store; each takes two descriptors.
+        max_mapped: shards that are kept mapped, besides those of the store; each takes two descriptors.
 
     Raises:
         StoreError: the lengths of the documents were changed, or the list of removed ones.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
-        self._folder, self._subset, self.always, self.most = folder, subset, always, 16
+        self._folder, self._subset, self.always, self.max_mapped = folder, subset, always, 16
         # Behind the blocks of each shard is one more: an empty document at its end lies there.
         blocks = np.array([-(-shard.bytes // BLOCK_BYTES) + 1 for shard in subset.shards], np.int64)
         self._bases = np.cumsum(blocks) - blocks
         # Memory that is not written to is not taken.
-        self._sound = np.zeros(int(blocks.sum()), bool)
-        self._sound[self._bases + blocks - 1] = True
+        self._verified_blocks = np.zeros(int(blocks.sum()), bool)
+        self._verified_blocks[self._bases + blocks - 1] = True
         self._shards: dict[int, _Mapped] = {}
-        self._compared: set[int] = set()
+        self._verified_shards: set[int] = set()
         for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
-            self._whole(folder / name, layer.lengths)
+            self._verify_file(folder / name, layer.lengths)
         if subset.removed is not None and subset.removed_file is not None:
-            self._whole(folder / subset.removed_file, subset.removed.file)
+            self._verify_file(folder / subset.removed_file, subset.removed.file)
 
-    def mask(self, shard: int) -> None:
+    def verify_mask(self, shard: int) -> None:
         """Check the mask of a shard.
 
         Raises:
@@ -306,9 +300,9 @@ class FirstRead:
         """
         entry = self._subset.shards[shard]
         if entry.mask is not None:
-            self._whole(self._folder / f"{entry.name}.mask", entry.mask)
+            self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
 
-    def spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
+    def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
         """Check the blocks that hold spans of mapped shards.
 
         Args:
@@ -323,39 +317,36 @@ class FirstRead:
         firsts = bases + begins // BLOCK_BYTES
         lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK_BYTES)
         if self.always:
-            doubtful = np.flatnonzero(sizes)
+            pending_spans = np.flatnonzero(sizes)
         else:
             # Of a span of three blocks and more those in the middle are looked at, too.
-            sound = self._sound.take(firsts)
-            sound &= self._sound.take(lasts)
-            sound &= lasts - firsts <= 1
-            if sound.all():
+            is_verified = self._verified_blocks.take(firsts)
+            is_verified &= self._verified_blocks.take(lasts)
+            is_verified &= lasts - firsts <= 1
+            if is_verified.all():
                 return
-            doubtful = np.flatnonzero(~sound)
-        counts = lasts[doubtful] - firsts[doubtful] + 1
-        before = np.cumsum(counts) - counts
-        blocks = np.arange(counts.sum()) + (firsts[doubtful] - before).repeat(counts)
-        owners = shards[doubtful].repeat(counts)
+            pending_spans = np.flatnonzero(~is_verified)
+        counts = lasts[pending_spans] - firsts[pending_spans] + 1
+        preceding_blocks = np.cumsum(counts) - counts
+        blocks = np.arange(counts.sum()) + (firsts[pending_spans] - preceding_blocks).repeat(counts)
+        owners = shards[pending_spans].repeat(counts)
         if not self.always:
-            unknown = ~self._sound.take(blocks)
-            blocks, owners = blocks[unknown], owners[unknown]
-        self._check(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
-        self._sound[blocks] = True
+            unverified = ~self._verified_blocks.take(blocks)
+            blocks, owners = blocks[unverified], owners[unverified]
+        self._verify_blocks(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
+        self._verified_blocks[blocks] = True
 
-    def _check(self, owners: list[int], blocks: list[int]) -> None:
+    def _verify_blocks(self, owners: list[int], blocks: list[int]) -> None:
         digest, shards = xxhash.xxh3_64_intdigest, self._shards
         for shard, block in zip(owners, blocks, strict=True):
             mapped = shards.get(shard) or self._map(shard)
             if mapped is None:
                 continue
-            data, entries, sums, known = mapped
-            if not known[block // ENTRIES]:
-                sums.expected(block, block + 1)
-                known[block // ENTRIES] = 1
-            if (
-                digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES])
-                != entries[block]
-            ):
+            data, entries, checksum_file, verified_entries = mapped
+            if not verified_entries[block // ENTRIES]:
+                checksum_file.read_checksums(block, block + 1)
+                verified_entries[block // ENTRIES] = 1
+            if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != entries[block]:
                 name = self._subset.shards[shard].name
                 raise StoreError(
                     f"{self._folder / name}.bin holds other bytes from {BLOCK_BYTES * block:,} to "
@@ -368,18 +359,23 @@ class FirstRead:
         entry = self._subset.shards[shard]
         path = self._folder / f"{entry.name}.bin"
         if entry.sums is None:
-            if shard not in self._compared:
-                self._whole(path, entry.bin)
-                self._compared.add(shard)
+            if shard not in self._verified_shards:
+                self._verify_file(path, entry.bin)
+                self._verified_shards.add(shard)
             return None
         data = map_file(path)
-        sums = map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data))
-        if len(self._shards) >= self.most:
+        checksum_file = map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data))
+        if len(self._shards) >= self.max_mapped:
             self._shards.pop(next(iter(self._shards)))
-        mapped = _Mapped(data, sums.entries, sums, bytearray(-(-len(sums.entries) // ENTRIES)))
+        mapped = _Mapped(
+            data,
+            checksum_file.entries,
+            checksum_file,
+            bytearray(-(-len(checksum_file.entries) // ENTRIES)),
+        )
         self._shards[shard] = mapped
         return mapped
 
-    def _whole(self, path: Path, stated: str) -> None:
-        if compute_checksum(map_file(path)) != stated:
+    def _verify_file(self, path: Path, expected_checksum: str) -> None:
+        if compute_checksum(map_file(path)) != expected_checksum:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")

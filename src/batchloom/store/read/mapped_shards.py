@@ -50,17 +50,17 @@ class ShardTable:
     """Shards of a subset, and which documents each of them holds.
 
     Args:
-        places: the shards in order.
+        locations: the shards in order.
 
     Attributes:
-        places: as given.
+        locations: as given.
         bounds: number of the first document of each shard, and the number of documents.
         starts: ``bounds`` without the last, int64 [shards].
     """
 
-    def __init__(self, places: Sequence[ShardLocation]) -> None:
-        self.places = tuple(places)
-        firsts = np.cumsum([0, *(place.documents for place in self.places)], dtype=np.int64)
+    def __init__(self, locations: Sequence[ShardLocation]) -> None:
+        self.locations = tuple(locations)
+        firsts = np.cumsum([0, *(location.documents for location in self.locations)], dtype=np.int64)
         self.bounds: tuple[int, ...] = tuple(firsts.tolist())
         self.starts = firsts[:-1]
 
@@ -98,7 +98,7 @@ class MappedShards:
     ) -> None:
         self.table, self.dtype, self.limit = table, dtype, _MAX_MAPPED
         self._lengths = lengths
-        self.opened = [place.mapped for place in table.places]
+        self.opened = [location.mapped for location in table.locations]
         self.openings = 0
         self._order: deque[int] = deque()
 
@@ -110,8 +110,8 @@ class MappedShards:
         """
         shard = self.opened[number]
         if shard is None:
-            place, first = self.table.places[number], self.table.bounds[number]
-            shard = map_shard(place, self.dtype, self._lengths(first, first + place.documents))
+            location, first = self.table.locations[number], self.table.bounds[number]
+            shard = map_shard(location, self.dtype, self._lengths(first, first + location.documents))
             self.opened[number] = shard
             self.openings += 1
             self._order.append(number)
@@ -124,23 +124,19 @@ class MappedShards:
         return MappedShards(self.table, self.dtype, self._lengths)
 
 
-def map_shard(
-    place: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]
-) -> MappedShard:
+def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
     """Map a shard of a store, and check all of its index against the store's ``lengths`` [documents].
 
     Raises:
         StoreError: the shard is missing, damaged, or contradicts the manifest or the lengths.
     """
-    stem = place.stem
+    stem = location.stem
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype != dtype:
+        raise StoreError(f"{stem}.idx holds {index.dtype.name} tokens, the manifest says {dtype.name}.")
+    if len(index.documents) - 1 != location.documents:
         raise StoreError(
-            f"{stem}.idx holds {index.dtype.name} tokens, the manifest says {dtype.name}."
-        )
-    if len(index.documents) - 1 != place.documents:
-        raise StoreError(
-            f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {place.documents}."
+            f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {location.documents}."
         )
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     begins = ends - lengths.astype(np.int64) * dtype.itemsize
@@ -151,9 +147,9 @@ def map_shard(
         )
     path = stem.with_name(stem.name + ".bin")
     view = map_file(path)
-    if len(view) != place.bytes or place.bytes != (ends[-1] if ends.size else 0):
+    if len(view) != location.bytes or location.bytes != (ends[-1] if ends.size else 0):
         raise StoreError(
-            f"{path} has {len(view)} bytes, the manifest says {place.bytes} and its documents take "
+            f"{path} has {len(view)} bytes, the manifest says {location.bytes} and its documents take "
             f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
         )
     return MappedShard(_view_scalars(index.pointers), np.frombuffer(view, dtype))
@@ -199,24 +195,25 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
     """
     expected = 0
     for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        stretch = slice(start, start + _CHUNK_DOCUMENTS)
-        sizes = index.lengths[stretch].astype(np.int64) * index.dtype.itemsize
+        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+        sizes = index.lengths[row_slice].astype(np.int64) * index.dtype.itemsize
         ends = expected + np.cumsum(sizes)
-        if not np.array_equal(index.pointers[stretch], ends - sizes):
+        if not np.array_equal(index.pointers[row_slice], ends - sizes):
             break
         expected = int(ends[-1])
     else:
         return
     # An empty sequence holds no byte, wherever it points.
-    filled = np.flatnonzero(index.lengths)
-    order = filled[np.argsort(index.pointers[filled], kind="stable")]
+    nonempty = np.flatnonzero(index.lengths)
+    order = nonempty[np.argsort(index.pointers[nonempty], kind="stable")]
     sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
     wrong = np.flatnonzero(index.pointers[order] != np.cumsum(sizes) - sizes)
     if wrong.size:
-        sequence, should = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+        sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
         raise StoreError(
             f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, where the one "
-            f"before it ends at {should}: sequences overlap or leave gaps, so that documents hold tokens of others. "
+            f"before it ends at {expected_byte}: sequences overlap or leave gaps, so that documents hold tokens of "
+            "others. "
             "Make the prefix anew from its source."
         )
 
@@ -228,8 +225,8 @@ def is_one_sequence_each(index: MegatronIndex) -> bool:
         return False
     # In stretches, since an index of a billion documents must not be copied to compare it.
     for start in range(0, count, _CHUNK_DOCUMENTS):
-        stretch = index.documents[start : start + _CHUNK_DOCUMENTS]
-        if not np.array_equal(stretch, np.arange(start, start + len(stretch))):
+        document_starts = index.documents[start : start + _CHUNK_DOCUMENTS]
+        if not np.array_equal(document_starts, np.arange(start, start + len(document_starts))):
             return False
     return True
 
@@ -246,8 +243,8 @@ def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uin
     plain = is_one_sequence_each(index)
     itemsize = index.dtype.itemsize
     for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        stretch = slice(start, start + _CHUNK_DOCUMENTS)
-        if (index.lengths[stretch] < 0).any() or (index.pointers[stretch] % itemsize).any():
+        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+        if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
                 "Make it anew from its source."
@@ -262,17 +259,17 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
             f"{stem}.idx has document bounds that run backwards; it is damaged. Make it anew from its source."
         )
     ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
-    inner = np.ones(max(len(ends) - 1, 0), bool)
+    is_inner = np.ones(max(len(ends) - 1, 0), bool)
     first = index.documents[:-1]
-    inner[first[(first > 0) & (first < len(ends))] - 1] = False
-    if (ends[:-1] != index.pointers[1:])[inner].any():
+    is_inner[first[(first > 0) & (first < len(ends))] - 1] = False
+    if (ends[:-1] != index.pointers[1:])[is_inner].any():
         raise StoreError(
             f"{stem}.idx has a document whose sequences do not lie one after the other; "
             "merge it anew with Megatron's own tools."
         )
-    sums = np.zeros(len(index.lengths) + 1, np.int64)
-    np.cumsum(index.lengths, out=sums[1:])
-    return np.diff(sums[index.documents]).astype(np.uint32)
+    token_offsets = np.zeros(len(index.lengths) + 1, np.int64)
+    np.cumsum(index.lengths, out=token_offsets[1:])
+    return np.diff(token_offsets[index.documents]).astype(np.uint32)
 
 
 def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
@@ -296,22 +293,20 @@ def compute_mapped_limit(shards: int, files: int) -> int:
     costs 45 times the throughput.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = files * min(shards, _MAX_MAPPED) + _SPARE_FILES
-    if 0 < soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed_files = files * min(shards, _MAX_MAPPED) + _SPARE_FILES
+    if 0 < soft < needed_files:
+        new_limit = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = (soft - _SPARE_FILES) // files if soft > 0 else _MAX_MAPPED
     return min(max(16, room), _MAX_MAPPED)
 
 
-def list_masked_shards(
-    manifest: Manifest | None, split: str, places: Sequence[ShardLocation]
-) -> frozenset[int]:
+def list_masked_shards(manifest: Manifest | None, split: str, locations: Sequence[ShardLocation]) -> frozenset[int]:
     """Numbers of the shards with a ``.mask``."""
     if manifest is None:
-        stem = places[0].stem
+        stem = locations[0].stem
         return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
     shards = manifest.subsets[split].shards
     return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

@@ -20,67 +20,62 @@ _KIND_SEPARATOR = "+"
 _KIND_SETS = 1 << len(MEDIUM_KINDS)
 
 
-def normalize_media_filter(asked: object) -> str:
+def normalize_media_filter(media_filter: object) -> str:
     """What documents are to hold, spelled one way: ``none``, ``any``, or kinds in the order of ``MEDIUM_KINDS``.
 
     Raises:
         SettingsError: it is none of these.
     """
-    words = asked.split(_KIND_SEPARATOR) if isinstance(asked, str) else []
-    if asked in (NO_MEDIA, ANY_MEDIA):
-        return str(asked)
+    words = media_filter.split(_KIND_SEPARATOR) if isinstance(media_filter, str) else []
+    if media_filter in (NO_MEDIA, ANY_MEDIA):
+        return str(media_filter)
     if words and set(words) <= set(MEDIUM_KINDS) and len(set(words)) == len(words):
         return _KIND_SEPARATOR.join(kind for kind in MEDIUM_KINDS if kind in words)
-    known = (NO_MEDIA, ANY_MEDIA, *MEDIUM_KINDS)
-    hint = suggest(asked, known) if isinstance(asked, str) else ""
+    choices = (NO_MEDIA, ANY_MEDIA, *MEDIUM_KINDS)
+    hint = suggest(media_filter, choices) if isinstance(media_filter, str) else ""
     raise SettingsError(
-        [f"media: {quote_value(asked)} is none of {', '.join(known)}, or kinds joined by +{hint}"]
+        [f"media: {quote_value(media_filter)} is none of {', '.join(choices)}, or kinds joined by +{hint}"]
     )
 
 
-def filter_by_media(store: Store, asked: object) -> Store:
+def filter_by_media(store: Store, media_filter: object) -> Store:
     """A store as it is, under whose lengths a plan serves only documents that hold what is asked for.
 
     Which sets there are splits the documents: each is of exactly one.
 
     Args:
         store: one that is open, with all its documents.
-        asked: ``none``, ``any``, a kind (``image``: images and nothing else), or several joined by ``+``.
+        media_filter: ``none``, ``any``, a kind (``image``: images and nothing else), or several joined by ``+``.
 
     Raises:
         SettingsError: it is none of these, or the store is a bare prefix or made up.
         InputError: no document holds that; says what they hold.
         StoreError: a file of media is missing or damaged.
     """
-    media, lengths = normalize_media_filter(asked), store.lengths
+    media, lengths = normalize_media_filter(media_filter), store.lengths
     if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):
-        raise SettingsError(
-            [f"media: only stores know of media, and {store.location.name} is none"]
-        )
-    known, chosen = StoreMedia(store), _mask_kind_sets(media)
-    documents, tokens = _count_by_kind_set(store, known, lengths)
-    if not documents[chosen].any():
-        held = [f"{documents[n]:,} {_format_kinds(n)}" for n in np.flatnonzero(documents).tolist()]
+        raise SettingsError([f"media: only stores know of media, and {store.location.name} is none"])
+    store_media, selected_sets = StoreMedia(store), _mask_kind_sets(media)
+    documents, tokens = _count_by_kind_set(store, store_media, lengths)
+    if not documents[selected_sets].any():
+        available_kinds = [f"{documents[n]:,} {_format_kinds(n)}" for n in np.flatnonzero(documents).tolist()]
         raise InputError(
             f"{store.location.name} has no documents in subset {store.split} with media {media!r}; it has: "
-            f"{', '.join(held)}."
+            f"{', '.join(available_kinds)}."
         )
 
     def is_chosen(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return chosen[known.list_kinds(numbers)]
+        return selected_sets[store_media.list_kinds(numbers)]
 
-    count, total = int(documents[chosen].sum()), int(tokens[chosen].sum())
-    served = FilteredLengths(lengths, media, is_chosen, count, total)
+    count, total = int(documents[selected_sets].sum()), int(tokens[selected_sets].sum())
+    filtered_lengths = FilteredLengths(lengths, media, is_chosen, count, total)
     location = replace(store.location, options={**store.location.options, "media": media})
-    reader = store.reader.for_lengths(served)
-    return Store(store.path, store.split, store.manifest, location, reader, served)
+    reader = store.reader.for_lengths(filtered_lengths)
+    return Store(store.path, store.split, store.manifest, location, reader, filtered_lengths)
 
 
 def _format_kinds(kinds: int) -> str:
-    return (
-        _KIND_SEPARATOR.join(kind for bit, kind in enumerate(MEDIUM_KINDS) if kinds >> bit & 1)
-        or NO_MEDIA
-    )
+    return _KIND_SEPARATOR.join(kind for bit, kind in enumerate(MEDIUM_KINDS) if kinds >> bit & 1) or NO_MEDIA
 
 
 def _mask_kind_sets(media: str) -> NDArray[np.bool_]:

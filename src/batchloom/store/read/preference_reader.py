@@ -35,41 +35,37 @@ class PreferencePairs:
 
     def __init__(self, store: Store) -> None:
         if store.contents.preferences != "pairs":
-            raise InputError(
-                _describe_others(store, "preference pairs", "chosen and rejected columns")
-            )
+            raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
         # Both documents of a pair are removed or none.
-        self._kept = _list_remaining(store, 2)
+        self._documents = _list_remaining(store, 2)
 
     def __len__(self) -> int:
-        return int(self._kept.size)
+        return int(self._documents.size)
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
         """The id of each pair, ascending, uint64 [pairs]."""
-        found = [
-            self.store.shards.sides(shard).pairs[::2] for shard in range(len(self.store.shards))
-        ]
-        ids: NDArray[np.uint64] = np.concatenate(found)[self._kept // 2]
+        pair_ids = [self.store.shards.sides(shard).pairs[::2] for shard in range(len(self.store.shards))]
+        ids: NDArray[np.uint64] = np.concatenate(pair_ids)[self._documents // 2]
         return ids
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """Number of each pair's chosen document in the store, int64 [pairs]."""
-        return self._kept
+        return self._documents
 
     @property
     def rejected(self) -> NDArray[np.int64]:
         """Number of each pair's rejected document in the store, int64 [pairs]."""
-        return self._kept + 1
+        return self._documents + 1
 
-    def __getitem__(self, asked: int) -> Example:
-        first = int(self._kept[_check_index(asked, len(self), "pair")])
-        (chosen, start), (rejected, other) = _read_answers(self.store, [first, first + 1])
-        if chosen[:start] != rejected[:other]:
+    def __getitem__(self, index: int) -> Example:
+        first = int(self._documents[_check_index(index, len(self), "pair")])
+        (chosen, start), (rejected, rejected_start) = _read_answers(self.store, [first, first + 1])
+        if chosen[:start] != rejected[:rejected_start]:
             raise StoreError(
                 f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
                 "store is damaged: run batchloom check on it."
@@ -103,18 +99,18 @@ class LabelledAnswers:
 
     def __init__(self, store: Store) -> None:
         if not store.contents.preferences:
-            raise InputError(_describe_others(store, "labelled answers", "a column label"))
+            raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
-        found = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
-        self._kept = _list_remaining(store, 1)
-        self.good: NDArray[np.bool_] = np.isin(np.concatenate(found)[self._kept], (GOOD, CHOSEN))
+        sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
+        self._documents = _list_remaining(store, 1)
+        self.good: NDArray[np.bool_] = np.isin(np.concatenate(sides)[self._documents], (GOOD, CHOSEN))
 
     def __len__(self) -> int:
-        return int(self._kept.size)
+        return int(self._documents.size)
 
-    def __getitem__(self, asked: int) -> Example:
-        number = _check_index(asked, len(self), "document")
-        ((ids, start),) = _read_answers(self.store, [int(self._kept[number])])
+    def __getitem__(self, index: int) -> Example:
+        number = _check_index(index, len(self), "document")
+        ((ids, start),) = _read_answers(self.store, [int(self._documents[number])])
         return {
             "prompt_ids": ids[:start],
             "completion_ids": ids[start:],
@@ -122,23 +118,23 @@ class LabelledAnswers:
         }
 
 
-def _list_remaining(store: Store, every: int) -> NDArray[np.int64]:
-    """Numbers of every ``every``-th document that is not removed, int64."""
-    numbers = np.arange(0, len(store), every)
+def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
+    """Numbers of every ``step``-th document that is not removed, int64."""
+    numbers = np.arange(0, len(store), step)
     return numbers[~mask_removed(store.contents.removed, numbers)]
 
 
-def _describe_others(store: Store, wanted: str, columns: str) -> str:
+def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
     return (
-        f"{store.path} holds no {wanted}: prepare data with {columns} (docs/schemas.md); other documents are read "
+        f"{store.path} holds no {noun}: prepare data with {columns} (docs/schemas.md); other documents are read "
         "with batchloom.Loader."
     )
 
 
-def _check_index(asked: object, count: int, noun: str) -> int:
-    number = as_int(asked)
+def _check_index(index: object, count: int, noun: str) -> int:
+    number = as_int(index)
     if number is None:
-        raise TypeError(f"A {noun} is taken by a whole number, not by {quote_value(asked)}.")
+        raise TypeError(f"A {noun} is taken by a whole number, not by {quote_value(index)}.")
     if not -count <= number < count:
         raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
     return number % count
@@ -148,7 +144,7 @@ def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int
     """Of each document its ids, and where its answer begins: at the first token that is trained."""
     documents = np.array(numbers, np.int64)
     starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)
-    found = []
+    answers = []
     for number, ids, trained in zip(
         numbers,
         store.read(documents, starts, lengths),
@@ -161,5 +157,5 @@ def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int
                 f"Document {number} of {store.path} is a preference, and what its mask trains is not the end of it. "
                 "The store is damaged: run batchloom check on it."
             )
-        found.append((ids.tolist(), start))
-    return found
+        answers.append((ids.tolist(), start))
+    return answers

@@ -27,26 +27,26 @@ def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProv
     """
     if store.manifest is None:
         return [None] * len(documents)
-    places, bounds = (
+    part_table, bounds = (
         make_part_table(store.manifest.sources),
         np.array(store.shards.bounds, np.int64),
     )
-    wanted = np.array(documents, np.int64)
-    shards = bounds.searchsorted(wanted, side="right") - 1
-    found: list[DocumentProvenance | None] = [None] * len(documents)
+    document_numbers = np.array(documents, np.int64)
+    shards = bounds.searchsorted(document_numbers, side="right") - 1
+    provenance: list[DocumentProvenance | None] = [None] * len(documents)
     for shard in np.unique(shards).tolist():
-        at = np.flatnonzero(shards == shard)
-        mine = store.provenance.rows(shard, wanted[at] - bounds[shard])
-        for place, origin in zip(at.tolist(), places.named(mine), strict=True):
-            found[place] = origin
-    return found
+        positions = np.flatnonzero(shards == shard)
+        rows = store.provenance.rows(shard, document_numbers[positions] - bounds[shard])
+        for position, entry in zip(positions.tolist(), part_table.resolve_provenance(rows), strict=True):
+            provenance[position] = entry
+    return provenance
 
 
 def find_source_names(store: Store, name: str) -> list[str]:
     """Names of the input files that are called so, or that belong to the data set of this name."""
     sources = store.manifest.sources if store.manifest else ()
-    found = [source.name for source in sources if source.name == name]
-    return found or [source.name for source in sources if source.dataset == name]
+    names = [source.name for source in sources if source.name == name]
+    return names or [source.name for source in sources if source.dataset == name]
 
 
 def find_documents(store: Store, file: str, record: int) -> list[int]:
@@ -67,27 +67,25 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
         raise InputError(
             f"{store.path} does not say which records its documents came from; ask by the number of a document."
         )
-    places = make_part_table(store.manifest.sources)
-    names = [source.name for source in places.sources]
+    part_table = make_part_table(store.manifest.sources)
+    names = [source.name for source in part_table.sources]
     if file not in names:
         raise InputError(
             f"{store.path} has no input called {quote_value(file)}{suggest(file, names) or '.'} batchloom log --json "
             "lists them."
         )
     number = names.index(file)
-    records = sum(part.records for part in places.sources[number].parts)
+    records = sum(part.records for part in part_table.sources[number].parts)
     if not 0 <= record < records:
-        raise InputError(
-            f"There is no record {record} of {file}: {records:,} were read, numbered from 0."
-        )
-    parts = np.flatnonzero((places.numbers == number) & (places.before <= record))
-    part = int(parts[places.before[parts] == places.before[parts].max()][-1])
-    local = record - int(places.before[part])
-    layers, wanted = _layer_bounds(store), (part << _RECORD_BITS) + local
-    found: list[int] = []
+        raise InputError(f"There is no record {record} of {file}: {records:,} were read, numbered from 0.")
+    parts = np.flatnonzero((part_table.numbers == number) & (part_table.preceding_records <= record))
+    part = int(parts[part_table.preceding_records[parts] == part_table.preceding_records[parts].max()][-1])
+    part_record = record - int(part_table.preceding_records[part])
+    layers, record_key = _layer_bounds(store), (part << _RECORD_BITS) + part_record
+    documents: list[int] = []
     for start, stop in pairwise(layers):
-        found += _find_in_layer(store, start, stop, wanted)
-    return found
+        documents += _find_in_layer(store, start, stop, record_key)
+    return documents
 
 
 def _layer_bounds(store: Store) -> list[int]:
@@ -98,38 +96,38 @@ def _layer_bounds(store: Store) -> list[int]:
     return [0, lengths.size]
 
 
-def _find_in_layer(store: Store, start: int, stop: int, wanted: int) -> list[int]:
+def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:
     """Numbers of the documents of a record among those that a generation added."""
     low, high, step = start, stop, 2 * _SEARCH_POINTS
-    ordered = True
-    while ordered and high - low > _SEARCH_POINTS:
-        at = np.linspace(low, high - 1, _SEARCH_POINTS).astype(np.int64)
-        records = _read_record_keys(store, at)
-        first = int(records.searchsorted(wanted))
-        high = int(at[first]) if first < len(at) else high
-        low = int(at[first - 1]) + 1 if first else low
-        ordered = bool((records[1:] >= records[:-1]).all())
-    if not ordered:
+    is_ordered = True
+    while is_ordered and high - low > _SEARCH_POINTS:
+        candidates = np.linspace(low, high - 1, _SEARCH_POINTS).astype(np.int64)
+        records = _read_record_keys(store, candidates)
+        first = int(records.searchsorted(record_key))
+        high = int(candidates[first]) if first < len(candidates) else high
+        low = int(candidates[first - 1]) + 1 if first else low
+        is_ordered = bool((records[1:] >= records[:-1]).all())
+    if not is_ordered:
         # Nothing of ours writes them so: then all are looked at.
         low, step = start, _SCAN_DOCUMENTS
-    found: list[int] = []
+    documents: list[int] = []
     while low < stop:
-        at = np.arange(low, min(low + step, stop))
-        records = _read_record_keys(store, at)
-        found += at[records == wanted].tolist()
-        if ordered and records[-1] > wanted:
+        candidates = np.arange(low, min(low + step, stop))
+        records = _read_record_keys(store, candidates)
+        documents += candidates[records == record_key].tolist()
+        if is_ordered and records[-1] > record_key:
             break
-        low = int(at[-1]) + 1
-    return found
+        low = int(candidates[-1]) + 1
+    return documents
 
 
 def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Part and record of documents, as one number each, int64 [N]."""
     bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
-    found = np.empty(len(documents), np.int64)
+    keys = np.empty(len(documents), np.int64)
     for shard in np.unique(shards).tolist():
-        at = np.flatnonzero(shards == shard)
-        rows = store.provenance.rows(shard, documents[at] - bounds[shard])
-        found[at] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
-    return found
+        positions = np.flatnonzero(shards == shard)
+        rows = store.provenance.rows(shard, documents[positions] - bounds[shard])
+        keys[positions] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
+    return keys

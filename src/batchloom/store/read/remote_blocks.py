@@ -80,26 +80,24 @@ class RemoteBlocks:
             before the machine was last started.
     """
 
-    def __init__(
-        self, ranges: RangeFetcher, files: RemoteFileTable, cache: BlockCache, verify: str
-    ) -> None:
+    def __init__(self, ranges: RangeFetcher, files: RemoteFileTable, cache: BlockCache, verify: str) -> None:
         self.files, self._ranges, self._cache, self._verify = files, ranges, cache, verify
-        self._roots: dict[int, NDArray[np.uint64]] = {}
+        self._root_checksums: dict[int, NDArray[np.uint64]] = {}
         self._keys = np.argsort(files.keys[:, 0], kind="stable")
         self._bases: list[int] = files.bases.tolist()
-        self._refused: set[str] = set()
-        self._begin()
+        self._refused_names: set[str] = set()
+        self._reset()
 
     def after_fork(self) -> None:
         """Begin anew: a thread that was at it does not live on in a child, but the locks it held would."""
         # Those of a process that lives on stay as they are: other subsets share them.
         self._ranges.after_fork()
         self._cache.after_fork()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._index, self._segments = EMPTY_INDEX, CacheFileSet(self._cache.limit)
-        self._busy: set[int] = set()
+    def _reset(self) -> None:
+        self._index, self._cache_files = EMPTY_INDEX, CacheFileSet(self._cache.limit)
+        self._pinned_owners: set[int] = set()
         self._lock = threading.RLock()
 
     @property
@@ -107,9 +105,7 @@ class RemoteBlocks:
         """Bytes that this process fetched."""
         return self._ranges.received
 
-    def read(
-        self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
-    ) -> list[NDArray[Any]]:
+    def read(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
         """Stretches of files, as views of what is kept.
 
         Args:
@@ -121,369 +117,358 @@ class RemoteBlocks:
             StoreError: a file is gone, or holds other bytes than its checksums say.
             InputError: it cannot be reached.
         """
-        views = None if self._verify == "full" else self._at_once(begins, sizes, dtype)
+        views = None if self._verify == "full" else self._read_verified(begins, sizes, dtype)
         if views is not None:
             return views
         first = begins // BLOCK_BYTES
-        wanted = merge_intervals(
-            first, np.where(sizes > 0, -(-(begins + sizes) // BLOCK_BYTES), first)
-        )
-        held = self.obtain(wanted, always=self._verify == "full")
-        return view_ranges(held, begins, sizes, dtype)
+        intervals = merge_intervals(first, np.where(sizes > 0, -(-(begins + sizes) // BLOCK_BYTES), first))
+        cached_blocks = self.obtain(intervals, always=self._verify == "full")
+        return view_ranges(cached_blocks, begins, sizes, dtype)
 
-    def here(self, numbers: Iterable[int]) -> bool:
+    def are_cached(self, numbers: Iterable[int]) -> bool:
         """Whether all blocks of some files are mapped and known to be right: then there is nothing to fetch."""
         index = self._index
-        if (
-            not index.sound.all()
-            or subtract_intervals(self.files.extents(numbers), index.extents).size
-        ):
+        if not index.sound.all() or subtract_intervals(self.files.list_intervals(numbers), index.intervals).size:
             return False
         with self._lock:
-            known = self._segments.known
-            return all(known[owner].data is not None for owner in np.unique(index.owners).tolist())
+            cache_files = self._cache_files.cache_files
+            return all(cache_files[owner].data is not None for owner in np.unique(index.owners).tolist())
 
-    def whole(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
+    def read_files(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
         """The content of files that are checked as one, or by blocks, each copied together.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
-        wanted = list(numbers)
+        file_numbers = list(numbers)
         for tries in range(1, MAX_FETCH_ATTEMPTS + 1):
-            held = self.obtain(self.files.extents(wanted))
-            files = [self.files.files[number] for number in wanted]
+            cached_blocks = self.obtain(self.files.list_intervals(file_numbers))
+            files = [self.files.files[number] for number in file_numbers]
             begins = np.array([BLOCK_BYTES * file.base for file in files])
             sizes = np.array([file.size for file in files])
-            found = view_ranges(held, begins, sizes, np.dtype(np.uint8))
-            wrong = [
+            contents = view_ranges(cached_blocks, begins, sizes, np.dtype(np.uint8))
+            damaged_files = [
                 number
-                for number, data in zip(wanted, found, strict=True)
-                if self.files.files[number].checked == "whole"
+                for number, data in zip(file_numbers, contents, strict=True)
+                if self.files.files[number].check_method == "whole"
                 and compute_checksum(data.data) != self.files.files[number].checksum
             ]
-            if not wrong:
-                return found
+            if not damaged_files:
+                return contents
             if tries == MAX_FETCH_ATTEMPTS:
                 break
-            self._give_up(self.files.extents(wrong))
-        raise self._changed(self.files.files[wrong[0]], 0, self.files.files[wrong[0]].size)
+            self._discard(self.files.list_intervals(damaged_files))
+        raise self._make_changed_error(self.files.files[damaged_files[0]], 0, self.files.files[damaged_files[0]].size)
 
-    def obtain(self, wanted: Intervals, *, always: bool = False) -> CachedBlocks:
+    def obtain(self, intervals: Intervals, *, always: bool = False) -> CachedBlocks:
         """Have blocks here: those that no process of the node has are fetched, once.
 
         Args:
-            wanted: the blocks.
+            intervals: the blocks.
             always: whether those that this process knows to be right are checked again.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
-        own = _FetchedBlocks()
+        fetched_blocks = _FetchedBlocks()
         try:
-            return self._obtain(wanted, own, always=always)
+            return self._obtain(intervals, fetched_blocks, always=always)
         finally:
             with self._lock:
-                self._busy -= own.segments.keys()
+                self._pinned_owners -= fetched_blocks.segments.keys()
 
-    def _obtain(self, wanted: Intervals, own: "_FetchedBlocks", *, always: bool) -> CachedBlocks:
-        looked, napped, rounds, least = False, 0.0, 0, 1 << 62
-        while rounds < _MAX_ROUNDS and napped < _MAX_WAIT_SECONDS:
-            missing = subtract_intervals(wanted, self._index.extents)
+    def _obtain(self, intervals: Intervals, fetched_blocks: "_FetchedBlocks", *, always: bool) -> CachedBlocks:
+        is_refreshed, waited_seconds, rounds, fewest_missing = False, 0.0, 0, 1 << 62
+        while rounds < _MAX_ROUNDS and waited_seconds < _MAX_WAIT_SECONDS:
+            missing = subtract_intervals(intervals, self._index.intervals)
             if not missing.size:
-                if (held := self._ready(wanted, always=always)) is not None:
-                    return held
-                looked, rounds = False, rounds + 1
+                if (cached_blocks := self._map_verified(intervals, always=always)) is not None:
+                    return cached_blocks
+                is_refreshed, rounds = False, rounds + 1
                 continue
-            if not looked:
-                self._look()
-                looked = True
+            if not is_refreshed:
+                self._refresh_index()
+                is_refreshed = True
                 continue
-            with self._cache.open_fetch_locks() as claims:
-                mine = claims.take(split_intervals(missing, _MAX_REQUEST_BLOCKS))
-                if mine.size:
+            with self._cache.open_fetch_locks() as fetch_locks:
+                locked_intervals = fetch_locks.acquire(split_intervals(missing, _MAX_REQUEST_BLOCKS))
+                if locked_intervals.size:
                     # Somebody may have fetched them between the look and the claim.
-                    self._look()
-                    asked = merge_intervals(mine[:, 0], mine[:, 1])
-                    self._fetch(subtract_intervals(asked, self._index.extents), own)
+                    self._refresh_index()
+                    requested_intervals = merge_intervals(locked_intervals[:, 0], locked_intervals[:, 1])
+                    self._fetch(subtract_intervals(requested_intervals, self._index.intervals), fetched_blocks)
                     # Many processes that want the same come forward together, each by what it claimed.
-                    left = count_interval_blocks(subtract_intervals(wanted, self._index.extents))
-                    rounds, least = rounds + (left >= least), min(left, least)
+                    missing_count = count_interval_blocks(subtract_intervals(intervals, self._index.intervals))
+                    rounds, fewest_missing = (
+                        rounds + (missing_count >= fewest_missing),
+                        min(missing_count, fewest_missing),
+                    )
                     continue
             time.sleep(_POLL_SECONDS)
-            looked, napped = False, napped + _POLL_SECONDS
+            is_refreshed, waited_seconds = False, waited_seconds + _POLL_SECONDS
         # What others keep is deleted as fast as it is found: all of it is fetched, and nothing else relied on.
-        self._fetch(subtract_intervals(wanted, own.index.extents), own)
-        return CachedBlocks(own.index, own.segments)
+        self._fetch(subtract_intervals(intervals, fetched_blocks.index.intervals), fetched_blocks)
+        return CachedBlocks(fetched_blocks.index, fetched_blocks.segments)
 
-    def _at_once(
+    def _read_verified(
         self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
     ) -> list[NDArray[Any]] | None:
         """What :meth:`read` gives, where all of it is mapped and known to be right, as nearly always; else None."""
         index, ends = self._index, begins + sizes
-        at = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
-        if not at.size or not index.starts.size or at.min() < 0:
+        first_rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
+        if not first_rows.size or not index.starts.size or first_rows.min() < 0:
             return None
-        apart = np.flatnonzero(ends > index.ends[at])
-        touched = at
-        if apart.size:
-            to = index.starts.searchsorted((ends[apart] - 1) // BLOCK_BYTES, side="right") - 1
-            if (index.runs[to] != index.runs[at[apart]]).any() or (
-                ends[apart] > index.ends[to]
+        split_ranges = np.flatnonzero(ends > index.ends[first_rows])
+        touched_rows = first_rows
+        if split_ranges.size:
+            last_rows = index.starts.searchsorted((ends[split_ranges] - 1) // BLOCK_BYTES, side="right") - 1
+            if (index.runs[last_rows] != index.runs[first_rows[split_ranges]]).any() or (
+                ends[split_ranges] > index.ends[last_rows]
             ).any():
                 return None
-            between = zip((at[apart] + 1).tolist(), (to + 1).tolist(), strict=True)
-            touched = np.concatenate([at, *(np.arange(*one) for one in between)])
-        if not index.sound[touched].all():
+            row_bounds = zip((first_rows[split_ranges] + 1).tolist(), (last_rows + 1).tolist(), strict=True)
+            touched_rows = np.concatenate([first_rows, *(np.arange(*bounds) for bounds in row_bounds)])
+        if not index.sound[touched_rows].all():
             return None
-        known, segments = self._segments.known, {}
-        for owner in set(index.owners[touched].tolist()):
-            segment = known.get(owner)
-            data = segment.data if segment is not None else None
-            if segment is None or data is None:
+        cache_files, arrays = self._cache_files.cache_files, {}
+        for owner in set(index.owners[touched_rows].tolist()):
+            cache_file = cache_files.get(owner)
+            data = cache_file.data if cache_file is not None else None
+            if cache_file is None or data is None:
                 return None
-            segment.used = True
-            segments[owner] = data
-        views = slice_ranges(index, segments, at, begins, sizes, dtype)
-        for number in apart.tolist():
-            whole = join_range(
-                CachedBlocks(index, segments), int(begins[number]), int(sizes[number])
-            )
-            views[number] = whole.view(dtype)
+            cache_file.used = True
+            arrays[owner] = data
+        views = slice_ranges(index, arrays, first_rows, begins, sizes, dtype)
+        for number in split_ranges.tolist():
+            joined_range = join_range(CachedBlocks(index, arrays), int(begins[number]), int(sizes[number]))
+            views[number] = joined_range.view(dtype)
         return views
 
-    def _ready(self, wanted: Intervals, *, always: bool) -> CachedBlocks | None:
+    def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """The blocks that the index has, mapped and checked; None where some turned out to be gone or wrong."""
         with self._lock:
             index = self._index
             # Another thread may have given some of it up meanwhile.
-            if subtract_intervals(wanted, index.extents).size:
+            if subtract_intervals(intervals, index.intervals).size:
                 return None
-            rows, pieces = split_by_ranges(wanted, index.starts, index.stops)
-            segments = self._mapped(set(index.owners[rows].tolist()))
-            if segments is None:
+            rows, subintervals = split_by_ranges(intervals, index.starts, index.stops)
+            arrays = self._map_cache_files(set(index.owners[rows].tolist()))
+            if arrays is None:
                 return None
-            known = {owner: self._segments.known[owner] for owner in segments}
-        held = CachedBlocks(index, segments)
-        doubted = np.arange(len(rows)) if always else np.flatnonzero(~index.sound[rows])
-        if doubted.size and not self._sound(
-            held, known, (rows[doubted], pieces[doubted]), always=always
+            cache_files = {owner: self._cache_files.cache_files[owner] for owner in arrays}
+        cached_blocks = CachedBlocks(index, arrays)
+        unverified_rows = np.arange(len(rows)) if always else np.flatnonzero(~index.sound[rows])
+        if unverified_rows.size and not self._verify_blocks(
+            cached_blocks,
+            cache_files,
+            (rows[unverified_rows], subintervals[unverified_rows]),
+            always=always,
         ):
             return None
-        return held
+        return cached_blocks
 
-    def _sound(
+    def _verify_blocks(
         self,
-        held: CachedBlocks,
-        known: dict[int, CacheFile],
-        doubted: tuple[IntArray, Intervals],
+        cached_blocks: CachedBlocks,
+        cache_files: dict[int, CacheFile],
+        candidates: tuple[IntArray, Intervals],
         *,
         always: bool,
     ) -> bool:
         """Whether blocks are right; those that are not are given up.
 
         Args:
-            held: all that is asked for.
-            known: its segments.
-            doubted: rows of the index, and of each what is asked for of it.
+            cached_blocks: all that is asked for.
+            cache_files: its segments.
+            candidates: rows of the index, and of each what is asked for of it.
             always: whether blocks are looked at that are known to be right.
         """
-        index, (rows, pieces) = held.index, doubted
+        index, (rows, subintervals) = cached_blocks.index, candidates
         if not always:
             # What lies around it is read soon, and many small checks cost more than their bytes.
-            pieces = _round_to_units(pieces, index.starts[rows], index.stops[rows])
-        places = index.places[rows] + pieces[:, 0] - index.starts[rows]
-        bits = [
-            known[owner].sound[place : place + count]
-            for owner, place, count in zip(
+            subintervals = _round_to_units(subintervals, index.starts[rows], index.stops[rows])
+        block_offsets = index.block_offsets[rows] + subintervals[:, 0] - index.starts[rows]
+        verified_flags = [
+            cache_files[owner].sound[block_offset : block_offset + count]
+            for owner, block_offset, count in zip(
                 index.owners[rows].tolist(),
-                places.tolist(),
-                (pieces[:, 1] - pieces[:, 0]).tolist(),
+                block_offsets.tolist(),
+                (subintervals[:, 1] - subintervals[:, 0]).tolist(),
                 strict=True,
             )
         ]
-        unknown = pieces if always else _find_unsound(pieces[:, 0], bits)
-        wrong = self._find_wrong(held, unknown)
-        if wrong.size:
-            self._give_up(unknown[wrong])
+        unverified_intervals = subintervals if always else _find_unverified(subintervals[:, 0], verified_flags)
+        damaged_rows = self._find_damaged(cached_blocks, unverified_intervals)
+        if damaged_rows.size:
+            self._discard(unverified_intervals[damaged_rows])
             return False
-        for one in bits:
-            one[:] = True
+        for flags in verified_flags:
+            flags[:] = True
         for row in set(rows.tolist()):
-            place, count = index.places[row], index.stops[row] - index.starts[row]
-            index.sound[row] = known[int(index.owners[row])].sound[place : place + count].all()
+            block_offset, count = index.block_offsets[row], index.stops[row] - index.starts[row]
+            index.sound[row] = cache_files[int(index.owners[row])].sound[block_offset : block_offset + count].all()
         return True
 
-    def _find_wrong(self, held: CachedBlocks, extents: Intervals) -> NDArray[np.int64]:
+    def _find_damaged(self, cached_blocks: CachedBlocks, intervals: Intervals) -> NDArray[np.int64]:
         """Which of these extents hold other blocks than their checksums say."""
-        expected = self._list_expected(self._load_checksums(extents), extents)
-        begins, sizes = BLOCK_BYTES * extents[:, 0], self._sizes(extents)
-        found = view_ranges(held, begins, sizes, np.dtype(np.uint8))
-        wrong = [
-            at
-            for at, (data, sums) in enumerate(zip(found, expected, strict=True))
-            if sums is not None and not np.array_equal(compute_block_checksums(data.data), sums)
+        expected = self._list_expected(self._load_checksums(intervals), intervals)
+        begins, sizes = BLOCK_BYTES * intervals[:, 0], self._compute_sizes(intervals)
+        contents = view_ranges(cached_blocks, begins, sizes, np.dtype(np.uint8))
+        damaged_indices = [
+            index
+            for index, (data, checksums) in enumerate(zip(contents, expected, strict=True))
+            if checksums is not None and not np.array_equal(compute_block_checksums(data.data), checksums)
         ]
-        return np.array(wrong, np.int64)
+        return np.array(damaged_indices, np.int64)
 
-    def _sizes(self, extents: Intervals) -> NDArray[np.int64]:
+    def _compute_sizes(self, intervals: Intervals) -> NDArray[np.int64]:
         """Bytes of extents; the last block of a file is shorter."""
-        numbers = self.files.of(extents)
+        numbers = self.files.locate_files(intervals)
         ends = BLOCK_BYTES * self.files.bases[numbers] + self.files.sizes[numbers]
-        found: NDArray[np.int64] = (
-            np.minimum(BLOCK_BYTES * extents[:, 1], ends) - BLOCK_BYTES * extents[:, 0]
-        )
-        return found
+        sizes: NDArray[np.int64] = np.minimum(BLOCK_BYTES * intervals[:, 1], ends) - BLOCK_BYTES * intervals[:, 0]
+        return sizes
 
-    def _mapped(self, owners: set[int]) -> dict[int, NDArray[np.uint8]] | None:
+    def _map_cache_files(self, owners: set[int]) -> dict[int, NDArray[np.uint8]] | None:
         """The bytes of segments; None where one is gone, which is forgotten then. Holds the lock."""
-        found: dict[int, NDArray[np.uint8]] = {}
+        arrays: dict[int, NDArray[np.uint8]] = {}
         for owner in owners:
-            segment = self._segments.known.get(owner)
-            if segment is None:
+            cache_file = self._cache_files.cache_files.get(owner)
+            if cache_file is None:
                 return None
-            data = segment.data
-            if data is None and segment.name is not None:
-                data = segment.data = self._cache.map(segment.name, segment.table)
+            data = cache_file.data
+            if data is None and cache_file.name is not None:
+                data = cache_file.data = self._cache.map(cache_file.name, cache_file.table)
             if data is None:
                 self._forget({owner})
                 return None
-            found[owner] = data
+            arrays[owner] = data
         for owner in owners:
-            self._forget(self._segments.mapped(owner, self._busy | owners))
-        return found
+            self._forget(self._cache_files.mark_mapped(owner, self._pinned_owners | owners))
+        return arrays
 
     def _forget(self, owners: set[int]) -> None:
         if owners:
             for owner in owners:
-                self._segments.remove(owner)
+                self._cache_files.remove(owner)
             self._index = remove_from_index(self._index, owners)
 
-    def _give_up(self, extents: Intervals) -> None:
+    def _discard(self, intervals: Intervals) -> None:
         """Delete what is kept of some blocks: their bytes are wrong."""
         with self._lock:
-            at = mask_overlaps(self._index.extents, extents)
-            owners = set(self._index.owners[at].tolist())
+            is_overlapping = mask_overlaps(self._index.intervals, intervals)
+            owners = set(self._index.owners[is_overlapping].tolist())
             for owner in owners:
-                name = self._segments.known[owner].name
+                name = self._cache_files.cache_files[owner].name
                 if name is not None:
-                    self._refused.add(name)
+                    self._refused_names.add(name)
                     self._cache.drop(name)
             self._forget(owners)
 
-    def _look(self) -> None:
+    def _refresh_index(self) -> None:
         """Learn what other processes keep."""
-        names = self._cache.names()
+        names = self._cache.list_names()
         with self._lock:
-            known = self._segments.names
-            gone = {
+            numbers_by_name = self._cache_files.names
+            missing_numbers = {
                 number
-                for name, number in known.items()
-                if name not in names and self._segments.known[number].data is None
+                for name, number in numbers_by_name.items()
+                if name not in names and self._cache_files.cache_files[number].data is None
             }
-            self._forget(gone)
-            for name in sorted(names - known.keys() - self._refused):
-                table = self._cache.look(name)
+            self._forget(missing_numbers)
+            for name in sorted(names - numbers_by_name.keys() - self._refused_names):
+                table = self._cache.read_table(name)
                 if table is not None:
                     blocks = int(table.rows["blocks"].sum())
-                    self._learn(CacheFile(name, table, None, np.zeros(blocks, bool)))
+                    self._add_cache_file(CacheFile(name, table, None, np.zeros(blocks, bool)))
 
-    def _learn(self, segment: CacheFile) -> None:
+    def _add_cache_file(self, cache_file: CacheFile) -> None:
         """Add a segment that another process made, as far as it is of these files."""
-        rows = segment.table.rows
+        rows = cache_file.table.rows
         blocks = rows["blocks"].astype(np.int64)
-        places = np.cumsum(blocks) - blocks
+        block_offsets = np.cumsum(blocks) - blocks
         keys = self.files.keys
-        at = np.minimum(keys[self._keys, 0].searchsorted(rows["low"]), len(keys) - 1)
-        numbers = self._keys[at]
-        ours = (keys[numbers, 0] == rows["low"]) & (keys[numbers, 1] == rows["high"])
+        key_rows = np.minimum(keys[self._keys, 0].searchsorted(rows["low"]), len(keys) - 1)
+        numbers = self._keys[key_rows]
+        is_listed = (keys[numbers, 0] == rows["low"]) & (keys[numbers, 1] == rows["high"])
         starts = self.files.bases[numbers] + rows["first"].astype(np.int64)
-        extents = np.stack([starts, starts + blocks], axis=1)[ours]
-        sound = np.zeros(len(extents), bool)
-        if self._verify == "off" and segment.table.whole:
+        intervals = np.stack([starts, starts + blocks], axis=1)[is_listed]
+        is_verified = np.zeros(len(intervals), bool)
+        if self._verify == "off" and cache_file.table.written_this_boot:
             # What others are checked by is checked itself.
-            sound = self.files.by_blocks[numbers[ours]]
-        owner = self._segments.add(segment)
-        self._index = add_to_index(self._index, owner, extents, places[ours], sound)
+            is_verified = self.files.by_blocks[numbers[is_listed]]
+        owner = self._cache_files.add(cache_file)
+        self._index = add_to_index(self._index, owner, intervals, block_offsets[is_listed], is_verified)
 
-    def _load_checksums(self, extents: Intervals) -> CachedBlocks:
+    def _load_checksums(self, intervals: Intervals) -> CachedBlocks:
         """What some blocks are checked by, all of it checked itself."""
         files = self.files.files
         starts, stops, heads = [], [], set()
-        for number, (first, stop) in zip(
-            self.files.of(extents).tolist(), extents.tolist(), strict=True
-        ):
+        for number, (first, stop) in zip(self.files.locate_files(intervals).tolist(), intervals.tolist(), strict=True):
             file = files[number]
-            if file.checked == "blocks":
-                begin = BLOCK_BYTES * files[file.beside].base
+            if file.check_method == "blocks":
+                begin = BLOCK_BYTES * files[file.checksum_file].base
                 starts.append((begin + (first - file.base) * file.width) // BLOCK_BYTES)
                 stops.append(-(-(begin + (stop - file.base) * file.width) // BLOCK_BYTES))
-            elif file.checked == "entries" and file.beside not in self._roots:
-                heads.add(file.beside)
-        for number, head in zip(heads, self.whole(heads) if heads else [], strict=True):
+            elif file.check_method == "entries" and file.checksum_file not in self._root_checksums:
+                heads.add(file.checksum_file)
+        for number, head in zip(heads, self.read_files(heads) if heads else [], strict=True):
             file = files[number]
-            roots = parse_root_checksums(head.data, file.checksum, file.covers, file.width)
-            if roots is None:
-                raise self._changed(file, 0, file.size)
-            self._roots[number] = roots
-        return (
-            self.obtain(merge_intervals(starts, stops)) if starts else CachedBlocks(EMPTY_INDEX, {})
-        )
+            root_checksums = parse_root_checksums(head.data, file.checksum, file.covered_bytes, file.width)
+            if root_checksums is None:
+                raise self._make_changed_error(file, 0, file.size)
+            self._root_checksums[number] = root_checksums
+        return self.obtain(merge_intervals(starts, stops)) if starts else CachedBlocks(EMPTY_INDEX, {})
 
-    def _list_expected(
-        self, sums: CachedBlocks, extents: Intervals
-    ) -> list[NDArray[np.uint64] | None]:
+    def _list_expected(self, checksum_blocks: CachedBlocks, intervals: Intervals) -> list[NDArray[np.uint64] | None]:
         """The checksums of the blocks of each extent; None for those that are not checked one by one."""
-        found: list[NDArray[np.uint64] | None] = [None] * len(extents)
-        places, begins, sizes, widths = [], [], [], []
-        numbers = self.files.of(extents).tolist()
-        for at, (number, (start, end)) in enumerate(zip(numbers, extents.tolist(), strict=True)):
+        expected_checksums: list[NDArray[np.uint64] | None] = [None] * len(intervals)
+        indices, begins, sizes, widths = [], [], [], []
+        numbers = self.files.locate_files(intervals).tolist()
+        for index, (number, (start, end)) in enumerate(zip(numbers, intervals.tolist(), strict=True)):
             file = self.files.files[number]
             first, stop = start - file.base, end - file.base
-            if file.checked == "entries":
-                found[at] = self._roots[file.beside][first:stop]
-            elif file.checked == "blocks":
-                places.append(at)
+            if file.check_method == "entries":
+                expected_checksums[index] = self._root_checksums[file.checksum_file][first:stop]
+            elif file.check_method == "blocks":
+                indices.append(index)
                 widths.append(file.width // 8)
-                begins.append(BLOCK_BYTES * self.files.files[file.beside].base + first * file.width)
+                begins.append(BLOCK_BYTES * self.files.files[file.checksum_file].base + first * file.width)
                 sizes.append((stop - first) * file.width)
-        views = view_ranges(
-            sums, np.array(begins, np.int64), np.array(sizes, np.int64), np.dtype("<u8")
-        )
-        for at, width, view in zip(places, widths, views, strict=True):
-            found[at] = view[::width]
-        return found
+        views = view_ranges(checksum_blocks, np.array(begins, np.int64), np.array(sizes, np.int64), np.dtype("<u8"))
+        for index, width, view in zip(indices, widths, views, strict=True):
+            expected_checksums[index] = view[::width]
+        return expected_checksums
 
-    def _fetch(self, extents: Intervals, own: "_FetchedBlocks") -> None:
+    def _fetch(self, intervals: Intervals, fetched_blocks: "_FetchedBlocks") -> None:
         """Fetch blocks, check them and keep them, a bounded number at a time."""
-        if not extents.size:
+        if not intervals.size:
             return
-        numbers = self.files.of(extents)
-        wide = bridge_gaps(
-            extents, numbers, _MAX_GAP_SHARE, _SMALL_GAP_BLOCKS * self.files.dense[numbers]
+        numbers = self.files.locate_files(intervals)
+        bridged_intervals = bridge_gaps(
+            intervals, numbers, _MAX_GAP_SHARE, _SMALL_GAP_BLOCKS * self.files.dense[numbers]
         )
-        asked = split_intervals(wide, _MAX_REQUEST_BLOCKS)
-        sums = self._load_checksums(asked)
-        waiting: deque[tuple[Intervals, list[Future[bytes]]]] = deque()
+        requested_intervals = split_intervals(bridged_intervals, _MAX_REQUEST_BLOCKS)
+        checksum_blocks = self._load_checksums(requested_intervals)
+        pending: deque[tuple[Intervals, list[Future[bytes]]]] = deque()
         try:
-            for group in group_intervals(asked, _MAX_FILE_BLOCKS):
-                waiting.append((group, [self._ask(*extent) for extent in group.tolist()]))
-                if len(waiting) == _MAX_CONCURRENT_GROUPS:
-                    self._store_group(*waiting[0], sums, own)
-                    waiting.popleft()
-            while waiting:
-                self._store_group(*waiting[0], sums, own)
-                waiting.popleft()
+            for group in group_intervals(requested_intervals, _MAX_FILE_BLOCKS):
+                pending.append((group, [self._request_blocks(*interval) for interval in group.tolist()]))
+                if len(pending) == _MAX_CONCURRENT_GROUPS:
+                    self._store_group(*pending[0], checksum_blocks, fetched_blocks)
+                    pending.popleft()
+            while pending:
+                self._store_group(*pending[0], checksum_blocks, fetched_blocks)
+                pending.popleft()
         finally:
-            for _, futures in waiting:
+            for _, futures in pending:
                 for future in futures:
                     future.cancel()
 
-    def _ask(self, first: int, stop: int) -> Future[bytes]:
+    def _request_blocks(self, first: int, stop: int) -> Future[bytes]:
         file = self._find_file(first)
-        start = file.at + BLOCK_BYTES * (first - file.base)
-        size = file.at + file.size
-        return self._ranges.ask(file.name, start, start + _count_bytes(file, first, stop), size)
+        start = file.offset + BLOCK_BYTES * (first - file.base)
+        size = file.offset + file.size
+        return self._ranges.submit(file.name, start, start + _count_bytes(file, first, stop), size)
 
     def _find_file(self, block: int) -> RemoteStoreFile:
         return self.files.files[bisect_right(self._bases, block) - 1]
@@ -492,72 +477,77 @@ class RemoteBlocks:
         self,
         group: Intervals,
         futures: list[Future[bytes]],
-        sums: CachedBlocks,
-        own: "_FetchedBlocks",
+        checksum_blocks: CachedBlocks,
+        fetched_blocks: "_FetchedBlocks",
     ) -> None:
         """Check what came of a group, and keep it."""
-        expected = self._list_expected(sums, group)
-        pieces = [
-            self._checked(future, first, stop, one)
-            for (first, stop), future, one in zip(group.tolist(), futures, expected, strict=True)
+        expected_checksums = self._list_expected(checksum_blocks, group)
+        contents = [
+            self._receive_verified(future, first, stop, checksums)
+            for (first, stop), future, checksums in zip(group.tolist(), futures, expected_checksums, strict=True)
         ]
-        extents = merge_intervals(group[:, 0], group[:, 1])
-        whole: list[bytes] = []
-        for bounds in np.split(np.arange(len(group)), group[:, 0].searchsorted(extents[1:, 0])):
-            some = [pieces[at] for at in bounds]
-            whole.append(some[0] if len(some) == 1 else b"".join(some))
-        numbers = self.files.of(extents)
-        rows = np.empty(len(extents), BLOCK_TABLE_DTYPE)
+        intervals = merge_intervals(group[:, 0], group[:, 1])
+        chunks: list[bytes] = []
+        for bounds in np.split(np.arange(len(group)), group[:, 0].searchsorted(intervals[1:, 0])):
+            parts = [contents[index] for index in bounds]
+            chunks.append(parts[0] if len(parts) == 1 else b"".join(parts))
+        numbers = self.files.locate_files(intervals)
+        rows = np.empty(len(intervals), BLOCK_TABLE_DTYPE)
         rows["low"], rows["high"] = self.files.keys[numbers].T
-        rows["first"] = extents[:, 0] - self.files.bases[numbers]
-        rows["blocks"] = extents[:, 1] - extents[:, 0]
-        name, table, data = self._cache.keep(rows, whole)
+        rows["first"] = intervals[:, 0] - self.files.bases[numbers]
+        rows["blocks"] = intervals[:, 1] - intervals[:, 0]
+        name, table, data = self._cache.keep(rows, chunks)
         blocks = rows["blocks"].astype(np.int64)
         with self._lock:
-            own_sound = np.ones(int(blocks.sum()), bool)
-            owner = self._segments.add(CacheFile(name, table, data, own_sound))
-            places, sound = np.cumsum(blocks) - blocks, np.ones(len(extents), bool)
-            self._index = add_to_index(self._index, owner, extents, places, sound)
-            own.index = add_to_index(own.index, owner, extents, places, sound)
-            own.segments[owner] = data
-            self._busy.add(owner)
-            self._forget(self._segments.mapped(owner, self._busy))
+            verified_flags = np.ones(int(blocks.sum()), bool)
+            owner = self._cache_files.add(CacheFile(name, table, data, verified_flags))
+            block_offsets, is_verified = np.cumsum(blocks) - blocks, np.ones(len(intervals), bool)
+            self._index = add_to_index(self._index, owner, intervals, block_offsets, is_verified)
+            fetched_blocks.index = add_to_index(fetched_blocks.index, owner, intervals, block_offsets, is_verified)
+            fetched_blocks.segments[owner] = data
+            self._pinned_owners.add(owner)
+            self._forget(self._cache_files.mark_mapped(owner, self._pinned_owners))
 
-    def _checked(
-        self, coming: Future[bytes], first: int, stop: int, expected: NDArray[np.uint64] | None
+    def _receive_verified(
+        self,
+        future: Future[bytes],
+        first: int,
+        stop: int,
+        expected_checksums: NDArray[np.uint64] | None,
     ) -> bytes:
         file = self._find_file(first)
         for _ in range(MAX_FETCH_ATTEMPTS):
             try:
-                data = coming.result()
+                data = future.result()
             except RangeError as error:
                 self._refuse(error)
-            if expected is None or np.array_equal(compute_block_checksums(data), expected):
+            if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):
                 return data
-            coming = self._ask(first, stop)
+            future = self._request_blocks(first, stop)
         start = BLOCK_BYTES * (first - file.base)
-        raise self._changed(file, start, start + _count_bytes(file, first, stop))
+        raise self._make_changed_error(file, start, start + _count_bytes(file, first, stop))
 
     def _refuse(self, error: RangeError) -> NoReturn:
         url = f"{self._ranges.url}/{error.name}"
-        if error.fault.what == "missing":
+        if error.fault.kind == "missing":
             raise StoreError(
                 f"{redact_url(url)} is gone: the manifest of its store names it. Restore it from a copy; the run "
                 f"goes on "
                 "from its last checkpoint."
             ) from None
-        if error.fault.what == "refused":
+        if error.fault.kind == "refused":
             raise StoreError(
-                f"{redact_url(url)} is not what the manifest of its store says: {error.fault.words}. It was cut "
+                f"{redact_url(url)} is not what the manifest of its store says: {error.fault.description}. It was cut "
                 f"short or "
                 "written anew; restore it from a copy."
             ) from None
         raise make_remote_error(error.fault, url) from None
 
-    def _changed(self, file: RemoteStoreFile, start: int, stop: int) -> StoreError:
-        place = redact_url(f"{self._ranges.url}/{file.name}")
+    def _make_changed_error(self, file: RemoteStoreFile, start: int, stop: int) -> StoreError:
+        file_url = redact_url(f"{self._ranges.url}/{file.name}")
         return StoreError(
-            f"{place} holds other bytes from {file.at + start:,} to {file.at + stop:,} than the checksums of its "
+            f"{file_url} holds other bytes from {file.offset + start:,} to {file.offset + stop:,} than the "
+            "checksums of its "
             f"store say ({MAX_FETCH_ATTEMPTS} tries): it was changed or damaged. Restore it from a copy; the run "
             f"goes on from its "
             "last checkpoint."
@@ -569,17 +559,15 @@ def _count_bytes(file: RemoteStoreFile, first: int, stop: int) -> int:
     return min(BLOCK_BYTES * (stop - file.base), file.size) - BLOCK_BYTES * (first - file.base)
 
 
-def _round_to_units(pieces: Intervals, starts: IntArray, stops: IntArray) -> Intervals:
+def _round_to_units(subintervals: Intervals, starts: IntArray, stops: IntArray) -> Intervals:
     """Pieces of extents made whole units of blocks, counted in their extents; they may overlap then."""
-    begins = pieces[:, 0] - (pieces[:, 0] - starts) % _CHECK_BLOCKS
-    ends = starts - (starts - pieces[:, 1]) // _CHECK_BLOCKS * _CHECK_BLOCKS
+    begins = subintervals[:, 0] - (subintervals[:, 0] - starts) % _CHECK_BLOCKS
+    ends = starts - (starts - subintervals[:, 1]) // _CHECK_BLOCKS * _CHECK_BLOCKS
     return np.stack([begins, np.minimum(ends, stops)], axis=1)
 
 
-def _find_unsound(starts: IntArray, bits: list[NDArray[np.bool_]]) -> Intervals:
+def _find_unverified(starts: IntArray, verified_flags: list[NDArray[np.bool_]]) -> Intervals:
     """The blocks of stretches, of which each begins at a block and has a bit for each, whose bits are not set."""
-    blocks = [
-        start + np.flatnonzero(~one) for start, one in zip(starts.tolist(), bits, strict=True)
-    ]
-    apart = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
-    return merge_intervals(apart, apart + 1)
+    blocks = [start + np.flatnonzero(~flags) for start, flags in zip(starts.tolist(), verified_flags, strict=True)]
+    unverified_blocks = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
+    return merge_intervals(unverified_blocks, unverified_blocks + 1)

@@ -25,8 +25,8 @@ class LocalLengths:
     """
 
     def __init__(self, blocks: RemoteBlocks) -> None:
-        found = blocks.whole(blocks.files.lengths)
-        arrays = [data.view("<u4") for data in found]
+        contents = blocks.read_files(blocks.files.lengths)
+        arrays = [data.view("<u4") for data in contents]
         self.lengths = StoreLengths(*arrays)
         ends = np.cumsum(np.concatenate(arrays), dtype=np.int64)
         self._begins = np.concatenate([np.zeros(1, np.int64), ends])
@@ -55,10 +55,10 @@ class RemoteLengths:
         self._starts = np.cumsum([0, *layers[:-1]])
         self._tokens = np.cumsum([0, *tokens[:-1]])
         files = blocks.files.files
-        own = [files[number] for number in blocks.files.lengths]
-        self._bases = np.array([one.base for one in own], np.int64)
-        self._sizes = np.array([one.size for one in own], np.int64)
-        self._entries = np.array([files[one.beside].base for one in own], np.int64)
+        length_files = [files[number] for number in blocks.files.lengths]
+        self._bases = np.array([file.base for file in length_files], np.int64)
+        self._sizes = np.array([file.size for file in length_files], np.int64)
+        self._entries = np.array([files[file.checksum_file].base for file in length_files], np.int64)
 
     @property
     def lengths(self) -> "RemoteLengths":
@@ -67,9 +67,9 @@ class RemoteLengths:
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
         """Lengths of these documents in tokens, uint32 of the same length."""
-        table, rows, columns, _ = self._rows(documents)
-        found: NDArray[np.uint32] = table[rows, columns]
-        return found
+        table, rows, columns, _ = self._read_rows(documents)
+        lengths: NDArray[np.uint32] = table[rows, columns]
+        return lengths
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Lengths of documents ``start`` to ``stop - 1``."""
@@ -79,32 +79,32 @@ class RemoteLengths:
         """Tokens of the subset before each document, int64, and its own, uint32."""
         if not documents.size:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
-        table, rows, columns, before = self._rows(documents)
-        inside = np.zeros(len(documents), np.int64)
-        later = np.flatnonzero(columns)
-        if later.size:
+        table, rows, columns, preceding_tokens = self._read_rows(documents)
+        block_tokens = np.zeros(len(documents), np.int64)
+        inner_rows = np.flatnonzero(columns)
+        if inner_rows.size:
             # Sums of the part of a block before each document, all in one call.
-            starts = rows[later] * _LENGTHS_PER_BLOCK
-            bounds = np.stack([starts, starts + columns[later]], axis=1).ravel()
-            inside[later] = np.add.reduceat(table.ravel(), bounds, dtype=np.int64)[::2]
-        return before[rows] + inside, table[rows, columns]
+            starts = rows[inner_rows] * _LENGTHS_PER_BLOCK
+            bounds = np.stack([starts, starts + columns[inner_rows]], axis=1).ravel()
+            block_tokens[inner_rows] = np.add.reduceat(table.ravel(), bounds, dtype=np.int64)[::2]
+        return preceding_tokens[rows] + block_tokens, table[rows, columns]
 
-    def _rows(
-        self, documents: Ids
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], Ids]:
+    def _read_rows(self, documents: Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], Ids]:
         """The blocks that hold these lengths [K, 1024]; row and column of each; tokens before each row."""
         layers = self._starts.searchsorted(documents, side="right") - 1
-        local = documents - self._starts[layers]
-        keys = (layers << 44) | (local // _LENGTHS_PER_BLOCK)
-        wanted, rows = np.unique(keys, return_inverse=True)
-        of, numbers = wanted >> 44, wanted & (1 << 44) - 1
-        sizes = np.minimum(self._sizes[of] - BLOCK_BYTES * numbers, BLOCK_BYTES)
-        views = self._blocks.read(BLOCK_BYTES * (self._bases[of] + numbers), sizes, np.dtype("<u4"))
-        table = np.zeros((len(wanted), _LENGTHS_PER_BLOCK), np.uint32)
+        layer_documents = documents - self._starts[layers]
+        keys = (layers << 44) | (layer_documents // _LENGTHS_PER_BLOCK)
+        block_keys, rows = np.unique(keys, return_inverse=True)
+        block_layers, numbers = block_keys >> 44, block_keys & (1 << 44) - 1
+        sizes = np.minimum(self._sizes[block_layers] - BLOCK_BYTES * numbers, BLOCK_BYTES)
+        views = self._blocks.read(BLOCK_BYTES * (self._bases[block_layers] + numbers), sizes, np.dtype("<u4"))
+        table = np.zeros((len(block_keys), _LENGTHS_PER_BLOCK), np.uint32)
         for row, view in zip(table, views, strict=True):
             row[: view.size] = view
         entries = self._blocks.read(
-            BLOCK_BYTES * self._entries[of] + 16 * numbers, np.full(len(of), 16), np.dtype("<u8")
+            BLOCK_BYTES * self._entries[block_layers] + 16 * numbers,
+            np.full(len(block_layers), 16),
+            np.dtype("<u8"),
         )
-        before = np.array([int(one[1]) for one in entries], np.int64) + self._tokens[of]
-        return table, rows.ravel(), local % _LENGTHS_PER_BLOCK, before
+        preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64) + self._tokens[block_layers]
+        return table, rows.ravel(), layer_documents % _LENGTHS_PER_BLOCK, preceding_tokens

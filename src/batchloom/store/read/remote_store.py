@@ -103,9 +103,7 @@ class RemoteStoreSettings:
         if as_int(self.limit) is None or self.limit < 1:
             problems.append(f"cache_limit: {shown_value(self.limit)} is no number of bytes above 0")
         if self.verify not in VERIFY_MODES:
-            problems.append(
-                f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY_MODES)}"
-            )
+            problems.append(f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY_MODES)}")
         if problems:
             raise SettingsError(problems)
 
@@ -132,9 +130,7 @@ def open_remote_manifest(url: str, generation: int | None = None) -> Manifest:
     """
     check_url(url)
     base = url.rstrip("/")
-    return read_generation_manifest(
-        partial(_read_remote_file, base), redact_url(base), generation, MAX_FETCH_ATTEMPTS
-    )
+    return read_generation_manifest(partial(_read_remote_file, base), redact_url(base), generation, MAX_FETCH_ATTEMPTS)
 
 
 def _read_remote_file(base: str, name: str) -> bytes:
@@ -199,8 +195,8 @@ class RemoteFiles:
             StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
             InputError: it cannot be reached.
         """
-        found = self._media.get(shard)
-        if found is None:
+        media_rows = self._media.get(shard)
+        if media_rows is None:
             entry = self._entry.shards[shard]
             if entry.media_bytes is None:
                 raise StoreError(
@@ -208,11 +204,11 @@ class RemoteFiles:
                     f"{entry.name} are, as "
                     "those of older stores: copy the store here, or prepare the data again."
                 )
-            found = parse_media(*self.read_whole(self._files.media[shard]), entry.documents)
+            media_rows = parse_media(*self.read_whole(self._files.media[shard]), entry.documents)
             if len(self._media) >= _MAX_CACHED_MEDIA:
                 self._media.clear()
-            self._media[shard] = found
-        return found
+            self._media[shard] = media_rows
+        return media_rows
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
@@ -222,12 +218,12 @@ class RemoteFiles:
             InputError: it cannot be reached.
         """
         number = self._files.blobs[shard]
-        inside = 0 if number < 0 else self._files.files[number].size - begin
-        if min(size, inside) <= 0:
+        available_bytes = 0 if number < 0 else self._files.files[number].size - begin
+        if min(size, available_bytes) <= 0:
             return b""
-        at = np.array([self.find_blobs(shard) + begin], np.int64)
-        (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
-        return found.tobytes()
+        begins = np.array([self.find_blobs(shard) + begin], np.int64)
+        (data,) = self._blocks.read(begins, np.array([min(size, available_bytes)]), np.dtype(np.uint8))
+        return data.tobytes()
 
     def find_blobs(self, shard: int) -> int:
         """Return where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
@@ -239,25 +235,25 @@ class RemoteFiles:
         Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
         """
         if rows is None:
-            origins = parse_provenance(*self.read_whole(self._files.docs[shard]))
-            refuse_unlike_count(origins, self.table, shard)
+            provenance = parse_provenance(*self.read_whole(self._files.docs[shard]))
+            refuse_unlike_count(provenance, self.table, shard)
         else:
-            origins = self._provenance_rows(shard, rows)
-        return check_known_parts(origins, self._manifest.sources, Path(redact_url(self.url)))
+            provenance = self._read_provenance_rows(shard, rows)
+        return check_known_parts(provenance, self._manifest.sources, Path(redact_url(self.url)))
 
-    def _provenance_rows(self, shard: int, rows: Ids) -> ProvenanceTable:
+    def _read_provenance_rows(self, shard: int, rows: Ids) -> ProvenanceTable:
         file, documents = (
             self._files.files[self._files.docs[shard]],
             self._entry.shards[shard].documents,
         )
         begins = BLOCK_BYTES * file.base + np.concatenate(
-            [place + width * rows for place, width in locate_provenance_columns(documents)]
+            [offset + width * rows for offset, width in locate_provenance_columns(documents)]
         )
         sizes = np.repeat([width for _, width in locate_provenance_columns(documents)], len(rows))
-        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
+        views = self._blocks.read(begins, sizes, np.dtype(np.uint8))
         columns = [
-            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
-            for at in range(4)
+            b"".join(data.tobytes() for data in views[column * len(rows) : (column + 1) * len(rows)])
+            for column in range(4)
         ]
         return ProvenanceTable(
             np.frombuffer(columns[0], "<u8").reshape(-1, 2),
@@ -269,14 +265,12 @@ class RemoteFiles:
     def sides(self, shard: int) -> PairIndex:
         """The ``.pairs`` of a shard of a store of preferences."""
         content = self.read_whole(self._files.pairs[shard])
-        return parse_pair_index(
-            *content, self._entry.shards[shard].documents, self._manifest.preferences
-        )
+        return parse_pair_index(*content, self._entry.shards[shard].documents, self._manifest.preferences)
 
     def read_whole(self, number: int) -> tuple[memoryview, Path]:
         """The content of a file, and its name for the words of errors."""
         name = f"{redact_url(self.url)}/{self._files.files[number].name}"
-        return self._blocks.whole([number])[0].data, Path(name)
+        return self._blocks.read_files([number])[0].data, Path(name)
 
     def file(self, name: str) -> bytes:
         """A small file of the store that no process keeps; raises FileNotFoundError."""
@@ -309,17 +303,18 @@ class RemoteSubset:
     # Nothing is mapped as a whole shard.
     mapped: MappedShards | None = None
 
-    def __init__(
-        self, url: str, subset: str, manifest: Manifest, settings: RemoteStoreSettings
-    ) -> None:
+    def __init__(self, url: str, subset: str, manifest: Manifest, settings: RemoteStoreSettings) -> None:
         self.url, self.settings = url.rstrip("/"), settings
         entry = self._entry = manifest.subsets[subset]
         self._manifest, self._split = manifest, subset
         history = manifest.all_history
         # Generations share what they have in common.
-        named = next(filter(None, (one.fingerprints.get(subset) for one in history)), subset)
+        cache_name = next(
+            filter(None, (generation_entry.fingerprints.get(subset) for generation_entry in history)),
+            subset,
+        )
         self._files = RemoteFileTable(manifest, subset)
-        cache = BlockCache(settings.folder, named, settings.limit)
+        cache = BlockCache(settings.folder, cache_name, settings.limit)
         self._blocks = RemoteBlocks(RangeFetcher(self.url), self._files, cache, settings.verify)
         self.dtype = TOKEN_DTYPES[manifest.dtype]
         self.end_id = manifest.tokenizer.end_id
@@ -331,16 +326,14 @@ class RemoteSubset:
                 redact_url(self.url),
             )
         layers = [layer.documents for layer in entry.all_layers]
-        small = sum(layers) <= MAX_LOCAL_LENGTHS or not all(
-            layer.sums for layer in entry.all_layers
-        )
+        is_small = sum(layers) <= MAX_LOCAL_LENGTHS or not all(layer.sums for layer in entry.all_layers)
         ends = np.cumsum([0, *(shard.documents for shard in entry.shards)])
         tokens = np.cumsum([0, *(shard.tokens for shard in entry.shards)])
-        of_layers = np.diff(tokens[ends.searchsorted(np.cumsum([0, *layers]))]).tolist()
-        self._where: LocalLengths | RemoteLengths = (
-            LocalLengths(self._blocks) if small else RemoteLengths(self._blocks, layers, of_layers)
+        layer_tokens = np.diff(tokens[ends.searchsorted(np.cumsum([0, *layers]))]).tolist()
+        self._span_reader: LocalLengths | RemoteLengths = (
+            LocalLengths(self._blocks) if is_small else RemoteLengths(self._blocks, layers, layer_tokens)
         )
-        self.lengths = self._where.lengths
+        self.lengths = self._span_reader.lengths
         self._documents, self._tokens = ends, tokens
         files = self._files.files
         self._own_bytes = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
@@ -351,14 +344,11 @@ class RemoteSubset:
         self.tokens = int(tokens[-1])
         folder = Path(redact_url(self.url)) / subset
         self.table = ShardTable(
-            [
-                ShardLocation(folder / shard.name, shard.documents, shard.bytes)
-                for shard in entry.shards
-            ]
+            [ShardLocation(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
         )
         self.files = RemoteFiles(self.url, manifest, subset, self.table, self._files, self._blocks)
         self.removed = self._load_removed()
-        masked = list_masked_shards(manifest, subset, self.table.places)
+        masked = list_masked_shards(manifest, subset, self.table.locations)
         limit = compute_mapped_limit(len(entry.shards), 2 + bool(masked))
         self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
         self.masked = self._masks.masked
@@ -385,7 +375,7 @@ class RemoteSubset:
             StoreError: a shard is gone, or was changed.
             InputError: it cannot be reached.
         """
-        begins, sizes = self._bytes(documents, starts, lengths)
+        begins, sizes = self._locate_bytes(documents, starts, lengths)
         ranges = self._blocks.read(begins, sizes, self.dtype)
         return fill_removed(ranges, documents, self.removed, self.end_id)
 
@@ -414,40 +404,40 @@ class RemoteSubset:
         """
         if not documents.size:
             return
-        wanted = self._add_neighbours(documents, block)
+        intervals = self._add_neighbours(documents, block)
         if block == 1 and self._own_bytes * _CACHE_ROOM_FACTOR <= self.settings.limit:
-            wanted = self._files.round_intervals(wanted, _NEIGHBOUR_BLOCKS)
-        self._blocks.obtain(wanted)
+            intervals = self._files.round_intervals(intervals, _NEIGHBOUR_BLOCKS)
+        self._blocks.obtain(intervals)
         # What of media is gone or damaged is told by who reads it, with its document.
         with contextlib.suppress(StoreError):
-            present = ~mask_removed(self.removed, documents)
-            self._blocks.obtain(self._held(documents[present]))
+            is_present = ~mask_removed(self.removed, documents)
+            self._blocks.obtain(self._find_media_intervals(documents[is_present]))
 
     @property
     def is_fully_cached(self) -> bool:
         """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
         files = self._files
         media = [number for number in (*files.media, *files.blobs) if number >= 0]
-        return self._blocks.here([*files.bins, *media])
+        return self._blocks.are_cached([*files.bins, *media])
 
-    def _held(self, documents: Ids) -> Intervals:
+    def _find_media_intervals(self, documents: Ids) -> Intervals:
         """The blocks of 4 KiB that hold the media of documents."""
         shards = self._ends.searchsorted(documents, side="right")
         starts, stops = [], []
         for shard in np.unique(shards).tolist():
             if self._files.blobs[shard] < 0:
                 continue
-            wanted = np.zeros(self._entry.shards[shard].documents, bool)
-            wanted[documents[shards == shard] - self._documents[shard]] = True
+            is_requested = np.zeros(self._entry.shards[shard].documents, bool)
+            is_requested[documents[shards == shard] - self._documents[shard]] = True
             rows = self.files.media(shard).rows
             size = self._files.files[self._files.blobs[shard]].size
-            mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_STORED)]
+            media_rows = rows[is_requested[rows["document"]] & (rows["blob"] != NOT_STORED)]
             # What a damaged file says lies elsewhere is told by who reads it.
-            mine = mine[(mine["blob"] <= size) & (mine["size"] <= size)]
-            mine = mine[mine["blob"] + mine["size"] <= size]
-            begins = self.files.find_blobs(shard) + mine["blob"].astype(np.int64)
+            media_rows = media_rows[(media_rows["blob"] <= size) & (media_rows["size"] <= size)]
+            media_rows = media_rows[media_rows["blob"] + media_rows["size"] <= size]
+            begins = self.files.find_blobs(shard) + media_rows["blob"].astype(np.int64)
             starts.append(begins // BLOCK_BYTES)
-            stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK_BYTES))
+            stops.append(-(-(begins + media_rows["size"].astype(np.int64)) // BLOCK_BYTES))
         if not starts:
             return merge_intervals([], [])
         return merge_intervals(np.concatenate(starts), np.concatenate(stops))
@@ -461,17 +451,17 @@ class RemoteSubset:
         last = np.minimum(first + block, stops) - 1
         # A shard may end inside a block: then its two parts lie in two files.
         ends = self._documents[1:]
-        own = ends.searchsorted(first, side="right")
-        parted = ends.searchsorted(last, side="right") != own
-        for at in np.flatnonzero(parted).tolist():
-            cuts = ends[(ends > first[at]) & (ends <= last[at])]
-            first = np.concatenate([first, cuts])
-            last = np.concatenate([last, [*(cuts[1:] - 1), last[at]]])
-            last[at] = cuts[0] - 1
+        first_shards = ends.searchsorted(first, side="right")
+        is_split = ends.searchsorted(last, side="right") != first_shards
+        for index in np.flatnonzero(is_split).tolist():
+            shard_starts = ends[(ends > first[index]) & (ends <= last[index])]
+            first = np.concatenate([first, shard_starts])
+            last = np.concatenate([last, [*(shard_starts[1:] - 1), last[index]]])
+            last[index] = shard_starts[0] - 1
         zeros = np.zeros(len(first), np.int64)
-        begins, _ = self._bytes(first, zeros, zeros)
-        tail = self._where.spans(last)[1].astype(np.int64)
-        lasts, sizes = self._bytes(last, zeros, tail)
+        begins, _ = self._locate_bytes(first, zeros, zeros)
+        tail = self._span_reader.spans(last)[1].astype(np.int64)
+        lasts, sizes = self._locate_bytes(last, zeros, tail)
         return merge_intervals(begins // BLOCK_BYTES, -(-(lasts + sizes) // BLOCK_BYTES))
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
@@ -479,18 +469,21 @@ class RemoteSubset:
         if not self.masked:
             return all_trained(lengths)
         shards = self._ends.searchsorted(documents, side="right")
-        begins = self._where.spans(documents)[0] - self._tokens[shards]
+        begins = self._span_reader.spans(documents)[0] - self._tokens[shards]
         return self._masks.read(documents, shards, begins + starts, lengths)
 
-    def _bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
+    def _locate_bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
         shards = self._ends.searchsorted(documents, side="right")
-        begins, own = self._where.spans(documents)
+        begins, document_lengths = self._span_reader.spans(documents)
         stops = starts + lengths
-        over = (stops > own) | (begins + own > self._tokens[1:][shards])
-        if over.any():
-            at = int(over.argmax())
+        is_beyond = (stops > document_lengths) | (begins + document_lengths > self._tokens[1:][shards])
+        if is_beyond.any():
+            index = int(is_beyond.argmax())
             raise make_span_error(
-                redact_url(self.url), int(documents[at]), int(own[at]), int(stops[at])
+                redact_url(self.url),
+                int(documents[index]),
+                int(document_lengths[index]),
+                int(stops[index]),
             )
         size = self.dtype.itemsize
         return self._shifts[shards] + (begins + starts) * size, lengths * size
@@ -501,9 +494,7 @@ class RemoteSubset:
         return parse_removed(*self.files.read_whole(self._files.removed), self._entry)
 
     def _load_mask(self, shard: int) -> LossMask:
-        return parse_mask(
-            *self.files.read_whole(self._files.masks[shard]), self._entry.shards[shard].tokens
-        )
+        return parse_mask(*self.files.read_whole(self._files.masks[shard]), self._entry.shards[shard].tokens)
 
     def limit_mapped(self, shards: int) -> None:
         """Keep at most so many masks of shards."""

@@ -29,33 +29,34 @@ def refuse_standalone_shard(stem: Path) -> None:
         # Nothing is known of them then, as of anybody's prefix.
         return
     if is_synthetic(manifest):
-        what = f"made-up documents (source={SYNTHETIC})"
+        content = f"made-up documents (source={SYNTHETIC})"
     elif manifest.preferences:
-        what = f"preferences ({manifest.preferences})"
+        content = f"preferences ({manifest.preferences})"
     elif manifest.processor is not None:
-        what = "documents with images or audio"
+        content = "documents with images or audio"
     elif (subset := manifest.subsets.get(folder.name)) and subset.removed:
-        what = "documents of which some were removed"
+        content = "documents of which some were removed"
     else:
         return
     raise InputError(
-        f"{stem} is a shard of a store of {what}, which its files alone do not say; name the store itself: {store}"
+        f"{stem} is a shard of a store of {content}, which its files alone do not say; name the store itself: {store}"
     )
 
 
-def refuse_media(manifest: Manifest | None, place: str, who: str) -> None:
+def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> None:
     """Refuse a store with images or audio where its tokens alone are read.
 
     Args:
         manifest: of the store; None for what has none.
-        place: the store, for the words of the error.
-        who: reads them, in words.
+        store_name: the store, for the words of the error.
+        reader: reads them, in words.
 
     Raises:
         InputError: it is one.
     """
     if manifest is not None and manifest.processor is not None:
         raise InputError(
-            f"{place} holds images or audio, which {who} does not take along yet: what stands for them would be left "
+            f"{store_name} holds images or audio, which {reader} does not take along yet: what stands for them "
+            "would be left "
             "alone. Read it with batchloom.Loader (docs/media.md)."
         )

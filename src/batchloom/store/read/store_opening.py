@@ -74,7 +74,7 @@ def open_store(
     """
     if media is not None:
         normalize_media_filter(media)
-        given = open_store(
+        store = open_store(
             path,
             split,
             generation=generation,
@@ -82,23 +82,23 @@ def open_store(
             cache_limit=cache_limit,
             verify=verify,
         )
-        return filter_by_media(given, media)
+        return filter_by_media(store, media)
     if generation is not None and as_int(generation) is None:
         raise SettingsError([f"generation: {quote_value(generation)} is no number of a generation"])
-    place = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(place, str):
+    path_or_url = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(path_or_url, str):
         raise InputError(
             f"{quote_value(path)} is no place of a store: give the path or the URL of its folder, as a string."
         )
-    if is_url(place):
+    if is_url(path_or_url):
         settings = RemoteStoreSettings(
             cache=None if cache is None else _resolve_cache_folder(cache),
             limit=CACHE_LIMIT if cache_limit is None else cache_limit,
             verify="first-read" if verify is None else verify,
         )
-        return _open_remote(place, split, generation, settings)
+        return _open_remote(path_or_url, split, generation, settings)
     refuse_url(path, "The store")
-    path = strip_file_scheme(place)
+    path = strip_file_scheme(path_or_url)
     if cache is not None or cache_limit is not None:
         raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
     if verify is not None and verify not in VERIFY_MODES:
@@ -108,14 +108,12 @@ def open_store(
 
 def _resolve_cache_folder(cache: object) -> Path:
     """The folder that is given as a cache, whatever folder the process changes to."""
-    place = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
-    if isinstance(place, str) and place and "\0" not in place and not is_url(place):
+    folder = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
+    if isinstance(folder, str) and folder and "\0" not in folder and not is_url(folder):
         # Where there is no such user, this is no folder either.
         with contextlib.suppress(RuntimeError):
-            return Path(strip_file_scheme(place)).expanduser().absolute()
-    raise SettingsError(
-        [f"cache: {quote_value(cache)} is no folder of this machine: give its path, as a string"]
-    )
+            return Path(strip_file_scheme(folder)).expanduser().absolute()
+    raise SettingsError([f"cache: {quote_value(cache)} is no folder of this machine: give its path, as a string"])
 
 
 def _open_local(path: str, split: str, generation: int | None, verify: VerifyMode) -> Store:
@@ -145,13 +143,13 @@ def _open_local(path: str, split: str, generation: int | None, verify: VerifyMod
 def _open_folder(folder: Path, split: str, generation: int | None, verify: VerifyMode) -> Store:
     manifest = read_manifest(folder, generation)
     entry = _get_subset_entry(manifest, split, folder)
-    inside = folder / split
-    checks = None if verify == "off" else FirstRead(inside, entry, always=verify == "full")
-    lengths = map_lengths(inside, entry)
-    places = [
-        ShardLocation(inside / shard.name, shard.documents, shard.bytes) for shard in entry.shards
+    subset_folder = folder / split
+    checks = None if verify == "off" else FirstRead(subset_folder, entry, always=verify == "full")
+    lengths = map_lengths(subset_folder, entry)
+    shard_locations = [
+        ShardLocation(subset_folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards
     ]
-    shards = MappedShards(ShardTable(places), TOKEN_DTYPES[manifest.dtype], lengths.slice)
+    shards = MappedShards(ShardTable(shard_locations), TOKEN_DTYPES[manifest.dtype], lengths.slice)
     reader = LocalReader(folder, split, manifest, lengths, shards, checks)
     options = {"generation": manifest.generation}
     location = StoreLocation(
@@ -163,9 +161,7 @@ def _open_folder(folder: Path, split: str, generation: int | None, verify: Verif
     return Store(folder, split, manifest, location, reader)
 
 
-def _open_remote(
-    url: str, split: str, generation: int | None, settings: RemoteStoreSettings
-) -> Store:
+def _open_remote(url: str, split: str, generation: int | None, settings: RemoteStoreSettings) -> Store:
     manifest = open_remote_manifest(url, generation)
     _get_subset_entry(manifest, split, address(url))
     reader = RemoteSubset(url, split, manifest, settings)
@@ -184,32 +180,32 @@ def _open_remote(
     return Store(Path(address(url)), split, manifest, location, reader)
 
 
-def _get_subset_entry(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
-    have = [
-        name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents
-    ]
-    if split not in have:
+def _get_subset_entry(manifest: Manifest, split: str, store_path: Path | str) -> SubsetEntry:
+    available_subsets = [name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents]
+    if split not in available_subsets:
         raise InputError(
-            f"{place} has no documents in subset {quote_value(split)}; it has: {', '.join(have) or 'none'}."
+            f"{store_path} has no documents in subset {quote_value(split)}; it has: "
+            f"{', '.join(available_subsets) or 'none'}."
         )
     return manifest.subsets[split]
 
 
-def _open_synthetic(made: SyntheticReader, split: str) -> Store:
+def _open_synthetic(reader: SyntheticReader, split: str) -> Store:
     if split != SUBSET:
         raise InputError(
-            f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
-            f":seed={made.spec.seed + 1}"
+            f"{reader.spec.spec_string} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: "
+            f"{reader.spec.name}"
+            f":seed={reader.spec.seed + 1}"
         )
     location = StoreLocation(
-        address=str(Path(made.spec.place)),
-        name=str(Path(made.spec.place)),
+        address=str(Path(reader.spec.spec_string)),
+        name=str(Path(reader.spec.spec_string)),
         options={},
         open=open_store,
         on_disk=False,
-        replicated=made.replicated,
+        replicated=reader.replicated,
     )
-    return Store(Path(made.spec.place), split, made.manifest, location, made)
+    return Store(Path(reader.spec.spec_string), split, reader.manifest, location, reader)
 
 
 def _open_prefix(stem: Path) -> Store:

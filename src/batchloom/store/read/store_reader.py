@@ -76,14 +76,12 @@ class StoreContents:
             trained, so that lengths and plans survive.
     """
 
-    def __init__(
-        self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: LengthReader
-    ) -> None:
+    def __init__(self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: LengthReader) -> None:
         self._manifest, self._split, self._reader = manifest, split, reader
         self._sources = manifest.sources if manifest else ()
         self._size = lengths.size
-        chosen = self._chosen = lengths if isinstance(lengths, FilteredLengths) else None
-        self.media = chosen.media if chosen else ""
+        filtered_lengths = self._filtered_lengths = lengths if isinstance(lengths, FilteredLengths) else None
+        self.media = filtered_lengths.media if filtered_lengths else ""
         self.removed = reader.removed
 
     @cached_property
@@ -117,27 +115,27 @@ class StoreContents:
     @property
     def trained_tokens(self) -> int:
         """Number of tokens that are trained."""
-        if self._chosen:
-            return count_trained_tokens(self._reader.mask, self._chosen)
+        if self._filtered_lengths:
+            return count_trained_tokens(self._reader.mask, self._filtered_lengths)
         return self._reader.trained_tokens
 
     @property
-    def kept(self) -> tuple[int, int]:
+    def remaining_counts(self) -> tuple[int, int]:
         """Number of documents and of tokens that are not removed."""
-        if self._chosen:
-            removed = self._chosen.take(self.removed)
-            documents = self._chosen.chosen - int((removed > 0).sum())
-            return documents, self._chosen.tokens - int(removed.sum(dtype=np.int64))
+        if self._filtered_lengths:
+            removed = self._filtered_lengths.take(self.removed)
+            documents = self._filtered_lengths.document_count - int((removed > 0).sum())
+            return documents, self._filtered_lengths.tokens - int(removed.sum(dtype=np.int64))
         entry = self._manifest.subsets.get(self._split) if self._manifest else None
-        gone = entry.removed if entry else None
-        documents, tokens = (gone.documents, gone.tokens) if gone else (0, 0)
+        removed_entry = entry.removed if entry else None
+        documents, tokens = (removed_entry.documents, removed_entry.tokens) if removed_entry else (0, 0)
         return self._size - documents, self._reader.tokens - tokens
 
-    def first(self, count: int) -> list[int]:
+    def list_first(self, count: int) -> list[int]:
         """Return the numbers of the first ``count`` documents that are not removed."""
         numbers = np.arange(min(self._size, count + self.removed.size))
-        kept: list[int] = numbers[~mask_removed(self.removed, numbers)][:count].tolist()
-        return kept
+        document_numbers: list[int] = numbers[~mask_removed(self.removed, numbers)][:count].tolist()
+        return document_numbers
 
     def find_generation(self, fingerprint: str) -> int | None:
         """Return the first generation, up to the open one, whose subset had a fingerprint; None if there is none."""
@@ -150,9 +148,7 @@ class StoreContents:
 class StoreProvenance:
     """Provenance of the documents of an open store."""
 
-    def __init__(
-        self, manifest: Manifest | None, path: Path, reader: SubsetReader, documents: int
-    ) -> None:
+    def __init__(self, manifest: Manifest | None, path: Path, reader: SubsetReader, documents: int) -> None:
         self._manifest, self._path = manifest, path
         self._reader, self._documents = reader, documents
 
@@ -164,11 +160,9 @@ class StoreProvenance:
             IndexError: there is no such document.
         """
         if self._manifest is None:
-            raise StoreError(
-                f"{self._path} is a bare Megatron prefix: it does not say where documents came from."
-            )
+            raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say where documents came from.")
         shard, row = self._reader.table.find(_as_document(document, self._documents))
-        return make_part_table(self._manifest.sources).named(self.rows(shard, np.array([row])))[0]
+        return make_part_table(self._manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
         """Return the provenance of documents of a shard; of a remote store, only theirs is fetched.
@@ -195,7 +189,7 @@ class StoreShards:
         self._location, self._split, self._reader = location, split, reader
 
     def __len__(self) -> int:
-        return len(self._reader.table.places)
+        return len(self._reader.table.locations)
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -213,7 +207,7 @@ class StoreShards:
             raise InputError(
                 f"{self._location.name} lies elsewhere, and its shards are no files here: copy it here first."
             )
-        return tuple(place.stem for place in self._reader.table.places)
+        return tuple(location.stem for location in self._reader.table.locations)
 
     @property
     def mapped(self) -> list[MappedShard | None] | None:
@@ -233,9 +227,7 @@ class StoreShards:
         """
         mapped = self._reader.mapped
         if mapped is None:
-            raise InputError(
-                f"{self._location.name} is not read from mapped shards: use Store.read."
-            )
+            raise InputError(f"{self._location.name} is not read from mapped shards: use Store.read.")
         return mapped.opened[shard] or mapped.map(shard)
 
     def limit_mapped(self, shards: int) -> None:
@@ -253,9 +245,9 @@ class StoreShards:
     def name_of(self, document: int) -> str:
         """Return the shard that holds a document, as errors name it."""
         table = self._reader.table
-        if not table.places:
+        if not table.locations:
             return self._location.name
-        stem = table.places[table.find(document)[0]].stem
+        stem = table.locations[table.find(document)[0]].stem
         return f"{self._location.name}/{self._split}/{stem.name}.bin"
 
 
@@ -421,8 +413,8 @@ class StoredDocument:
         """Whether each token is trained, bool [tokens]."""
         if not self._store.masked:
             return np.ones(len(self.ids), bool)
-        whole = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
-        return self._store.mask(*whole)[0]
+        token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
+        return self._store.mask(*token_range)[0]
 
     @property
     def trained_text(self) -> str:
@@ -435,16 +427,14 @@ class StoredDocument:
         return self._store.provenance.of(self.number)
 
 
-def _as_document(asked: object, documents: int) -> int:
+def _as_document(index: object, documents: int) -> int:
     """Return a document number, counted from the end if negative."""
-    number = as_int(asked)
+    number = as_int(index)
     if number is None:
         raise TypeError(
-            f"Documents are taken one by one, by a whole number, not by {quote_value(asked)}: "
+            f"Documents are taken one by one, by a whole number, not by {quote_value(index)}: "
             "[store[n] for n in range(2)]"
         )
     if not -documents <= number < documents:
-        raise IndexError(
-            f"There is no document {number}: there are {documents:,}, numbered from 0."
-        )
+        raise IndexError(f"There is no document {number}: there are {documents:,}, numbered from 0.")
     return number % documents

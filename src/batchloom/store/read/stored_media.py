@@ -32,29 +32,25 @@ _MAX_MAPPED = 256
 
 
 def read_processor_state(
-    read: Callable[[str], bytes], place: Path | str, entry: ProcessorEntry
+    read_file: Callable[[str], bytes], store_path: Path | str, entry: ProcessorEntry
 ) -> dict[str, Any]:
     """What a store keeps of its processor.
 
     Args:
-        read: gives the content of a file of the store.
-        place: the store, for the words of errors.
+        read_file: gives the content of a file of the store.
+        store_path: the store, for the words of errors.
         entry: what the manifest says of it.
 
     Raises:
         StoreError: it cannot be read, or is not what the manifest says.
     """
-    path = f"{place}/{PROCESSOR_NAME}"
+    path = f"{store_path}/{PROCESSOR_NAME}"
     try:
-        data = read(PROCESSOR_NAME)
+        data = read_file(PROCESSOR_NAME)
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}."
-        ) from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
     if compute_checksum(data) != entry.state:
-        raise StoreError(
-            f"{path} is not the one that the manifest beside it names; {_RESTORE_REMEDY}."
-        )
+        raise StoreError(f"{path} is not the one that the manifest beside it names; {_RESTORE_REMEDY}.")
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except JSON_DECODE_ERRORS as error:
@@ -99,9 +95,7 @@ def _summarize_rows(rows: MediaRows) -> _ShardMediaSummary:
     owners = np.ascontiguousarray(rows.rows["document"])
     documents, firsts = np.unique(owners, return_index=True)
     if not len(documents):
-        return _ShardMediaSummary(
-            rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        )
+        return _ShardMediaSummary(rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8))
     bits = np.left_shift(1, rows.rows["kind"].astype(np.uint8), dtype=np.uint8)
     tokens = np.add.reduceat(rows.rows["tokens"].astype(np.int64), firsts)
     return _ShardMediaSummary(rows, owners, documents, tokens, np.bitwise_or.reduceat(bits, firsts))
@@ -119,14 +113,14 @@ class StoreMedia:
         self._store = store
         self._bounds = np.array(store.shards.bounds, np.int64)
         entry = store.manifest.subsets.get(store.split) if store.manifest else None
-        self._listed = [shard.media is not None for shard in entry.shards] if entry else []
+        self._shard_has_media = [shard.media is not None for shard in entry.shards] if entry else []
         self._names = [shard.name for shard in entry.shards] if entry else []
         self._mapped: OrderedDict[int, _ShardMediaSummary] = OrderedDict()
 
     @property
     def any(self) -> bool:
         """Whether any document holds a medium."""
-        return any(self._listed)
+        return any(self._shard_has_media)
 
     @cached_property
     def processor(self) -> dict[str, Any] | None:
@@ -138,9 +132,7 @@ class StoreMedia:
         entry = self._store.manifest.processor if self._store.manifest else None
         if entry is None:
             return None
-        state: dict[str, Any] = read_processor_state(
-            self._store.reader.files.file, self._store.location.name, entry
-        )
+        state: dict[str, Any] = read_processor_state(self._store.reader.files.file, self._store.location.name, entry)
         return state
 
     @cached_property
@@ -160,8 +152,8 @@ class StoreMedia:
     @cached_property
     def _only_folder(self) -> str | None:
         """The folder where all paths begin; None where there are several or none."""
-        known = {folder for some in self.folders for folder in some.values()}
-        return next(iter(known)) if len(known) == 1 else None
+        folders = {folder for generation_folders in self.folders for folder in generation_folders.values()}
+        return next(iter(folders)) if len(folders) == 1 else None
 
     @cached_property
     def _parts(self) -> NDArray[np.int64]:
@@ -181,24 +173,21 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found = np.zeros((3, len(MEDIUM_KINDS)), np.int64)
-        for shard in np.flatnonzero(self._listed).tolist():
-            rows = self._shard(shard).rows.rows
+        totals = np.zeros((3, len(MEDIUM_KINDS)), np.int64)
+        for shard in np.flatnonzero(self._shard_has_media).tolist():
+            rows = self._get_summary(shard).rows.rows
             kinds = rows["kind"].astype(np.int64)
-            owners = np.unique(rows["document"].astype(np.int64) * len(MEDIUM_KINDS) + kinds) % len(
-                MEDIUM_KINDS
-            )
+            owners = np.unique(rows["document"].astype(np.int64) * len(MEDIUM_KINDS) + kinds) % len(MEDIUM_KINDS)
             tokens = np.bincount(kinds, rows["tokens"], len(MEDIUM_KINDS)).astype(np.int64)
-            found += [
+            totals += [
                 np.bincount(kinds, minlength=len(MEDIUM_KINDS)),
                 np.bincount(owners, minlength=len(MEDIUM_KINDS)),
                 tokens,
             ]
-        told = {
-            kind: MediaCount(*some)
-            for kind, some in zip(MEDIUM_KINDS, found.T.tolist(), strict=True)
+        counts_by_kind = {
+            kind: MediaCount(*kind_totals) for kind, kind_totals in zip(MEDIUM_KINDS, totals.T.tolist(), strict=True)
         }
-        return {kind: one for kind, one in told.items() if one.media}
+        return {kind: count for kind, count in counts_by_kind.items() if count.media}
 
     def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[MediumKind, int]:
         """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
@@ -208,21 +197,21 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found: dict[MediumKind, int] = {}
-        wanted = set(self.processor.get("tokens", MEDIUM_KINDS)) if self.processor else set()
-        for shard in np.flatnonzero(self._listed).tolist():
-            rows, owners, *_ = self._shard(shard)
+        documents_by_kind: dict[MediumKind, int] = {}
+        required_kinds = set(self.processor.get("tokens", MEDIUM_KINDS)) if self.processor else set()
+        for shard in np.flatnonzero(self._shard_has_media).tolist():
+            rows, owners, *_ = self._get_summary(shard)
             documents = owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
-            fit = (lengths <= longest) & ~mask_removed(self._store.contents.removed, documents)
-            fit &= ~np.isin(documents, banned)
+            is_eligible = (lengths <= longest) & ~mask_removed(self._store.contents.removed, documents)
+            is_eligible &= ~np.isin(documents, banned)
             for number, kind in enumerate(MEDIUM_KINDS):
-                own = np.flatnonzero(fit & (rows.rows["kind"] == number))
-                if own.size and kind not in found:
-                    found[kind] = int(documents[own[lengths[own].argmin()]])
-            if wanted <= found.keys():
+                candidates = np.flatnonzero(is_eligible & (rows.rows["kind"] == number))
+                if candidates.size and kind not in documents_by_kind:
+                    documents_by_kind[kind] = int(documents[candidates[lengths[candidates].argmin()]])
+            if required_kinds <= documents_by_kind.keys():
                 break
-        return found
+        return documents_by_kind
 
     def folder_of(self, document: int) -> str | None:
         """Where paths of media begin that a document's source names; None where no report says."""
@@ -243,30 +232,30 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found: list[list[StoredMedium]] = [[] for _ in documents]
+        media: list[list[StoredMedium]] = [[] for _ in documents]
         if not self.any:  # bare prefixes and made-up documents have no shards listed
-            return found
+            return media
         shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
-            if self._listed[shard]:
-                self._add(found, shard, np.flatnonzero(shards == shard), documents)
-        return found
+            if self._shard_has_media[shard]:
+                self._add_shard_media(media, shard, np.flatnonzero(shards == shard), documents)
+        return media
 
-    def _add(
+    def _add_shard_media(
         self,
-        found: list[list[StoredMedium]],
+        media: list[list[StoredMedium]],
         shard: int,
-        at: NDArray[np.int64],
+        positions: NDArray[np.int64],
         documents: NDArray[np.int64],
     ) -> None:
         """Put the media of those documents that lie in a shard where they belong."""
-        rows, owners, *_ = self._shard(shard)
+        rows, owners, *_ = self._get_summary(shard)
         first, blobs = int(self._bounds[shard]), self._path(shard, ".blobs")
-        local = (documents[at] - first).astype(np.uint32)
-        begins = np.searchsorted(owners, local, side="left").tolist()
-        ends = np.searchsorted(owners, local, side="right").tolist()
-        for place, begin, end in zip(at.tolist(), begins, ends, strict=True):
-            found[place] = make_stored_media(rows, range(begin, end), first, blobs)
+        shard_documents = (documents[positions] - first).astype(np.uint32)
+        begins = np.searchsorted(owners, shard_documents, side="left").tolist()
+        ends = np.searchsorted(owners, shard_documents, side="right").tolist()
+        for position, begin, end in zip(positions.tolist(), begins, ends, strict=True):
+            media[position] = make_stored_media(rows, range(begin, end), first, blobs)
 
     def count_tokens(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens stand for the media of documents [N], int64 [N].
@@ -274,10 +263,10 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found = np.zeros(len(documents), np.int64)
-        for at, mapped, places in self._find_holding(documents):
-            found[at] = mapped.tokens[places]
-        return found
+        token_counts = np.zeros(len(documents), np.int64)
+        for positions, summary, indices in self._find_holding(documents):
+            token_counts[positions] = summary.tokens[indices]
+        return token_counts
 
     def list_kinds(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Which kinds of media documents [N] hold, one bit a kind in the order of ``MEDIUM_KINDS``, uint8 [N].
@@ -285,10 +274,10 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found = np.zeros(len(documents), np.uint8)
-        for at, mapped, places in self._find_holding(documents):
-            found[at] = mapped.kinds[places]
-        return found
+        kinds = np.zeros(len(documents), np.uint8)
+        for positions, summary, indices in self._find_holding(documents):
+            kinds[positions] = summary.kinds[indices]
+        return kinds
 
     def holding(self, shard: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """The documents of a shard that hold media, ascending, int64 [D], and their kinds, uint8 [D].
@@ -296,10 +285,10 @@ class StoreMedia:
         Raises:
             StoreError: its file of media is missing or damaged.
         """
-        if not self.any or not self._listed[shard]:
+        if not self.any or not self._shard_has_media[shard]:
             return np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        mapped = self._shard(shard)
-        return mapped.documents.astype(np.int64) + int(self._bounds[shard]), mapped.kinds
+        summary = self._get_summary(shard)
+        return summary.documents.astype(np.int64) + int(self._bounds[shard]), summary.kinds
 
     def _find_holding(
         self, documents: NDArray[np.int64]
@@ -309,25 +298,25 @@ class StoreMedia:
             return
         shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
-            if not self._listed[shard]:
+            if not self._shard_has_media[shard]:
                 continue
-            mapped, at = self._shard(shard), np.flatnonzero(shards == shard)
-            local = (documents[at] - int(self._bounds[shard])).astype(np.uint32)
-            places = np.searchsorted(mapped.documents, local)
-            there = places < len(mapped.documents)
-            there[there] = mapped.documents[places[there]] == local[there]
-            yield at[there], mapped, places[there]
+            summary, positions = self._get_summary(shard), np.flatnonzero(shards == shard)
+            shard_documents = (documents[positions] - int(self._bounds[shard])).astype(np.uint32)
+            indices = np.searchsorted(summary.documents, shard_documents)
+            is_present = indices < len(summary.documents)
+            is_present[is_present] = summary.documents[indices[is_present]] == shard_documents[is_present]
+            yield positions[is_present], summary, indices[is_present]
 
-    def _shard(self, shard: int) -> _ShardMediaSummary:
+    def _get_summary(self, shard: int) -> _ShardMediaSummary:
         """The media of a shard, mapped and summed when they are first asked for."""
-        found = self._mapped.get(shard)
-        if found is None:
-            found = self._mapped[shard] = _summarize_rows(self._store.reader.files.media(shard))
+        summary = self._mapped.get(shard)
+        if summary is None:
+            summary = self._mapped[shard] = _summarize_rows(self._store.reader.files.media(shard))
             if len(self._mapped) > _MAX_MAPPED:
                 self._mapped.popitem(last=False)
-        return found
+        return summary
 
-    def held(self, medium: StoredMedium) -> bytes:
+    def read_bytes(self, medium: StoredMedium) -> bytes:
         """The bytes of a medium that the store holds, as far as they are there.
 
         Raises:

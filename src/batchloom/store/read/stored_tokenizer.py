@@ -11,27 +11,23 @@ from batchloom.tokens import Tokenizer, restore_tokenizer
 _RESTORE_REMEDY = "restore it from where the store was made"
 
 
-def load_stored_tokenizer(
-    read: Callable[[str], bytes], place: str, entry: TokenizerEntry
-) -> Tokenizer:
+def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, entry: TokenizerEntry) -> Tokenizer:
     """The tokenizer of a store, which must be the one its manifest names.
 
     Args:
-        read: gives the content of a file of the store.
-        place: the store, for the words of errors.
+        read_file: gives the content of a file of the store.
+        store_path: the store, for the words of errors.
         entry: what the manifest says of it.
 
     Raises:
         StoreError: it cannot be read, or is another one.
         TokenizerError: what lies there is no state of a tokenizer, or is damaged.
     """
-    path = f"{place}/{TOKENIZER_NAME}"
+    path = f"{store_path}/{TOKENIZER_NAME}"
     try:
-        state = json.loads(read(TOKENIZER_NAME))
+        state = json.loads(read_file(TOKENIZER_NAME))
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}."
-        ) from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
     try:

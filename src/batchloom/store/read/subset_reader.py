@@ -211,9 +211,7 @@ class SubsetMasks:
         shards: as ``masked``.
     """
 
-    def __init__(
-        self, masked: frozenset[int], removed: Ids, load: Callable[[int], LossMask], limit: int
-    ) -> None:
+    def __init__(self, masked: frozenset[int], removed: Ids, load: Callable[[int], LossMask], limit: int) -> None:
         self.shards, self._removed, self._load, self.limit = masked, removed, load, limit
         self._masks: dict[int, LossMask] = {}
 
@@ -222,7 +220,7 @@ class SubsetMasks:
         """Whether some tokens are not trained."""
         return bool(self.shards) or bool(self._removed.size)
 
-    def of(self, shard: int) -> LossMask:
+    def get_mask(self, shard: int) -> LossMask:
         """Return the mask of a shard that has one."""
         mask = self._masks.get(shard)
         if mask is None:
@@ -231,9 +229,7 @@ class SubsetMasks:
             mask = self._masks[shard] = self._load(shard)
         return mask
 
-    def read(
-        self, documents: Ids, shards: Ids, begins: Ids, lengths: Ids
-    ) -> list[NDArray[np.bool_]]:
+    def read(self, documents: Ids, shards: Ids, begins: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return the masks of token ranges.
 
         Args:
@@ -243,15 +239,11 @@ class SubsetMasks:
             lengths: tokens of each range [N].
         """
         masks = [
-            self.of(shard).slice(begin, begin + length)
-            if shard in self.shards
-            else np.ones(length, bool)
-            for shard, begin, length in zip(
-                shards.tolist(), begins.tolist(), lengths.tolist(), strict=True
-            )
+            self.get_mask(shard).slice(begin, begin + length) if shard in self.shards else np.ones(length, bool)
+            for shard, begin, length in zip(shards.tolist(), begins.tolist(), lengths.tolist(), strict=True)
         ]
-        for at in removed_among(self._removed, documents):
-            masks[at] = np.zeros(masks[at].size, bool)
+        for index in removed_among(self._removed, documents):
+            masks[index] = np.zeros(masks[index].size, bool)
         return masks
 
 
@@ -267,29 +259,27 @@ def removed_among(removed: Ids, documents: Ids) -> list[int]:
     return np.flatnonzero(mask_removed(removed, documents)).tolist()
 
 
-def fill_removed(
-    ranges: list[NDArray[Any]], documents: Ids, removed: Ids, end_id: int
-) -> list[NDArray[Any]]:
+def fill_removed(ranges: list[NDArray[Any]], documents: Ids, removed: Ids, end_id: int) -> list[NDArray[Any]]:
     """Replace the token ranges of removed documents by end tokens, in place."""
-    for at in removed_among(removed, documents):
-        ranges[at] = np.full(ranges[at].size, end_id, ranges[at].dtype)
+    for index in removed_among(removed, documents):
+        ranges[index] = np.full(ranges[index].size, end_id, ranges[index].dtype)
     return ranges
 
 
 def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, store: object) -> None:
     """Raise StoreError if a token range ends behind its document."""
-    over = stops > lengths.take(documents)
-    if over.any():
-        at = int(over.argmax())
-        tokens = int(lengths.take(documents[at : at + 1])[0])
-        raise make_span_error(store, int(documents[at]), tokens, int(stops[at]))
+    is_beyond = stops > lengths.take(documents)
+    if is_beyond.any():
+        index = int(is_beyond.argmax())
+        tokens = int(lengths.take(documents[index : index + 1])[0])
+        raise make_span_error(store, int(documents[index]), tokens, int(stops[index]))
 
 
-def refuse_unlike_count(origins: ProvenanceTable, table: ShardTable, shard: int) -> None:
+def refuse_unlike_count(provenance: ProvenanceTable, table: ShardTable, shard: int) -> None:
     """Raise StoreError if a ``.docs`` has another number of documents than its shard."""
-    stem, documents = table.places[shard][:2]
-    if len(origins) != documents:
+    stem, documents = table.locations[shard][:2]
+    if len(provenance) != documents:
         raise StoreError(
-            f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
+            f"{stem}.docs has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
             "run batchloom check on it."
         )

@@ -83,9 +83,7 @@ class SyntheticFiles:
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
             compute_checksum(self._read(number, length).astype("<u4").data)
-            for number, length in zip(
-                numbers.tolist(), self._lengths.take(numbers).tolist(), strict=True
-            )
+            for number, length in zip(numbers.tolist(), self._lengths.take(numbers).tolist(), strict=True)
         ]
         halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
         hashes = np.array(halves, np.uint64).reshape(-1, 2)
@@ -94,20 +92,18 @@ class SyntheticFiles:
 
     def sides(self, shard: int) -> PairIndex:
         """Refuse: synthetic documents are no preferences."""
-        raise self._missing("pairs", shard)
+        raise self._make_missing_error("pairs", shard)
 
     def media(self, shard: int) -> MediaRows:
         """Refuse: synthetic documents hold no media."""
-        raise self._missing("media", shard)
+        raise self._make_missing_error("media", shard)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
         """Refuse: synthetic documents hold no media."""
-        raise self._missing("media", shard)
+        raise self._make_missing_error("media", shard)
 
-    def _missing(self, what: str, shard: int) -> StoreError:
-        return StoreError(
-            f"{self.spec.place} is synthetic data: it has no shard {shard} with {what}."
-        )
+    def _make_missing_error(self, content: str, shard: int) -> StoreError:
+        return StoreError(f"{self.spec.spec_string} is synthetic data: it has no shard {shard} with {content}.")
 
     def file(self, name: str) -> bytes:
         """Refuse: synthetic data has no files."""
@@ -119,7 +115,7 @@ class SyntheticFiles:
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
         """Refuse: the manifest of synthetic data lies nowhere."""
-        raise make_missing_store_error(Path(self.spec.place))
+        raise make_missing_store_error(Path(self.spec.spec_string))
 
 
 @final
@@ -170,7 +166,7 @@ class SyntheticReader:
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """The ids of spans of documents; arguments as of ``Store.read``."""
-        refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.place))
+        refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.spec_string))
         ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
         stops = np.cumsum(lengths).tolist()
         return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
@@ -211,7 +207,7 @@ def make_synthetic_manifest(
     """The manifest of all documents of a spec, which names their source as synthetic."""
     count = spec.documents
     entry = SourceEntry(
-        name=spec.place,
+        name=spec.spec_string,
         kind=SYNTHETIC,
         bytes=0,
         hash=fingerprint(spec.identity),
@@ -237,4 +233,4 @@ def make_synthetic_manifest(
 
 def is_synthetic(manifest: Manifest | None) -> bool:
     """Whether a manifest says that its documents, or some of them, were made up."""
-    return manifest is not None and any(one.kind == SYNTHETIC for one in manifest.sources)
+    return manifest is not None and any(source.kind == SYNTHETIC for source in manifest.sources)

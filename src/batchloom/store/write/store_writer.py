@@ -57,17 +57,17 @@ def write_file(path: Path, data: bytes) -> str:
     return write_chunks(path, [data])
 
 
-def write_chunks(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
     """Write a file as :func:`write_file` does, from pieces that need not be in memory together."""
-    aside, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()
+    partial_path, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()
     with wrap_write_errors(path):
-        with aside.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-                digest.update(piece)
+        with partial_path.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        partial_path.replace(path)
     return str(digest.hexdigest())
 
 
@@ -83,7 +83,7 @@ class AtomicFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path, self._aside = path, path.with_name(path.name + PARTIAL_SUFFIX)
+        self._path, self._partial_path = path, path.with_name(path.name + PARTIAL_SUFFIX)
         self._file: Any = None
         self._size = 0
 
@@ -92,7 +92,7 @@ class AtomicFile(io.RawIOBase):
             with contextlib.suppress(OSError):
                 self._file.close()
             with contextlib.suppress(OSError):
-                self._aside.unlink(missing_ok=True)
+                self._partial_path.unlink(missing_ok=True)
         self.close()
 
     def writable(self) -> bool:
@@ -124,7 +124,7 @@ class AtomicFile(io.RawIOBase):
         with wrap_write_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._aside.replace(self._path)
+            self._partial_path.replace(self._path)
             self._file.close()
         self._file = None
         sync_folder(self._path.absolute().parent)
@@ -137,14 +137,12 @@ class AtomicFile(io.RawIOBase):
 
     def _open(self) -> Any:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._aside.open("ab")
+        file = self._partial_path.open("ab")
         try:
             lock_exclusively(
                 file.fileno(),
-                self._aside,
-                busy=lambda: (
-                    f"Another run is writing {self._path}; wait for it, or choose another --out."
-                ),
+                self._partial_path,
+                busy=lambda: f"Another run is writing {self._path}; wait for it, or choose another --out.",
                 ended=f"Another run that wrote {self._path} has just ended; give the command again.",
             )
         except BaseException:
@@ -175,9 +173,9 @@ def write_pair_index(stem: Path, sides: PairIndex | None) -> str | None:
     return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
 
 
-def write_signatures(stem: Path, bands: MinHashSignatures | None) -> str | None:
+def write_signatures(stem: Path, signatures: MinHashSignatures | None) -> str | None:
     """Write a shard's ``.bands``; its checksum, None where nobody looks for documents that are alike."""
-    return None if bands is None else write_chunks(stem.with_suffix(".bands"), bands.pieces())
+    return None if signatures is None else write_chunks(stem.with_suffix(".bands"), signatures.iter_chunks())
 
 
 class MediaFiles(NamedTuple):
@@ -194,24 +192,24 @@ def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
     """Write a shard's ``.media``, and its ``.blobs`` with their checksums where media are held."""
     if media is None or not len(media.rows):
         return MediaFiles()
-    rows, stretches = media.packed()
+    rows, byte_ranges = media.pack()
     data = rows.to_bytes()
-    found = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
-    if media.blobs is None or not stretches:
-        return found
-    sums = BlockChecksums()
-    pieces = sums.iter_and_add(iter_blob_chunks(media.blobs, stretches))
-    blobs = write_chunks(stem.with_suffix(".blobs"), pieces)
-    return found._replace(
+    files = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
+    if media.blobs is None or not byte_ranges:
+        return files
+    checksums = BlockChecksums()
+    chunks = checksums.iter_and_add(iter_blob_chunks(media.blobs, byte_ranges))
+    blobs = write_chunks(stem.with_suffix(".blobs"), chunks)
+    return files._replace(
         blobs=blobs,
-        blobs_bytes=sum(end - begin for begin, end in stretches),
-        blobsums=write_checksum_file(stem.with_suffix(".blobsums"), sums),
+        blobs_bytes=sum(end - begin for begin, end in byte_ranges),
+        blobsums=write_checksum_file(stem.with_suffix(".blobsums"), checksums),
     )
 
 
-def write_checksum_file(path: Path, sums: BlockChecksums) -> str:
+def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
     """Write a ``.sums`` file; the checksum of its head."""
-    data, head = sums.to_bytes()
+    data, head = checksums.to_bytes()
     write_file(path, data)
     return head
 
@@ -226,12 +224,12 @@ class ShardWriter:
 
     def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
         self._stem, self._dtype = stem, dtype
-        self._aside = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
-        self._hash, self._sums = xxhash.xxh3_128(), BlockChecksums()
+        self._partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
+        self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
         self._tokens = 0
         self._mask: MaskBuilder | None = None
-        with wrap_write_errors(self._aside):
-            self._file = self._aside.open("wb")
+        with wrap_write_errors(self._partial_path):
+            self._file = self._partial_path.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
         """Add tokens at the end, and for each whether it is trained (None: every one).
@@ -239,10 +237,10 @@ class ShardWriter:
         Documents may arrive in any pieces.
         """
         data = np.ascontiguousarray(tokens, self._dtype)
-        with wrap_write_errors(self._aside):
+        with wrap_write_errors(self._partial_path):
             self._file.write(data.data)
         self._hash.update(data.data)
-        self._sums.append(data.data)
+        self._checksums.append(data.data)
         if trained is not None and self._mask is None:
             self._mask = MaskBuilder()
             self._mask.append(np.ones(self._tokens, bool))
@@ -253,35 +251,35 @@ class ShardWriter:
     def finish(
         self,
         lengths: NDArray[np.uint32],
-        origins: ProvenanceTable,
+        provenance: ProvenanceTable,
         sides: PairIndex | None = None,
-        bands: MinHashSignatures | None = None,
+        signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> ShardEntry:
         """Close the shard; it exists under its names only after this.
 
         Args:
             lengths: tokens of each document [D]; their sum is what was appended.
-            origins: origin and hash of each document [D].
+            provenance: origin and hash of each document [D].
             sides: pair and side of each document [D]; None where they are no preferences.
-            bands: by which later documents are found to be like them; None where nobody asks.
+            signatures: by which later documents are found to be like them; None where nobody asks.
             media: what the documents hold; None where they hold none.
         """
-        if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
+        if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(provenance):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
-        with wrap_write_errors(self._aside):
+        with wrap_write_errors(self._partial_path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
         idx = write_file(self._stem.with_suffix(".idx"), encode_index(lengths, self._dtype))
-        docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
+        docs = write_file(self._stem.with_suffix(".docs"), provenance.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
         pairs = write_pair_index(self._stem, sides)
-        alike = write_signatures(self._stem, bands)
+        signature_checksum = write_signatures(self._stem, signatures)
         files = write_media(self._stem, media)
-        sums = write_checksum_file(self._stem.with_suffix(".sums"), self._sums)
+        header_checksum = write_checksum_file(self._stem.with_suffix(".sums"), self._checksums)
         with wrap_write_errors(self._stem):
-            self._aside.replace(self._stem.with_suffix(".bin"))
+            self._partial_path.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
             name=self._stem.name,
             documents=len(lengths),
@@ -293,8 +291,8 @@ class ShardWriter:
             mask=mask,
             trained=self._mask.trained if mask and self._mask else None,
             pairs=pairs,
-            bands=alike,
-            sums=sums,
+            bands=signature_checksum,
+            sums=header_checksum,
             **files._asdict(),
         )
 
@@ -313,29 +311,29 @@ class LengthsWriter:
 
     def __init__(self, folder: Path, generation: int = 1) -> None:
         self._path = folder / format_generation_file_name(LENGTHS_NAME, generation)
-        self._beside = folder / format_generation_file_name(LENGTHS_CHECKSUMS_NAME, generation)
-        self._aside = self._path.with_name(self._path.name + PARTIAL_SUFFIX)
-        self._hash, self._sums = xxhash.xxh3_128(), BlockChecksums(COUNTED_ENTRY_BYTES)
-        with wrap_write_errors(self._aside):
-            self._file = self._aside.open("wb")
+        self._checksums_path = folder / format_generation_file_name(LENGTHS_CHECKSUMS_NAME, generation)
+        self._partial_path = self._path.with_name(self._path.name + PARTIAL_SUFFIX)
+        self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums(COUNTED_ENTRY_BYTES)
+        with wrap_write_errors(self._partial_path):
+            self._file = self._partial_path.open("wb")
 
     def append(self, lengths: NDArray[np.uint32]) -> None:
         """Add the lengths of the next documents, uint32 [D]."""
         data = np.ascontiguousarray(lengths, "<u4")
-        with wrap_write_errors(self._aside):
+        with wrap_write_errors(self._partial_path):
             self._file.write(data.data)
         self._hash.update(data.data)
-        self._sums.append(data.data)
+        self._checksums.append(data.data)
 
     def finish(self) -> tuple[str, str]:
         """Sync and rename the file; returns its checksum, and that of the head of its ``.sums``."""
-        sums = write_checksum_file(self._beside, self._sums)
+        header_checksum = write_checksum_file(self._checksums_path, self._checksums)
         with wrap_write_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            self._aside.replace(self._path)
-        return str(self._hash.hexdigest()), sums
+            self._partial_path.replace(self._path)
+        return str(self._hash.hexdigest()), header_checksum
 
     def abandon(self) -> None:
         """Close the file without giving it its name (after an error)."""

@@ -28,28 +28,27 @@ def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDA
         begins: of each stretch the number of its first part in the manifest's list of parts, and the
             byte of the source it begins at, in order.
     """
-    found = np.zeros(len(begins) + 1, np.int64)
-    found[-1] = len(store)
+    bounds = np.zeros(len(begins) + 1, np.int64)
+    bounds[-1] = len(store)
     parts = np.array([part for part, _ in begins], np.int64)
     offsets = np.array([offset for _, offset in begins], np.int64)
-    known = 0
+    next_range = 0
     for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
-        origins = map_provenance(stem.with_suffix(".docs"))
-        last = int(origins.parts[-1]), int(origins.offsets[-1])
+        provenance = map_provenance(stem.with_suffix(".docs"))
+        last = int(provenance.parts[-1]), int(provenance.offsets[-1])
         # Stretches that begin at or before the last document of the shard, and were not found yet.
-        stop = known + int(
+        stop = next_range + int(
             np.sum(
-                (parts[known:] < last[0])
-                | ((parts[known:] == last[0]) & (offsets[known:] <= last[1]))
+                (parts[next_range:] < last[0]) | ((parts[next_range:] == last[0]) & (offsets[next_range:] <= last[1]))
             )
         )
-        for number in range(known, stop):
-            a, b = np.searchsorted(origins.parts, [parts[number], parts[number] + 1])
-            inside = np.searchsorted(origins.offsets[a:b], np.uint64(offsets[number]))
-            found[number] = first + int(a) + int(inside)
-        known = stop
-    found[known:-1] = len(store)
-    return found
+        for number in range(next_range, stop):
+            a, b = np.searchsorted(provenance.parts, [parts[number], parts[number] + 1])
+            part_row = np.searchsorted(provenance.offsets[a:b], np.uint64(offsets[number]))
+            bounds[number] = first + int(a) + int(part_row)
+        next_range = stop
+    bounds[next_range:-1] = len(store)
+    return bounds
 
 
 def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
@@ -67,7 +66,7 @@ def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
 def _hash_document_order(store: Store) -> int:
     """Names the documents of a subset in their order; removing some leaves it as it is."""
     shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
-    return int(fingerprint([[one.documents, one.bin, one.idx] for one in shards])[:16], 16)
+    return int(fingerprint([[shard.documents, shard.bin, shard.idx] for shard in shards])[:16], 16)
 
 
 def read_range_bounds(store: Store) -> NDArray[np.int64]:
@@ -83,8 +82,8 @@ def read_range_bounds(store: Store) -> NDArray[np.int64]:
             f"{store.path} ({store.split}) has no stretches: the order of lanes repeats a stream, and is there for the "
             "train subset of a store that a stream kept (batchloom.stream(keep=...), then finish())."
         )
-    view, count, named = map_file_with_header(path, MAGIC)
-    if named != _hash_document_order(store):
+    view, count, order_hash = map_file_with_header(path, MAGIC)
+    if order_hash != _hash_document_order(store):
         raise PlanError(
             f"{path} is of another store than the one beside it, or documents were appended or moved since the stream "
             "ended: no order repeats it over these. Use order='pools', or the store that the stream kept."

@@ -32,8 +32,8 @@ def _split_segments(text: str) -> list[bytes]:
     return text.encode("utf-8", "surrogatepass").translate(_SEPARATOR_TABLE).split()
 
 
-def _split_words(piece: bytes) -> list[str]:
-    text = piece.decode("utf-8", "surrogatepass")
+def _split_words(segment: bytes) -> list[str]:
+    text = segment.decode("utf-8", "surrogatepass")
     if text.isascii():
         return [text.lower()]
     return _make_word_pattern().findall(normalize(text).lower())
@@ -63,14 +63,14 @@ def _make_word_pattern() -> re.Pattern[str]:
 class _WordHashCache(dict[bytes, tuple[int, ...]]):
     """Hashes of a piece's words; found when first asked for."""
 
-    def __missing__(self, piece: bytes) -> tuple[int, ...]:
-        words = [word.encode("utf-8", "surrogatepass") for word in _split_words(piece)]
-        found = tuple(map(xxhash.xxh3_64_intdigest, words))
-        if len(piece) <= _MAX_CACHED_LENGTH:
+    def __missing__(self, segment: bytes) -> tuple[int, ...]:
+        words = [word.encode("utf-8", "surrogatepass") for word in _split_words(segment)]
+        hashes = tuple(map(xxhash.xxh3_64_intdigest, words))
+        if len(segment) <= _MAX_CACHED_LENGTH:
             if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
-            self[piece] = found
-        return found
+            self[segment] = hashes
+        return hashes
 
 
 _WORD_HASHES = _WordHashCache()
@@ -78,9 +78,7 @@ _WORD_HASHES = _WordHashCache()
 
 def hash_words(text: str) -> U64:
     """A number for each of the :func:`split_normal_words` of a text."""
-    return np.fromiter(
-        chain.from_iterable(map(_WORD_HASHES.__getitem__, _split_segments(text))), np.uint64
-    )
+    return np.fromiter(chain.from_iterable(map(_WORD_HASHES.__getitem__, _split_segments(text))), np.uint64)
 
 
 @final
@@ -95,20 +93,20 @@ class NgramHashes:
         self._words = len(words)
         self._doubled = {1: words}
 
-    def places(self, n: int) -> WordPositions:
+    def list_positions(self, n: int) -> WordPositions:
         """Where n-grams begin."""
         return np.arange(max(0, self._words - n + 1))
 
-    def numbers(self, n: int, at: WordPositions) -> U64:
+    def compute_hashes(self, n: int, positions: WordPositions) -> U64:
         """The number of the n words from each place on."""
-        found, size = np.full(len(at), n * _SALT & _U64_MASK, np.uint64), 0
+        hashes, size = np.full(len(positions), n * _SALT & _U64_MASK, np.uint64), 0
         for bit in range(n.bit_length()):
             step = 1 << bit
             if n & step:
                 power = np.uint64(pow(_MULTIPLIER, step, 1 << 64))
-                found = found * power + self._power_of_two(step)[at + size]
+                hashes = hashes * power + self._power_of_two(step)[positions + size]
                 size += step
-        return found
+        return hashes
 
     def _power_of_two(self, size: int) -> U64:
         if size not in self._doubled:

@@ -46,8 +46,8 @@ class DecontaminationSettings:
 
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, {"words": (1, 64), "min_words": (1, 64)})
-        named = isinstance(self.sets, dict) and all(map(is_text, [*self.sets, *self.sets.values()]))
-        if not named or not 1 <= len(self.sets) <= MAX_SETS:
+        is_valid = isinstance(self.sets, dict) and all(map(is_text, [*self.sets, *self.sets.values()]))
+        if not is_valid or not 1 <= len(self.sets) <= MAX_SETS:
             problems.append(
                 f"sets: {quote_value(self.sets)} names no evaluation set; give a name and a file for each, "
                 "such as {gsm8k: evaluation/gsm8k.jsonl}, in a recipe file (--recipe)"
@@ -83,16 +83,16 @@ def make_step_with_index(overlap: OverlapIndex) -> CleanFunction:
 
 def _clean_text(overlap: OverlapIndex, text: str) -> str | DroppedText:
     """Piece by piece, each with the last words of those before it."""
-    most = overlap.lengths[-1] - 1
-    words, seen = np.zeros(0, np.uint64), 0
-    for piece in _iter_chunks(text):
-        carry = words[max(0, len(words) - most) :]
-        seen += len(words) - len(carry)
-        words = np.concatenate((carry, hash_words(piece)))
-        found = overlap.first(words)
-        if found:
-            at, n, entry = found
-            return _make_drop(overlap, entry, _read_words_at(text, seen + at, n))
+    carry_limit = overlap.lengths[-1] - 1
+    words, preceding_words = np.zeros(0, np.uint64), 0
+    for chunk in _iter_chunks(text):
+        carry = words[max(0, len(words) - carry_limit) :]
+        preceding_words += len(words) - len(carry)
+        words = np.concatenate((carry, hash_words(chunk)))
+        match = overlap.find_first(words)
+        if match:
+            position, n, entry = match
+            return _make_drop(overlap, entry, _read_words_at(text, preceding_words + position, n))
     return text
 
 
@@ -113,5 +113,5 @@ def _read_words_at(text: str, start: int, count: int) -> list[str]:
 
 def _make_drop(overlap: OverlapIndex, entry: int, words: list[str]) -> DroppedText:
     name = overlap.names[int(overlap.sets[entry])]
-    place = f"record {int(overlap.records[entry]) + 1:,} of {name}"
-    return DroppedText(OVERLAP_REASON.format(name), f"{place}: {' '.join(words)!r}")
+    record_label = f"record {int(overlap.records[entry]) + 1:,} of {name}"
+    return DroppedText(OVERLAP_REASON.format(name), f"{record_label}: {' '.join(words)!r}")

@@ -58,7 +58,7 @@ class OverlapIndex:
     bits: npt.NDArray[np.uint8]
     fingerprint: str
 
-    def first(self, words: U64) -> tuple[int, int, int] | None:
+    def find_first(self, words: U64) -> tuple[int, int, int] | None:
         """The first overlap, of those at one word the longest.
 
         Args:
@@ -68,28 +68,28 @@ class OverlapIndex:
             Its first word, its number of words and its entry here.
         """
         grams = NgramHashes(words)
-        at, best = self._begun(grams), None
-        if not len(at):
+        candidates, best = self._find_beginnings(grams), None
+        if not len(candidates):
             return None
         for n in reversed(self.lengths):
-            fit = at[at <= len(words) - n]
-            entries = _search_sorted(self.hashes, grams.numbers(n, fit))
+            positions = candidates[candidates <= len(words) - n]
+            entries = _search_sorted(self.hashes, grams.compute_hashes(n, positions))
             hits = np.flatnonzero(entries >= 0)
-            if len(hits) and (best is None or fit[hits[0]] < best[0]):
-                best = (int(fit[hits[0]]), n, int(entries[hits[0]]))
+            if len(hits) and (best is None or positions[hits[0]] < best[0]):
+                best = (int(positions[hits[0]]), n, int(entries[hits[0]]))
         return best
 
-    def _begun(self, grams: NgramHashes) -> WordPositions:
+    def _find_beginnings(self, grams: NgramHashes) -> WordPositions:
         """Where beginnings stand."""
-        numbers = grams.numbers(self.probe, grams.places(self.probe))
-        places = numbers >> np.uint64(64 - _read_log2(self.bits))
-        found = self.bits[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8)
-        at = np.flatnonzero(found & 1)
-        return at[_search_sorted(self.beginnings, numbers[at]) >= 0] if len(at) else at
+        numbers = grams.compute_hashes(self.probe, grams.list_positions(self.probe))
+        bit_positions = numbers >> np.uint64(64 - _read_log2(self.bits))
+        bit_values = self.bits[bit_positions >> np.uint64(3)] >> (bit_positions & np.uint64(7)).astype(np.uint8)
+        candidates = np.flatnonzero(bit_values & 1)
+        return candidates[_search_sorted(self.beginnings, numbers[candidates]) >= 0] if len(candidates) else candidates
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_chunks(self) -> Iterator[bytes]:
         """The bytes of its file."""
-        told = {
+        header = {
             "names": self.names,
             "probe": self.probe,
             "lengths": self.lengths,
@@ -98,7 +98,7 @@ class OverlapIndex:
             "bits": len(self.bits) * 8,
             "fingerprint": self.fingerprint,
         }
-        text = json.dumps(told).encode()
+        text = json.dumps(header).encode()
         yield struct.pack("<8sII48x", _MAGIC, _VERSION, len(text))
         yield _pad_bytes(text)
         for array, kind in zip(self._arrays(), _ARRAY_DTYPES, strict=True):
@@ -108,9 +108,7 @@ class OverlapIndex:
         return self.hashes, self.records, self.sets, self.beginnings, self.bits
 
 
-def build_index(
-    sets: Mapping[str, Iterable[Sequence[str]]], *, words: int = 13, min_words: int = 8
-) -> OverlapIndex:
+def build_index(sets: Mapping[str, Iterable[Sequence[str]]], *, words: int = 13, min_words: int = 8) -> OverlapIndex:
     """The index of evaluation sets.
 
     Of each record the n-grams of ``words`` words are taken across its fields, written one after
@@ -133,14 +131,13 @@ def build_index(
             for n, grams, at in _iter_record_ngrams(fields, words, min_words):
                 lengths.add(n)
                 owner = np.full(len(at), record, np.uint32), np.full(len(at), number, np.uint16)
-                pending.append((grams.numbers(n, at), *owner, grams.numbers(probe, at)))
+                pending.append((grams.compute_hashes(n, at), *owner, grams.compute_hashes(probe, at)))
                 empty = False
             if len(pending) > _MAX_PENDING:
                 pending = [_merge_entries(pending)]
         if empty:
             raise InputError(
-                f"The evaluation set {name!r} holds no text of {probe} words or more; "
-                "name the file of its records."
+                f"The evaluation set {name!r} holds no text of {probe} words or more; name the file of its records."
             )
     return _build_from_entries(tuple(sets), probe, tuple(sorted(lengths)), _merge_entries(pending))
 
@@ -148,14 +145,14 @@ def build_index(
 def _iter_record_ngrams(
     fields: Sequence[str], words: int, least: int
 ) -> Iterator[tuple[int, NgramHashes, WordPositions]]:
-    split = [hash_words(text) for text in fields]
-    joined = NgramHashes(np.concatenate([np.zeros(0, np.uint64), *split]))
-    whole = joined.places(words)
-    if len(whole):
-        yield words, joined, whole
-    for one in split:
-        if least <= len(one) < words:
-            yield len(one), NgramHashes(one), np.zeros(1, np.int64)
+    hashes_by_field = [hash_words(text) for text in fields]
+    record_grams = NgramHashes(np.concatenate([np.zeros(0, np.uint64), *hashes_by_field]))
+    positions = record_grams.list_positions(words)
+    if len(positions):
+        yield words, record_grams, positions
+    for field_hashes in hashes_by_field:
+        if least <= len(field_hashes) < words:
+            yield len(field_hashes), NgramHashes(field_hashes), np.zeros(1, np.int64)
 
 
 # Hashes, records, sets and the hashes of the beginnings.
@@ -164,18 +161,18 @@ _NgramEntries = tuple[U64, npt.NDArray[np.uint32], npt.NDArray[np.uint16], U64]
 
 def _merge_entries(parts: list[_NgramEntries]) -> _NgramEntries:
     """Sorted by hash, the first of equal ones."""
-    every = np.concatenate([part[0] for part in parts])
-    _, kept = np.unique(every, return_index=True)
+    hashes = np.concatenate([part[0] for part in parts])
+    _, first_indices = np.unique(hashes, return_index=True)
     records = np.concatenate([part[1] for part in parts])
     sets = np.concatenate([part[2] for part in parts])
     probes = np.concatenate([part[3] for part in parts])
-    return every[kept], records[kept], sets[kept], probes[kept]
+    return hashes[first_indices], records[first_indices], sets[first_indices], probes[first_indices]
 
 
 def _build_from_entries(
     names: tuple[str, ...], probe: int, lengths: tuple[int, ...], entries: _NgramEntries
 ) -> OverlapIndex:
-    every, records, sets, probes = entries
+    hashes, records, sets, probes = entries
     probes = np.unique(probes)
     log2 = max(10, (len(probes) * _BITS_PER_PREFIX - 1).bit_length())
     bits = np.zeros(1 << log2, np.bool_)
@@ -184,9 +181,7 @@ def _build_from_entries(
     digest = xxhash.xxh3_128(json.dumps([names, probe, lengths]).encode())
     for array, kind in zip(entries[:3], _ARRAY_DTYPES, strict=False):
         digest.update(np.ascontiguousarray(array, kind).tobytes())
-    return OverlapIndex(
-        names, probe, lengths, every, records, sets, probes, packed, digest.hexdigest()
-    )
+    return OverlapIndex(names, probe, lengths, hashes, records, sets, probes, packed, digest.hexdigest())
 
 
 def load_index(path: str) -> OverlapIndex:
@@ -200,33 +195,33 @@ def load_index(path: str) -> OverlapIndex:
             magic, version, size = struct.unpack("<8sII48x", file.read(_ALIGN))
             if (magic, version) != (_MAGIC, _VERSION):
                 raise InputError(f"{path} is no index of evaluation sets of version {_VERSION}.")
-            told = json.loads(file.read(size))
+            header = json.loads(file.read(size))
             file.seek(0, 2)
-            whole = file.tell()
-        at, arrays = _ALIGN + _round_up(size), []
-        counts = (told["hashes"],) * 3 + (told["beginnings"], told["bits"] // 8)
+            file_size = file.tell()
+        offset, arrays = _ALIGN + _round_up(size), []
+        counts = (header["hashes"],) * 3 + (header["beginnings"], header["bits"] // 8)
         for kind, count in zip(_ARRAY_DTYPES, counts, strict=True):
             bytes_ = count * np.dtype(kind).itemsize
-            if at + bytes_ > whole:
-                raise InputError(f"{path} is cut off at byte {whole:,}; make the index again.")
-            arrays.append(_map_array(path, kind, at, count))
-            at += _round_up(bytes_)
+            if offset + bytes_ > file_size:
+                raise InputError(f"{path} is cut off at byte {file_size:,}; make the index again.")
+            arrays.append(_map_array(path, kind, offset, count))
+            offset += _round_up(bytes_)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is no index of evaluation sets: {error}") from error
     except OSError as error:
         raise InputError(f"The index of evaluation sets cannot be read: {error}") from error
-    names, lengths = tuple(told["names"]), tuple(told["lengths"])
-    every, records, sets, beginnings, bits = arrays
-    probe, fingerprint = told["probe"], told["fingerprint"]
-    return OverlapIndex(names, probe, lengths, every, records, sets, beginnings, bits, fingerprint)
+    names, lengths = tuple(header["names"]), tuple(header["lengths"])
+    hashes, records, sets, beginnings, bits = arrays
+    probe, fingerprint = header["probe"], header["fingerprint"]
+    return OverlapIndex(names, probe, lengths, hashes, records, sets, beginnings, bits, fingerprint)
 
 
-def _map_array(path: str, kind: str, at: int, count: int) -> npt.NDArray[Any]:
+def _map_array(path: str, kind: str, offset: int, count: int) -> npt.NDArray[Any]:
     if not count:
         return np.zeros(0, kind)
-    return np.asarray(np.memmap(path, kind, "r", at, (count,)))
+    return np.asarray(np.memmap(path, kind, "r", offset, (count,)))
 
 
 def _search_sorted(ordered: U64, numbers: U64) -> WordPositions:

@@ -29,9 +29,7 @@ _LINE_START_PATTERN = re.compile(
     r"|(?:share|post) (?:this )?(?:on|via|to|with) (?:facebook|twitter|x|linkedin|pinterest|whatsapp|reddit|email)\b"
     r"|follow us on\b"
 )
-_LINE_END_PATTERN = re.compile(
-    r"(?:Read|READ) (?:more|More|MORE)|(?:Continue|CONTINUE) (?:reading|Reading|READING)"
-)
+_LINE_END_PATTERN = re.compile(r"(?:Read|READ) (?:more|More|MORE)|(?:Continue|CONTINUE) (?:reading|Reading|READING)")
 _LINE_INNER_PATTERN = re.compile(r"\bitems? in (?:your )?cart\b")
 _SHORT_LINE_WORDS = 10
 _COUNTER_REGEX = (
@@ -125,39 +123,39 @@ class BoilerplateSettings:
 def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
     """The step as a function."""
     kinds, most = frozenset(settings.kinds), settings.most_words
-    wholes = frozenset(line.strip().lower() for line in settings.lines) - {""}
+    full_lines = frozenset(line.strip().lower() for line in settings.lines) - {""}
     if "navigation" in kinds:
-        wholes |= _NAVIGATION_LINES
+        full_lines |= _NAVIGATION_LINES
     parts = _list_required_substrings(kinds)
     begins = bool(kinds & {"navigation", "counters"})
 
     def is_boilerplate(line: str) -> bool:
-        return _is_boilerplate(line, wholes, kinds, most)
+        return _is_boilerplate(line, full_lines, kinds, most)
 
     def clean(text: str) -> str:
         lowered = text.lower()
         beginnings = _BEGINNING.finditer(f"\n{lowered}") if begins else ()
-        places = {found.start() for found in beginnings}
+        positions = {match.start() for match in beginnings}
         for part in parts:
             at = lowered.find(part)
             while at >= 0:
-                places.add(at)
+                positions.add(at)
                 at = lowered.find(part, at + len(part))
-        numbers = _find_line_numbers(lowered, places) if places else set[int]()
+        numbers = _find_line_numbers(lowered, positions) if positions else set[int]()
         lines = lowered.split("\n")
-        if not wholes.isdisjoint(map(str.strip, lines)):
-            numbers |= {number for number, line in enumerate(lines) if line.strip() in wholes}
+        if not full_lines.isdisjoint(map(str.strip, lines)):
+            numbers |= {number for number, line in enumerate(lines) if line.strip() in full_lines}
         return _remove_boilerplate_lines(text, numbers, is_boilerplate) if numbers else text
 
     return clean
 
 
-def _find_line_numbers(text: str, places: set[int]) -> set[int]:
+def _find_line_numbers(text: str, positions: set[int]) -> set[int]:
     """The lines, counted from 0, in which these places are."""
     numbers, number, last = set(), 0, 0
-    for place in sorted(places):
-        number += text.count("\n", last, place)
-        last = place
+    for position in sorted(positions):
+        number += text.count("\n", last, position)
+        last = position
         numbers.add(number)
     return numbers
 
@@ -165,10 +163,10 @@ def _find_line_numbers(text: str, places: set[int]) -> set[int]:
 def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
     """The text without those of these lines that are boilerplate."""
     lines = text.split("\n")
-    gone = {number for number in numbers if judge(lines[number])}
-    if not gone:
+    removed_numbers = {number for number in numbers if judge(lines[number])}
+    if not removed_numbers:
         return text
-    return "\n".join([line for number, line in enumerate(lines) if number not in gone])
+    return "\n".join([line for number, line in enumerate(lines) if number not in removed_numbers])
 
 
 def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:
@@ -183,11 +181,11 @@ def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:
     return parts
 
 
-def _is_boilerplate(line: str, wholes: frozenset[str], kinds: frozenset[str], most: int) -> bool:
+def _is_boilerplate(line: str, full_lines: frozenset[str], kinds: frozenset[str], most: int) -> bool:
     lowered = line.strip().lower()
     if not lowered:
         return False
-    if lowered in wholes:
+    if lowered in full_lines:
         return True
     words = len(lowered.split(maxsplit=max(most, _SHORT_LINE_WORDS)))
     if words <= _SHORT_LINE_WORDS and _is_button(line, lowered, kinds):
@@ -196,11 +194,7 @@ def _is_boilerplate(line: str, wholes: frozenset[str], kinds: frozenset[str], mo
         return False
     if "policies" in kinds and any(part in lowered for part in _POLICY_PHRASES):
         return True
-    return (
-        "javascript" in kinds
-        and "javascript" in lowered
-        and bool(_JAVASCRIPT_PATTERN.search(lowered))
-    )
+    return "javascript" in kinds and "javascript" in lowered and bool(_JAVASCRIPT_PATTERN.search(lowered))
 
 
 def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
@@ -213,8 +207,5 @@ def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
     return bool(
         _LINE_START_PATTERN.match(lowered, start)
         or _LINE_INNER_PATTERN.search(lowered)
-        or any(
-            not _WORD_CHARACTER.search(line, last.end())
-            for last in _LINE_END_PATTERN.finditer(line)
-        )
+        or any(not _WORD_CHARACTER.search(line, last.end()) for last in _LINE_END_PATTERN.finditer(line))
     )

@@ -72,14 +72,12 @@ class C4:
     bad_words: str | None = None
 
     def __post_init__(self) -> None:
-        wholes = ("max_word_length", "min_words", "min_sentences", "min_paragraphs")
+        counts = ("max_word_length", "min_words", "min_sentences", "min_paragraphs")
         switches = (
             *("remove_citations", "terminal_punctuation", "lorem_ipsum", "javascript"),
             *("curly_bracket", "policy"),
         )
-        problems = find_limit_problems(
-            self, whole=wholes, size=("long_paragraph",), switch=switches
-        )
+        problems = find_limit_problems(self, count=counts, size=("long_paragraph",), switch=switches)
         if self.bad_words is not None and not is_text(self.bad_words):
             problems.append(f"bad_words: {quote_value(self.bad_words)} is not the path of a list")
         raise_problems(problems)
@@ -93,9 +91,7 @@ def make_c4_step(settings: C4) -> CleanFunction:
     """
     if settings.bad_words is None:
         return functools.partial(_clean_text, settings, _find_nothing)
-    return functools.partial(
-        _clean_text, settings, _make_bad_word_finder(read_bad_words(settings.bad_words))
-    )
+    return functools.partial(_clean_text, settings, _make_bad_word_finder(read_bad_words(settings.bad_words)))
 
 
 def read_bad_words(path: str) -> tuple[str, ...]:
@@ -108,19 +104,19 @@ def read_bad_words(path: str) -> tuple[str, ...]:
         raise InputMissingError(f"bad_words: {path} does not exist{suggest_path(path)}") from error
     except OSError as error:
         raise InputError(f"bad_words: {path} cannot be read: {describe_os_error(error)}") from error
-    found = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
-    if not found:
+    words = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
+    if not words:
         raise InputError(f"bad_words: {path} holds no word; give one a line")
-    return found
+    return words
 
 
-def _make_bad_word_finder(found: tuple[str, ...]) -> Callable[[str], str | None]:
+def _make_bad_word_finder(words: tuple[str, ...]) -> Callable[[str], str | None]:
     """What gives the first bad word of a text in lower case.
 
     At each place the longest is tried first, which changes no verdict.
     """
-    every = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
-    search = re.compile(rf"(?:\W|^)({every})(?:\W|$)").search
+    alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    search = re.compile(rf"(?:\W|^)({alternatives})(?:\W|$)").search
 
     def find(text: str) -> str | None:
         match = search(text)
@@ -133,50 +129,46 @@ def _find_nothing(text: str) -> None:  # noqa: ARG001  the seam of a finder
     return None
 
 
-def _clean_text(
-    settings: C4, bad_word: Callable[[str], str | None], text: str
-) -> str | DroppedText:
-    kept = _filter_lines(settings, text)
-    if isinstance(kept, DroppedText):
-        return kept
+def _clean_text(settings: C4, bad_word: Callable[[str], str | None], text: str) -> str | DroppedText:
+    lines = _filter_lines(settings, text)
+    if isinstance(lines, DroppedText):
+        return lines
     if settings.min_sentences is not None:
         count = 0
-        for line in kept:
+        for line in lines:
             count += count_sentences(line, settings.min_sentences - count)
             if count >= settings.min_sentences:
                 break
         if count < settings.min_sentences:
-            asked = f"at least {settings.min_sentences:,}"
-            return DroppedText(FEW_SENTENCES, f"{count:,} in {len(kept):,} lines, {asked}")
-    left = "\n".join(kept).strip()
+            requirement = f"at least {settings.min_sentences:,}"
+            return DroppedText(FEW_SENTENCES, f"{count:,} in {len(lines):,} lines, {requirement}")
+    filtered_text = "\n".join(lines).strip()
     # The same object, where nothing changed.
-    text = text if left == text else left
+    text = text if filtered_text == text else filtered_text
     if settings.min_paragraphs:
         long = sum(len(line) >= settings.long_paragraph for line in text.split("\n"))
         if long < settings.min_paragraphs:
-            asked = f"at least {settings.min_paragraphs:,}"
-            return DroppedText(
-                FEW_PARAGRAPHS, f"{long:,} of {settings.long_paragraph:,} characters, {asked}"
-            )
+            requirement = f"at least {settings.min_paragraphs:,}"
+            return DroppedText(FEW_PARAGRAPHS, f"{long:,} of {settings.long_paragraph:,} characters, {requirement}")
     word = bad_word(text.lower())
     return text if word is None else DroppedText(BAD_WORD, repr(word))
 
 
 def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
     """The lines that stay, or why the document does not."""
-    kept: list[str] = []
-    spoken = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
-    speaks = any(map(spoken.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *_POLICY_PHRASES)))
+    lines: list[str] = []
+    lowered = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
+    has_phrase = any(map(lowered.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *_POLICY_PHRASES)))
     for raw in text.splitlines():
         line = _normalize_line(settings, raw.strip())
         if line is None:
             continue
-        verdict = _check_line(settings, line) if speaks or "{" in line else None
+        verdict = _check_line(settings, line) if has_phrase or "{" in line else None
         if isinstance(verdict, DroppedText):
             return verdict
         if verdict is None:
-            kept.append(line)
-    return kept
+            lines.append(line)
+    return lines
 
 
 def _normalize_line(settings: C4, line: str) -> str | None:
@@ -185,9 +177,7 @@ def _normalize_line(settings: C4, line: str) -> str | None:
     if most is not None and len(line) > most and max(map(len, line.split()), default=0) > most:
         return None
     cited = _CITATION.sub("", line) if settings.remove_citations and "[" in line else line
-    if settings.terminal_punctuation and (
-        not cited.endswith(_TERMINAL_PUNCTUATION) or cited.endswith("...")
-    ):
+    if settings.terminal_punctuation and (not cited.endswith(_TERMINAL_PUNCTUATION) or cited.endswith("...")):
         return None
     return None if least and len(line.split(None, least - 1)) < least else cited
 
@@ -201,11 +191,9 @@ def _check_line(settings: C4, line: str) -> DroppedText | str | None:
         return _JAVASCRIPT_WORD
     if settings.curly_bracket and "{" in line:
         return DroppedText(CURLY_BRACKET, _make_snippet(line, "{"))
-    return next(
-        (policy for policy in _POLICY_PHRASES if settings.policy and policy in lowered), None
-    )
+    return next((policy for policy in _POLICY_PHRASES if settings.policy and policy in lowered), None)
 
 
-def _make_snippet(line: str, what: str) -> str:
-    at = line.index(what)
-    return repr(line[max(0, at - 20) : at + len(what) + 20])
+def _make_snippet(line: str, phrase: str) -> str:
+    at = line.index(phrase)
+    return repr(line[max(0, at - 20) : at + len(phrase) + 20])

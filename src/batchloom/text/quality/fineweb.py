@@ -72,13 +72,13 @@ def _check_line_ends(settings: FineWeb, lines: list[str]) -> DroppedText | None:
         ended = sum(line[-1] in marks for line in lines)
         spared = settings.spare_unended and not ended
         if ended / len(lines) < settings.min_ended_lines and not spared:
-            asked = f"at least {settings.min_ended_lines:.0%}"
-            return DroppedText(FEW_ENDS, f"{ended:,} of {len(lines):,} lines, {asked}")
+            requirement = f"at least {settings.min_ended_lines:.0%}"
+            return DroppedText(FEW_ENDS, f"{ended:,} of {len(lines):,} lines, {requirement}")
     if settings.max_short_lines is not None:
         short = sum(len(line) <= settings.short_line for line in lines)
         if short / len(lines) > settings.max_short_lines:
-            asked = f"at most {settings.max_short_lines:.0%}"
-            return DroppedText(SHORT_LINES, f"{short:,} of {len(lines):,} lines, {asked}")
+            requirement = f"at most {settings.max_short_lines:.0%}"
+            return DroppedText(SHORT_LINES, f"{short:,} of {len(lines):,} lines, {requirement}")
     return None
 
 
@@ -88,14 +88,14 @@ def _check_repeated_lines(settings: FineWeb, lines: list[str], text: str) -> Dro
         _, characters = count_duplicates(lines)
         size = len(text) - newlines
         if characters / size > settings.max_duplicate_characters:
-            asked = f"at most {settings.max_duplicate_characters:.0%}"
+            requirement = f"at most {settings.max_duplicate_characters:.0%}"
             share = f"{characters / size:.1%} of {size:,} characters"
-            return DroppedText(DUPLICATES, f"{share}, {asked}")
+            return DroppedText(DUPLICATES, f"{share}, {requirement}")
     if settings.max_newlines is not None and newlines:
         count = len(compute_word_statistics(text))
         if newlines / count > settings.max_newlines:
-            asked = f"at most {settings.max_newlines:g} a word"
-            return DroppedText(NEWLINES, f"{newlines:,} to {count:,} words, {asked}")
+            requirement = f"at most {settings.max_newlines:g} a word"
+            return DroppedText(NEWLINES, f"{newlines:,} to {count:,} words, {requirement}")
     return None
 
 

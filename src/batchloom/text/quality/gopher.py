@@ -61,7 +61,7 @@ class Gopher:
         raise_problems(
             find_limit_problems(
                 self,
-                whole=("min_words", "max_words", "min_stop_words"),
+                count=("min_words", "max_words", "min_stop_words"),
                 number=("min_word_length", "max_word_length", "max_symbols"),
                 share=("max_bullet_lines", "max_ellipsis_lines", "min_letter_words"),
                 words=("stop_words",),
@@ -75,17 +75,12 @@ def make_gopher_step(settings: Gopher) -> CleanFunction:
 
 
 def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
-    return (
-        _check_words(settings, text)
-        or _check_symbols(settings, text)
-        or _check_word_kinds(settings, text)
-        or text
-    )
+    return _check_words(settings, text) or _check_symbols(settings, text) or _check_word_kinds(settings, text) or text
 
 
 def _check_words(settings: Gopher, text: str) -> DroppedText | None:
-    found = compute_word_statistics(text)
-    plain = ~found.symbols
+    statistics = compute_word_statistics(text)
+    plain = ~statistics.symbols
     count = int(np.count_nonzero(plain))
     if settings.min_words is not None and count < settings.min_words:
         return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
@@ -93,7 +88,7 @@ def _check_words(settings: Gopher, text: str) -> DroppedText | None:
         return DroppedText(MANY_WORDS, f"{count:,} words, at most {settings.max_words:,}")
     if not count:
         return None
-    mean = int(found.lengths[plain].sum()) / count
+    mean = int(statistics.lengths[plain].sum()) / count
     if settings.min_word_length is not None and mean < settings.min_word_length:
         detail = f"{mean:.2f} characters a word, at least {settings.min_word_length:g}"
         return DroppedText(SHORT_WORDS, detail)
@@ -110,9 +105,7 @@ def _check_symbols(settings: Gopher, text: str) -> DroppedText | None:
         if hashes / count > most:
             return DroppedText(HASHES, f"{hashes:,} to {count:,} words, at most {most:g} a word")
         if ellipses / count > most:
-            return DroppedText(
-                ELLIPSES, f"{ellipses:,} to {count:,} words, at most {most:g} a word"
-            )
+            return DroppedText(ELLIPSES, f"{ellipses:,} to {count:,} words, at most {most:g} a word")
     return _check_lines(settings, text.splitlines())
 
 
@@ -120,35 +113,31 @@ def _check_lines(settings: Gopher, lines: list[str]) -> DroppedText | None:
     if settings.max_bullet_lines is not None and lines:
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         if bullets / len(lines) > settings.max_bullet_lines:
-            return DroppedText(
-                BULLETS, _format_line_share(bullets, len(lines), settings.max_bullet_lines)
-            )
+            return DroppedText(BULLETS, _format_line_share(bullets, len(lines), settings.max_bullet_lines))
     if settings.max_ellipsis_lines is not None and lines:
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if ends / len(lines) > settings.max_ellipsis_lines:
-            return DroppedText(
-                ELLIPSIS_LINES, _format_line_share(ends, len(lines), settings.max_ellipsis_lines)
-            )
+            return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), settings.max_ellipsis_lines))
     return None
 
 
-def _format_line_share(count: int, every: int, most: float) -> str:
-    return f"{count:,} of {every:,} lines, at most {most:.0%}"
+def _format_line_share(count: int, total: int, most: float) -> str:
+    return f"{count:,} of {total:,} lines, at most {most:.0%}"
 
 
 def _check_word_kinds(settings: Gopher, text: str) -> DroppedText | None:
-    found = compute_word_statistics(text)
-    if settings.min_letter_words is not None and len(found):
-        count = int(np.count_nonzero(found.letters))
-        if count / len(found) < settings.min_letter_words:
-            asked = f"at least {settings.min_letter_words:.0%}"
-            return DroppedText(FEW_LETTERS, f"{count:,} of {len(found):,} words, {asked}")
+    statistics = compute_word_statistics(text)
+    if settings.min_letter_words is not None and len(statistics):
+        count = int(np.count_nonzero(statistics.letters))
+        if count / len(statistics) < settings.min_letter_words:
+            requirement = f"at least {settings.min_letter_words:.0%}"
+            return DroppedText(FEW_LETTERS, f"{count:,} of {len(statistics):,} words, {requirement}")
     if settings.min_stop_words is not None:
         stops = _hash_stop_words(settings.stop_words)
-        count = sum(bool((found.hashes == stop).any()) for stop in stops)
+        count = sum(bool((statistics.hashes == stop).any()) for stop in stops)
         if count < settings.min_stop_words:
-            asked = f"at least {settings.min_stop_words} of {', '.join(settings.stop_words)}"
-            return DroppedText(FEW_STOP_WORDS, f"{count} stop words, {asked}")
+            requirement = f"at least {settings.min_stop_words} of {', '.join(settings.stop_words)}"
+            return DroppedText(FEW_STOP_WORDS, f"{count} stop words, {requirement}")
     return None
 
 

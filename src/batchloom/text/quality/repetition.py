@@ -98,13 +98,13 @@ def _clean_text(settings: Repetition, text: str) -> str | DroppedText:
 
 
 def _check_duplicate_parts(settings: Repetition, text: str) -> DroppedText | None:
-    of_paragraphs = _check_repeats(
+    paragraph_drop = _check_repeats(
         split_paragraphs(text),
         len(text),
         (settings.max_duplicate_paragraphs, settings.max_duplicate_paragraph_characters),
         (DUPLICATE_PARAGRAPHS, PARAGRAPH_CHARACTERS),
     )
-    return of_paragraphs or _check_repeats(
+    return paragraph_drop or _check_repeats(
         split_lines(text),
         len(text),
         (settings.max_duplicate_lines, settings.max_duplicate_line_characters),
@@ -134,8 +134,8 @@ def split_paragraphs(text: str) -> list[str]:
 
 def split_lines(text: str) -> list[str]:
     """What ``re.split`` gives at runs of newlines: an empty line at each end that is a newline."""
-    found = list(filter(None, text.split("\n")))
-    return [""] * text.startswith("\n") + found + [""] * text.endswith("\n")
+    lines = list(filter(None, text.split("\n")))
+    return [""] * text.startswith("\n") + lines + [""] * text.endswith("\n")
 
 
 def _format_share(characters: int, size: int, most: float) -> str:
@@ -152,33 +152,27 @@ def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _check_ngrams(settings: Repetition, text: str) -> DroppedText | None:
-    found, size = compute_word_statistics(text), len(text)
-    ends: WordEnds = np.zeros(len(found) + 1, np.int64)
-    np.cumsum(found.lengths, out=ends[1:])
+    statistics, size = compute_word_statistics(text), len(text)
+    ends: WordEnds = np.zeros(len(statistics) + 1, np.int64)
+    np.cumsum(statistics.lengths, out=ends[1:])
     tops = {int(n): most for n, most in settings.top_ngrams}
-    hashes = _iter_ngram_hashes(found.hashes * SPACE_POWER + SPACE_HASH, found.powers * SPACE_POWER)
+    hashes = _iter_ngram_hashes(statistics.hashes * SPACE_POWER + SPACE_HASH, statistics.powers * SPACE_POWER)
     for n, grams in _select_ngram_sizes(hashes, tops):
         top = _find_top_ngram(ends, grams, n, tops[n] * size * _MARGIN)
         if top and top[0] * top[2] / size > tops[n]:
             times, first, length = top
-            what = " ".join(islice(iter_words(text), first, first + n))
-            detail = (
-                f"{what[:80]!r} {times:,} times, {_format_share(times * length, size, tops[n])}"
-            )
+            ngram = " ".join(islice(iter_words(text), first, first + n))
+            detail = f"{ngram[:80]!r} {times:,} times, {_format_share(times * length, size, tops[n])}"
             return DroppedText(TOP_NGRAM.format(n), detail)
     limits = {int(n): most for n, most in settings.duplicate_ngrams}
-    for n, grams in _select_ngram_sizes(_iter_ngram_hashes(found.hashes, found.powers), limits):
+    for n, grams in _select_ngram_sizes(_iter_ngram_hashes(statistics.hashes, statistics.powers), limits):
         characters = _count_repeated_characters(ends, grams, n)
         if characters / size > limits[n]:
-            return DroppedText(
-                DUPLICATE_NGRAMS.format(n), _format_share(characters, size, limits[n])
-            )
+            return DroppedText(DUPLICATE_NGRAMS.format(n), _format_share(characters, size, limits[n]))
     return None
 
 
-def _select_ngram_sizes(
-    hashes: Iterator[tuple[int, U64]], limits: dict[int, float]
-) -> Iterator[tuple[int, U64]]:
+def _select_ngram_sizes(hashes: Iterator[tuple[int, U64]], limits: dict[int, float]) -> Iterator[tuple[int, U64]]:
     most = max(limits, default=0)
     for n, grams in islice(hashes, most):
         if n in limits and len(grams):
@@ -223,25 +217,25 @@ def _count_repeated_characters(ends: WordEnds, grams: U64, n: int) -> int:
     passed over, and n-grams that begin in them are not remembered.
     """
     ordered = np.sort(grams)
-    again = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(again):
+    repeated_hashes = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated_hashes):
         return 0
-    again = again[np.concatenate(([True], again[1:] != again[:-1]))]
-    kind = np.minimum(np.searchsorted(again, grams), len(again) - 1)
-    at = np.flatnonzero(again[kind] == grams)
-    counted = _rank_first_occurrences(at.tolist(), kind[at].tolist(), n)
-    return int((ends[counted + n] - ends[counted]).sum())
+    repeated_hashes = repeated_hashes[np.concatenate(([True], repeated_hashes[1:] != repeated_hashes[:-1]))]
+    kind = np.minimum(np.searchsorted(repeated_hashes, grams), len(repeated_hashes) - 1)
+    starts = np.flatnonzero(repeated_hashes[kind] == grams)
+    counted_starts = _rank_first_occurrences(starts.tolist(), kind[starts].tolist(), n)
+    return int((ends[counted_starts + n] - ends[counted_starts]).sum())
 
 
-def _rank_first_occurrences(at: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
-    seen: set[int] = set()
-    counted, free = [], 0
-    for place, kind in zip(at, kinds, strict=True):
-        if place < free:
+def _rank_first_occurrences(starts: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
+    seen_kinds: set[int] = set()
+    counted_starts, free = [], 0
+    for start, kind in zip(starts, kinds, strict=True):
+        if start < free:
             continue
-        if kind in seen:
-            counted.append(place)
-            free = place + n
+        if kind in seen_kinds:
+            counted_starts.append(start)
+            free = start + n
         else:
-            seen.add(kind)
-    return np.array(counted, np.int64)
+            seen_kinds.add(kind)
+    return np.array(counted_starts, np.int64)

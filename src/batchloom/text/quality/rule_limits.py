@@ -9,7 +9,7 @@ from batchloom.core.settings import as_int, is_text, quote_value
 def find_limit_problems(
     settings: object,
     *,
-    whole: Sequence[str] = (),
+    count: Sequence[str] = (),
     size: Sequence[str] = (),
     number: Sequence[str] = (),
     share: Sequence[str] = (),
@@ -20,7 +20,7 @@ def find_limit_problems(
 
     Args:
         settings: a settings dataclass.
-        whole: fields that count.
+        count: fields that count.
         size: fields that count and cannot be off.
         number: fields that are a number from 0 on.
         share: fields that are a number from 0 to 1.
@@ -28,7 +28,7 @@ def find_limit_problems(
         switch: fields that are on or off.
     """
     kinds = (
-        (whole, _is_count, "not a whole number from 0 on"),
+        (count, _is_count, "not a whole number from 0 on"),
         (size, _is_size, "not a whole number from 0 on"),
         (number, _is_number, "not a finite number from 0 on"),
         (share, _is_share, "not a number from 0 to 1"),
@@ -36,10 +36,10 @@ def find_limit_problems(
         (switch, lambda value: isinstance(value, bool), "neither True nor False"),
     )
     return [
-        f"{name}: {quote_value(getattr(settings, name))} is {what}"
-        for names, fits, what in kinds
+        f"{name}: {quote_value(getattr(settings, name))} is {problem}"
+        for names, is_valid, problem in kinds
         for name in names
-        if not fits(getattr(settings, name))
+        if not is_valid(getattr(settings, name))
     ]
 
 
@@ -47,9 +47,7 @@ def find_pair_problems(name: str, pairs: object) -> list[str]:
     """The problems of limits by length of n-gram: ``((2, 0.2), (3, 0.18))``."""
     if isinstance(pairs, tuple) and all(map(_is_pair, pairs)):
         return []
-    return [
-        f"{name}: {quote_value(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"
-    ]
+    return [f"{name}: {quote_value(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"]
 
 
 def _is_pair(pair: object) -> bool:

@@ -101,7 +101,7 @@ class _WordTable:
     """Words by number, and the numbers of pieces' words; only speed depends on what it holds."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, tuple[int, ...]] = {}
+        self._numbers_by_segment: dict[str, tuple[int, ...]] = {}
         self._words: dict[str, int] = {}
         self._lengths, self._hashes, self._powers = array("q"), array("Q"), array("Q")
         self._flags = array("B")
@@ -110,12 +110,12 @@ class _WordTable:
 
     def rows(self, text: str) -> tuple[npt.NDArray[Any], ...]:
         """Lengths, hashes, powers and flags of the words of a text."""
-        known, pieces = self._pieces, text.split()
+        numbers_by_segment, segments = self._numbers_by_segment, text.split()
         try:
-            found = [known[piece] for piece in pieces]
+            segment_numbers = [numbers_by_segment[segment] for segment in segments]
         except KeyError:
-            found = [known.get(piece) or self._learn(piece) for piece in pieces]
-        numbers = np.fromiter(chain.from_iterable(found), np.int64)
+            segment_numbers = [numbers_by_segment.get(segment) or self._add_segment(segment) for segment in segments]
+        numbers = np.fromiter(chain.from_iterable(segment_numbers), np.int64)
         return (
             np.frombuffer(self._lengths, np.int64)[numbers],
             np.frombuffer(self._hashes, np.uint64)[numbers],
@@ -123,14 +123,14 @@ class _WordTable:
             np.frombuffer(self._flags, np.uint8)[numbers],
         )
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether it is to be begun anew."""
-        return len(self._pieces) > _MAX_CACHED_SEGMENTS or len(self._words) > _MAX_CACHED_WORDS
+        return len(self._numbers_by_segment) > _MAX_CACHED_SEGMENTS or len(self._words) > _MAX_CACHED_WORDS
 
-    def _learn(self, piece: str) -> tuple[int, ...]:
-        numbers = tuple([self._number(word) for word in split_segment_words(piece)])
-        if len(piece) <= _MAX_CACHED_LENGTH:
-            self._pieces[piece] = numbers
+    def _add_segment(self, segment: str) -> tuple[int, ...]:
+        numbers = tuple([self._number(word) for word in split_segment_words(segment)])
+        if len(segment) <= _MAX_CACHED_LENGTH:
+            self._numbers_by_segment[segment] = numbers
         return numbers
 
     def _number(self, word: str) -> int:
@@ -164,10 +164,10 @@ def _iter_chunks(text: str) -> Iterator[str]:
 def compute_word_statistics(text: str) -> WordStatistics:
     """The words of a text; of the last text, which the next rule asks for too, they are kept."""
     rows = []
-    for piece in _iter_chunks(text):
-        if _WORD_TABLES[0].full():
+    for chunk in _iter_chunks(text):
+        if _WORD_TABLES[0].is_full():
             _WORD_TABLES[0] = _WordTable()
-        rows.append(_WORD_TABLES[0].rows(piece))
+        rows.append(_WORD_TABLES[0].rows(chunk))
     if len(rows) != 1:
         rows = [tuple(map(np.concatenate, zip(_WordTable().rows(""), *rows, strict=True)))]
     lengths, hashes, powers, flags = rows[0]

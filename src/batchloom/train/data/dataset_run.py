@@ -20,7 +20,11 @@ _OVERLONG_RESULTS = {"drop": "left out", "split": "cut", "truncate": "cut short"
 
 
 def prepare_dataset_store(
-    config: DatasetConfig, folder: Path, tokenizer: str | None, ranks: RankGroup, say: PrintLine
+    config: DatasetConfig,
+    folder: Path,
+    tokenizer: str | None,
+    ranks: RankGroup,
+    print_line: PrintLine,
 ) -> Path:
     """Prepare data sets into ``folder``, or go on there; the first rank does it, the others wait.
 
@@ -29,38 +33,42 @@ def prepare_dataset_store(
         folder: of the store, where every rank finds it.
         tokenizer: as prepare takes it; None for the one that ``config`` names, else prepare's.
         ranks: this process's place.
-        say: prints one line.
+        print_line: prints one line.
 
     Raises:
         BatchloomError: whatever prepare finds wrong.
     """
 
     def prepare() -> None:
-        done = batchloom.prepare(config, out=folder, tokenizer=tokenizer)
-        state = "is prepared already" if done.already_done else "was prepared"
-        say(f"input  {config.written.file} {state} in {folder}, by tokenizer {done.tokenizer}")
+        result = batchloom.prepare(config, out=folder, tokenizer=tokenizer)
+        state = "is prepared already" if result.already_done else "was prepared"
+        print_line(f"input  {config.location.file} {state} in {folder}, by tokenizer {result.tokenizer}")
 
     ranks.run_exclusively(prepare if ranks.first else None)
     return folder
 
 
-def choose_tokenizer(config: DatasetConfig, asked: str | None, init: Path | None) -> str | None:
+def choose_tokenizer(config: DatasetConfig, tokenizer: str | None, init: Path | None) -> str | None:
     """The tokenizer that was asked for, else the file's, else the one of the model to finetune."""
-    if asked is not None or config.tokenizer is not None:
-        return asked or config.tokenizer
+    if tokenizer is not None or config.tokenizer is not None:
+        return tokenizer or config.tokenizer
     return str(init) if init is not None and (init / "tokenizer.json").is_file() else None
 
 
 def describe_order(
-    config: DatasetConfig, stated: dict[str, Any], settings: TrainSettings, *, goes_on: bool
+    config: DatasetConfig,
+    dataset_settings: dict[str, Any],
+    settings: TrainSettings,
+    *,
+    is_continuation: bool,
 ) -> str:
     """How documents become sequences, and who said so.
 
     Args:
         config: the data sets.
-        stated: the settings it states for this run; empty where it says nothing of them.
+        dataset_settings: the settings it states for this run; empty where it says nothing of them.
         settings: those of the run.
-        goes_on: whether they are those the run was begun with.
+        is_continuation: whether they are those the run was begun with.
     """
     order = settings.order
     packed = "one document a sequence" if order.packing == "none" else f"packing {order.packing}"
@@ -68,21 +76,21 @@ def describe_order(
     if order.overlong in _OVERLONG_RESULTS:
         facts.append(f"longer documents are {_OVERLONG_RESULTS[order.overlong]}")
     facts.append("shuffled" if order.shuffle else "in their order")
-    said = f"order  {', '.join(facts)}"
-    now = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
-    if goes_on:
-        other = [
+    description = f"order  {', '.join(facts)}"
+    run_order = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
+    if is_continuation:
+        differences = [
             f"{_CONFIG_KEYS[name]} {value}"
             for name, value in config.plan_settings(settings.seq_len).items()
-            if name in now and value != now[name]
+            if name in run_order and value != run_order[name]
         ]
-        differs = f", not as {config.written.file} says now: {', '.join(other)}" if other else ""
-        return f"{said}, as the run was begun{differs}"
-    if not stated:
-        return f"{said}; {config.written.file} says nothing of it"
-    over = [
-        f"{_COMMAND_OPTIONS[name]} {value} wins over {_CONFIG_KEYS[name]} {stated[name]}"
-        for name, value in now.items()
-        if value != stated[name]
+        differs = f", not as {config.location.file} says now: {', '.join(differences)}" if differences else ""
+        return f"{description}, as the run was begun{differs}"
+    if not dataset_settings:
+        return f"{description}; {config.location.file} says nothing of it"
+    overrides = [
+        f"{_COMMAND_OPTIONS[name]} {value} wins over {_CONFIG_KEYS[name]} {dataset_settings[name]}"
+        for name, value in run_order.items()
+        if value != dataset_settings[name]
     ]
-    return "; ".join([f"{said}, as {config.written.file} says", *over])
+    return "; ".join([f"{description}, as {config.location.file} says", *overrides])

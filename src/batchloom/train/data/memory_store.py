@@ -34,7 +34,7 @@ def prepare_temporary_store(
     tokenizer: str | None,
     media: Mapping[str, str] | None,
     ranks: RankGroup,
-    say: PrintLine,
+    print_line: PrintLine,
     *,
     follow_links: bool = False,
 ) -> Iterator[Path]:
@@ -47,7 +47,7 @@ def prepare_temporary_store(
         tokenizer: as prepare takes it; None for prepare's default.
         media: the settings of images and audio, as prepare takes them; None where none are read.
         ranks: the first rank of a machine prepares, its neighbours wait.
-        say: prints one line.
+        print_line: prints one line.
         follow_links: as prepare takes it.
 
     Raises:
@@ -59,23 +59,22 @@ def prepare_temporary_store(
         refuse_url(inputs, "--input-file")
         raise InputMissingError(f"--input-file: {describe_missing_input(inputs)}")
     if inputs.suffix.lower() in _MANIFEST_SUFFIXES and inputs.is_file():
-        raise InputError(
-            f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}"
-        )
+        raise InputError(f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}")
     if ranks.local_rank:
         ranks.run_exclusively(None)
         yield Path(ranks.broadcast_local_path(""))
         return
-    home = _SHARED_MEMORY if _fits_in_memory(inputs) else None
-    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=home) as folder:
+    parent_folder = _SHARED_MEMORY if _fits_in_memory(inputs) else None
+    with (
+        _exit_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="batchloom-", dir=parent_folder) as folder,
+    ):
         # The log and the curve name the data by this folder.
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
-            say(f"input  {inputs} is prepared in {store}, which is removed at the end")
+            print_line(f"input  {inputs} is prepared in {store}, which is removed at the end")
         ranks.run_exclusively(
-            lambda: batchloom.prepare(
-                inputs, out=store, tokenizer=tokenizer, media=media, follow_links=follow_links
-            )
+            lambda: batchloom.prepare(inputs, out=store, tokenizer=tokenizer, media=media, follow_links=follow_links)
         )
         yield Path(ranks.broadcast_local_path(str(store)))
 
@@ -86,9 +85,7 @@ def _fits_in_memory(inputs: Path) -> bool:
         return False
     files = [f for f in inputs.rglob("*") if f.is_file()] if inputs.is_dir() else [inputs]
     needed = sum(
-        file.stat().st_size
-        * _STORE_SIZE_FACTOR
-        * (_COMPRESSION_FACTOR if file.suffix in _COMPRESSED_SUFFIXES else 1)
+        file.stat().st_size * _STORE_SIZE_FACTOR * (_COMPRESSION_FACTOR if file.suffix in _COMPRESSED_SUFFIXES else 1)
         for file in files
     )
     return 2 * needed < shutil.disk_usage(_SHARED_MEMORY).free
@@ -101,8 +98,8 @@ def _exit_on_sigterm() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    previous_handler = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

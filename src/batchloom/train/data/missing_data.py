@@ -31,9 +31,7 @@ def choose_synthetic_data(
     Raises:
         TrainError: some ranks have the data, and others have not.
     """
-    reason = (
-        _describe_absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
-    )
+    reason = _describe_absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
     if input_file is not None and _is_absent(input_file):
         reason = f"--input-file: {describe_missing_input(input_file)}"
     absent = int(ranks.total(float(bool(reason)))[0])
@@ -48,7 +46,7 @@ def choose_synthetic_data(
         _LOG.warning("Could not load real data: %s", reason)
         _LOG.warning("Falling back to synthetic data")
     vocabulary = _get_model_vocabulary(settings) or SyntheticSpec().vocab
-    return Path(SyntheticSpec(name=DISTRIBUTED_DUMMY, vocab=vocabulary).place)
+    return Path(SyntheticSpec(name=DISTRIBUTED_DUMMY, vocab=vocabulary).spec_string)
 
 
 def _describe_absent_store(data: Path) -> str:
@@ -81,5 +79,5 @@ def _get_model_vocabulary(settings: TrainSettings) -> int | None:
     """The ids the run's model knows; None where it takes any number."""
     if not isinstance(settings.model, PretrainedSettings):
         return settings.model.vocab_size
-    stated = getattr(read_model_config(settings.model), "vocab_size", None)
-    return stated if isinstance(stated, int) else None
+    vocab_size = getattr(read_model_config(settings.model), "vocab_size", None)
+    return vocab_size if isinstance(vocab_size, int) else None

@@ -39,10 +39,10 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     orders = plan.orders
     end = orders.course.first_position(steps)
     documents = sum(store.lengths.size for store in plan.stores.values())
-    known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
-    if known:
+    is_exhaustion_known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
+    if is_exhaustion_known:
         orders.timeline.segment_at(end - 1)
-    segments = [one for one in orders.timeline.segments() if one.position < end]
+    segments = [timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < end]
     lines = []
     for number, segment in enumerate(segments[:_MAX_LISTED]):
         shares = {
@@ -52,26 +52,18 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
         lines.append(f"mix    {_format_shares(shares)} of the sequences{since}")
     if len(segments) > _MAX_LISTED:
-        lines.append(
-            f"mix    {len(segments) - _MAX_LISTED:,} later changes of the shares are not shown"
-        )
-    if not known:
-        lines.append(
-            f"mix    exhausted={exhausted}: which source runs out is found while its sequences are counted"
-        )
-    gone = sorted(
-        (where, source) for source, where in orders.timeline.exhausted.items() if where < end
+        lines.append(f"mix    {len(segments) - _MAX_LISTED:,} later changes of the shares are not shown")
+    if not is_exhaustion_known:
+        lines.append(f"mix    exhausted={exhausted}: which source runs out is found while its sequences are counted")
+    exhausted_sources = sorted(
+        (exhausted_at, source) for source, exhausted_at in orders.timeline.exhausted.items() if exhausted_at < end
     )
-    for where, source in gone[:_MAX_LISTED]:
-        what = "the run ends" if exhausted == "stop" else "the others take its share"
+    for exhausted_at, source in exhausted_sources[:_MAX_LISTED]:
+        consequence = "the run ends" if exhausted == "stop" else "the others take its share"
         lines.append(
-            f"mix    {plan.names[source]} is exhausted after {_format_steps(plan, where)}: {what}"
+            f"mix    {plan.names[source]} is exhausted after {_format_steps(plan, exhausted_at)}: {consequence}"
         )
-    if (
-        exhausted == "redistribute"
-        and orders.timeline.end is not None
-        and orders.timeline.end < end
-    ):
+    if exhausted == "redistribute" and orders.timeline.end is not None and orders.timeline.end < end:
         done = _format_steps(plan, orders.timeline.end)
         lines.append(f"mix    all sources are exhausted after {done}, and the run ends")
     return lines
@@ -84,8 +76,8 @@ def _format_steps(plan: Plan, position: int) -> str:
 
 def _format_shares(shares: dict[str, float]) -> str:
     largest = sorted(shares, key=lambda name: (-shares[name], name))
-    more = f" and {len(shares) - _MAX_LISTED:,} more" if len(shares) > _MAX_LISTED else ""
-    return ", ".join(f"{name} {shares[name]:.2%}" for name in largest[:_MAX_LISTED]) + more
+    omitted_note = f" and {len(shares) - _MAX_LISTED:,} more" if len(shares) > _MAX_LISTED else ""
+    return ", ".join(f"{name} {shares[name]:.2%}" for name in largest[:_MAX_LISTED]) + omitted_note
 
 
 def open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGroup) -> Mixture:
@@ -95,19 +87,21 @@ def open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGro
         TrainError: there is no run in the folder.
         GenerationError: a generation was compacted away.
     """
-    before = folder.read().get("data")
-    sources: Any = before.get("sources") if isinstance(before, dict) else None
+    recorded_data = folder.read().get("data")
+    sources: Any = recorded_data.get("sources") if isinstance(recorded_data, dict) else None
     stores = dict(mixture.stores)
     for name, store in mixture.stores.items():
-        told = sources.get(name) if isinstance(sources, dict) else None
-        if not isinstance(told, dict) or not isinstance(store, Store):
+        recorded_source = sources.get(name) if isinstance(sources, dict) else None
+        if not isinstance(recorded_source, dict) or not isinstance(store, Store):
             continue
-        named = str(told.get("store"))
-        number = None if named == store.fingerprint else store.contents.find_generation(named)
+        recorded_fingerprint = str(recorded_source.get("store"))
+        number = (
+            None if recorded_fingerprint == store.fingerprint else store.contents.find_generation(recorded_fingerprint)
+        )
         if number is None or number == store.location.generation:
             continue
-        opened = {**store.location.options, "generation": number}
-        stores[name] = open_store(store.location.address, store.split, **opened)
+        open_options = {**store.location.options, "generation": number}
+        stores[name] = open_store(store.location.address, store.split, **open_options)
         if ranks.first:
             _LOG.info(
                 "The run was begun on generation %d of %s and goes on with it; the newest is %d.",

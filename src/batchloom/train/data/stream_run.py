@@ -173,30 +173,28 @@ def as_store(data: StreamData) -> Store:
 
 def as_stream(store: Store) -> StreamData | None:
     """The stream behind a run's data; None where it is a store."""
-    found: object = store
-    return found if isinstance(found, StreamData) else None
+    data: object = store
+    return data if isinstance(data, StreamData) else None
 
 
-def merge_loader_state(
-    loader: Loader, data: StreamData | None, ranks: RankGroup
-) -> Mapping[str, Any]:
+def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup) -> Mapping[str, Any]:
     """The state of all ranks: of a stream each rank knows of its own lanes."""
-    mine = loader.state_dict()
+    rank_state = loader.state_dict()
     if data is None or ranks.world_size == 1:
-        return mine
-    said = [json.loads(one) for one in ranks.all_gather_bytes(json.dumps(mine).encode())]
-    if len({state["position"] for state in said}) > 1:
+        return rank_state
+    rank_states = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(rank_state).encode())]
+    if len({state["position"] for state in rank_states}) > 1:
         raise StateError("The ranks stand at different steps of the stream.")
-    return data.stream.merged(said)
+    return data.stream.merged(rank_states)
 
 
-def announce_stream(data: StreamData, loader: Loader, say: PrintLine) -> None:
+def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> None:
     """Say what is read."""
-    found = data.stream
-    say(f"data   {loader.origin}: {found!r}, tokenizer {data.tokenizer.name}")
-    say("val    none: a stream has no val subset; its share of the documents is left out")
-    if found.keeping is not None:
-        say(f"keep   the store of these inputs grows in {found.keeping.out}")
+    raw_stream = data.stream
+    print_line(f"data   {loader.origin}: {raw_stream!r}, tokenizer {data.tokenizer.name}")
+    print_line("val    none: a stream has no val subset; its share of the documents is left out")
+    if raw_stream.keeping is not None:
+        print_line(f"keep   the store of these inputs grows in {raw_stream.keeping.out}")
 
 
 def check_run_stream(data: StreamData, newest: Path | None) -> None:
@@ -209,37 +207,35 @@ def check_run_stream(data: StreamData, newest: Path | None) -> None:
         data.stream.check_state_stream(read_checkpoint_state(newest)[1])
 
 
-def finish_stream_store(data: StreamData, say: PrintLine) -> None:
+def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
     """Make the store of what was kept, where the whole input was; else say what does."""
-    keeping, left = data.stream.keeping, data.stream.abandoned
-    if left is not None:
-        say(
-            f"keep   {left} is unfinished, nothing was kept there since --resume: "
-            f"{_make_finish_command(data, left)} ends it"
+    keeping, abandoned_folder = data.stream.keeping, data.stream.abandoned
+    if abandoned_folder is not None:
+        print_line(
+            f"keep   {abandoned_folder} is unfinished, nothing was kept there since --resume: "
+            f"{_make_finish_command(data, abandoned_folder)} ends it"
         )
     if keeping is None or keeping.finished:
         return
-    kept, units = data.stream.count_cached_units()
-    if kept < units:
-        say(
-            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; "
+    cached_units, units = data.stream.count_cached_units()
+    if cached_units < units:
+        print_line(
+            f"keep   {cached_units:,} of {units:,} units of the input are kept in {keeping.out}; "
             f"{_make_finish_command(data, keeping.out)} "
             "reads the others"
         )
         return
     data.stream.finish(workers=1)
-    say(f"keep   {keeping.out} is the store of the inputs")
+    print_line(f"keep   {keeping.out} is the store of the inputs")
 
 
 def _make_finish_command(data: StreamData, out: Path) -> str:
     """The command that makes the store of what was kept."""
-    asked = data.request
-    inputs = " ".join(map(quote, asked.inputs))
-    named = {"tokenizer": asked.tokenizer, **(asked.media or {})}
+    request = data.request
+    inputs = " ".join(map(quote, request.inputs))
+    option_values = {"tokenizer": request.tokenizer, **(request.media or {})}
     options = [
-        f" --{name.replace('_', '-')} {quote(value)}"
-        for name, value in named.items()
-        if value is not None
+        f" --{name.replace('_', '-')} {quote(value)}" for name, value in option_values.items() if value is not None
     ]
-    options += [" --follow-links"] if asked.options.follow_links else []
+    options += [" --follow-links"] if request.options.follow_links else []
     return f"batchloom prepare {inputs}{''.join(options)} --dedup none --no-balance-subsets --out {quote(str(out))}"

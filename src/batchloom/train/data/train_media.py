@@ -26,8 +26,7 @@ def holds_media(data: Store | Mixture) -> bool:
         return stream.stream.processor is not None
     stores = data.stores.values() if isinstance(data, Mixture) else (data,)
     return any(
-        isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor)
-        for store in stores
+        isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor) for store in stores
     )
 
 
@@ -38,19 +37,17 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
         part: rows of a batch.
         window: tokens that the model's layers of sliding attention look back on.
     """
-    given = {name: part[name] for name in _TEXT_KEYS}
-    more = add_model_masks(part, window).items()
-    media = {name: value for name, value in more if name not in _TEXT_KEYS}
-    return {**given, "media": media} if media else given
+    model_inputs = {name: part[name] for name in _TEXT_KEYS}
+    masked_items = add_model_masks(part, window).items()
+    media = {name: value for name, value in masked_items if name not in _TEXT_KEYS}
+    return {**model_inputs, "media": media} if media else model_inputs
 
 
-def check_media_model(
-    chosen: "PreTrainedModel", folder: str, examples: DocumentRows, seq_len: int
-) -> None:
+def check_media_model(blueprint: "PreTrainedModel", folder: str, examples: DocumentRows, seq_len: int) -> None:
     """Refuse a model that is made for other media than a store holds.
 
     Args:
-        chosen: its blueprint.
+        blueprint: its blueprint.
         folder: of it, for people.
         examples: documents of the run.
         seq_len: tokens of a row.
@@ -58,7 +55,7 @@ def check_media_model(
     Raises:
         InputError: it takes other features, or another token stands for media in it.
     """
-    if misfit := examples.describe_media_mismatch(chosen, seq_len):
+    if misfit := examples.describe_media_mismatch(blueprint, seq_len):
         raise InputError(f"--init: {folder} holds a {misfit}")
 
 
@@ -91,29 +88,28 @@ def check_media_isolation(
     rows, longest = sizes
     numbers = examples.few(longest)
     orders = [numbers, numbers[::-1]][: min(rows, 2)]
-    alone = _move_batch(
-        device, examples.batch([[number] for order in orders for number in order])
-    ).split(1)
-    together = _move_batch(device, examples.batch(orders))
+    single_batches = _move_batch(device, examples.batch([[number] for order in orders for number in order])).split(1)
+    packed_batch = _move_batch(device, examples.batch(orders))
 
-    def scored(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
-        given = make_model_inputs(batch, model.window)
-        return model.scores(given["input_ids"], given["position_ids"], given.get("media"))
+    def compute_scores(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
+        model_inputs = make_model_inputs(batch, model.window)
+        return model.scores(model_inputs["input_ids"], model_inputs["position_ids"], model_inputs.get("media"))
 
     try:
-        with model.looking(device):
+        with model.make_probe_autocast(device):
             if not packed:
-                scored(alone[0])
+                compute_scores(single_batches[0])
                 return 0.0
-            distances = measure_batch_leakage(scored, together, alone)
+            distances = measure_batch_leakage(compute_scores, packed_batch, single_batches)
     except _UNSUITABLE_MODEL_ERRORS as error:
         if is_out_of_memory(error):
             raise
-        said = str(error).strip().splitlines()
+        message_lines = str(error).strip().splitlines()
         raise TrainError(
             f"{type(model.model).__name__} of {model.name} cannot take documents of {store.location.name} with "
             "their media: "
-            f"{said[0] if said else type(error).__name__}. Prepare the data with the model's own processor."
+            f"{message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the model's own "
+            "processor."
         ) from error
     return model.check_no_leak(*distances, store)
 

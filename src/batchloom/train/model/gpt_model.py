@@ -69,8 +69,8 @@ def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 def make_attention_mask(position_ids: Tensor) -> Tensor:
     """Who attends to whom: [rows, 1, seq_len, seq_len] bool, causal inside each span."""
     spans = (position_ids == 0).cumsum(1)
-    same = spans[:, :, None] == spans[:, None, :]
-    return same.tril_()[:, None]
+    same_span = spans[:, :, None] == spans[:, None, :]
+    return same_span.tril_()[:, None]
 
 
 def make_flex_mask(position_ids: Tensor) -> BlockMask:
@@ -116,8 +116,8 @@ class SelfAttention(nn.Module):
             mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
             mixed = _compile_flex_attention()(q, k, v, block_mask=mask)
-        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, seq_len, width))
-        return joined
+        output: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, seq_len, width))
+        return output
 
 
 class SwiGLU(nn.Module):
@@ -201,11 +201,7 @@ class GPT(nn.Module):
         Returns:
             [rows, seq_len, vocab_size].
         """
-        mask = (
-            make_flex_mask(position_ids)
-            if position_ids.is_cuda
-            else make_attention_mask(position_ids)
-        )
+        mask = make_flex_mask(position_ids) if position_ids.is_cuda else make_attention_mask(position_ids)
         head_width = self.settings.width // self.settings.heads
         table = make_rotary_table(position_ids, head_width, self.settings.rotary_base)
         x = self.embedding(input_ids)
@@ -221,9 +217,7 @@ class GPT(nn.Module):
         """
         scores = self.logits(input_ids, position_ids).flatten(0, 1)
         following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()
-        return functional.cross_entropy(
-            scores.float(), following, ignore_index=IGNORED_LABEL, reduction="sum"
-        )
+        return functional.cross_entropy(scores.float(), following, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:

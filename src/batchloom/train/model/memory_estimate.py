@@ -27,13 +27,11 @@ def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> 
     """
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
-        there = torch.cuda.get_device_properties(ranks.device).total_memory
-        _raise_out_of_memory(
-            settings, parameters, _TRAINING_BYTES_PER_PARAMETER * parameters, there, "the GPU"
-        )
+        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
+        _check_needed_memory(settings, parameters, _TRAINING_BYTES_PER_PARAMETER * parameters, gpu_memory, "the GPU")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = (_BYTES_PER_WEIGHT if on_gpu else _TRAINING_BYTES_PER_PARAMETER) * parameters
-    _raise_out_of_memory(settings, parameters, needed, machine, "this machine")
+    _check_needed_memory(settings, parameters, needed, machine, "this machine")
     rows = compute_rank_rows(settings, ranks.world_size)
     if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
         raise TrainError(
@@ -43,22 +41,20 @@ def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> 
         )
 
 
-def _raise_out_of_memory(
-    settings: TrainSettings, parameters: int, needed: int, there: int, where: str
+def _check_needed_memory(
+    settings: TrainSettings, parameters: int, needed: int, available: int, device_name: str
 ) -> None:
-    if needed <= there:
+    if needed <= available:
         return
     shape = settings.model
     if isinstance(shape, PretrainedSettings):
         kind, remedy = shape.init, "give --init a smaller model"
     else:
         kind = f"{shape.layers:,} layers of width {shape.width:,}"
-        remedy = (
-            "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
-        )
+        remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
     raise TrainError(
-        f"A model of {parameters:,} parameters ({kind}) takes {_format_size(needed)} to train and {where} "
-        f"has {_format_size(there)}: {remedy}."
+        f"A model of {parameters:,} parameters ({kind}) takes {_format_size(needed)} to train and {device_name} "
+        f"has {_format_size(available)}: {remedy}."
     )
 
 
@@ -69,8 +65,8 @@ def _format_size(size: int) -> str:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out."""
-    short = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, short) or any(said in str(error) for said in _ALLOCATION_MESSAGES)
+    error_types = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, error_types) or any(message in str(error) for message in _ALLOCATION_MESSAGES)
 
 
 @contextmanager

@@ -55,14 +55,13 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
         config = read_json_object(folder / _CONFIG_FILE)
     except ValueError as error:
         raise InputMissingError(
-            f"--init: {folder / _CONFIG_FILE} {error}; a folder that transformers' save_pretrained wrote "
-            "has one"
+            f"--init: {folder / _CONFIG_FILE} {error}; a folder that transformers' save_pretrained wrote has one"
         ) from error
     kernel = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
     if "auto_map" in config or "/" in kernel:
-        what = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
+        setting = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
         raise InputError(
-            f"--init: {folder / _CONFIG_FILE} has {what}: it asks for code from outside transformers, and "
+            f"--init: {folder / _CONFIG_FILE} has {setting}: it asks for code from outside transformers, and "
             "none such is ever run. Use a model that transformers itself knows; where it knows this "
             f"one, delete the entry from {_CONFIG_FILE}"
         )
@@ -98,12 +97,10 @@ def _list_weight_files(folder: Path) -> list[Path]:
     except ValueError as error:
         raise InputError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {error}") from error
     names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
-    wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
-    if wrong or not names:
-        fault = f"names {wrong[0]!r}, which is no file beside it" if wrong else "names no file"
-        raise InputMissingError(
-            f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: fetch the model again"
-        )
+    missing_names = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+    if missing_names or not names:
+        fault = f"names {missing_names[0]!r}, which is no file beside it" if missing_names else "names no file"
+        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: fetch the model again")
     return [folder / name for name in names]
 
 
@@ -127,31 +124,32 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     """
     if store.manifest is None:
         return f"{store.location.name} names no tokenizer: whether its ids are the model's cannot be compared"
-    ours, theirs = _get_store_vocabulary(store), _get_folder_vocabulary(folder)
-    if theirs is None:
+    store_vocabulary, model_vocabulary = (
+        _get_store_vocabulary(store),
+        _get_folder_vocabulary(folder),
+    )
+    if model_vocabulary is None:
         return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
-    if ours is None:
+    if store_vocabulary is None:
         return (
             f"the store was made by {store.tokenizer.name!r} and {folder} has a {_TOKENIZER_FILE}: the "
             "model knows other ids than the store's, unless it was trained on such"
         )
-    shared = ours.keys() & theirs.keys()
-    differing = sorted(number for number in shared if ours[number] != theirs[number])
-    beyond = len(ours.keys() - theirs.keys())
-    if not differing and not beyond:
+    shared_ids = store_vocabulary.keys() & model_vocabulary.keys()
+    differing_ids = sorted(number for number in shared_ids if store_vocabulary[number] != model_vocabulary[number])
+    unknown_ids = len(store_vocabulary.keys() - model_vocabulary.keys())
+    if not differing_ids and not unknown_ids:
         return None
     example = (
-        f", id {differing[0]} is {ours[differing[0]]!r} in the store and " if differing else ""
+        f", id {differing_ids[0]} is {store_vocabulary[differing_ids[0]]!r} in the store and " if differing_ids else ""
     )
-    example += f"{theirs[differing[0]]!r} to the model" if differing else ""
+    example += f"{model_vocabulary[differing_ids[0]]!r} to the model" if differing_ids else ""
     fact = (
-        f"{len(differing):,} of {len(ours):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
-        f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {beyond:,} are not in it"
+        f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
+        f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {unknown_ids:,} are not in it"
     )
-    if len(differing) > _MAX_DIFFERENT_SHARE * len(ours):
-        raise TrainError(
-            f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}."
-        )
+    if len(differing_ids) > _MAX_DIFFERENT_SHARE * len(store_vocabulary):
+        raise TrainError(f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}.")
     return fact
 
 
@@ -185,14 +183,14 @@ def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    there = any((out / name).is_file() for name in _TOKENIZER_FILES)
-    if there or store.manifest is None:
+    has_tokenizer = any((out / name).is_file() for name in _TOKENIZER_FILES)
+    if has_tokenizer or store.manifest is None:
         return
     if (definition := store.tokenizer.state().get("tokenizer")) is not None:
         (out / _TOKENIZER_FILE).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
         chat = store.tokenizer.chat
         # A model's class has one of its own in mind, whose rules need not be these.
-        beside = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
-        (out / "tokenizer_config.json").write_text(json.dumps(beside, ensure_ascii=False), "utf-8")
+        tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
+        (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, ensure_ascii=False), "utf-8")
         if (template := chat.templates.get("default")) is not None:
             (out / "chat_template.jinja").write_text(template, "utf-8")

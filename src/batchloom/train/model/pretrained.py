@@ -80,7 +80,7 @@ class PretrainedModel(nn.Module):
         """Whether the attention's kernels know half precision only."""
         return self.attention.startswith("flash")
 
-    def looking(self, device: torch.device) -> torch.autocast:
+    def make_probe_autocast(self, device: torch.device) -> torch.autocast:
         """For looking at what the model does: float32, where that can be."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self._needs_half_precision)
 
@@ -100,17 +100,15 @@ class PretrainedModel(nn.Module):
         Arguments as of ``model.GPT``, and what else the model is given where there are media. Scores are made of
         trained tokens only, a bounded number at a time, where the head is nothing but a matrix.
         """
-        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-        kept = following != IGNORED_LABEL
+        targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+        is_trained = targets != IGNORED_LABEL
         if not self._head_is_plain:
-            scores = self.logits(input_ids, position_ids, media)[kept]
-            return functional.cross_entropy(scores.float(), following[kept], reduction="sum")
-        hidden = self._call(self.model.base_model, input_ids, position_ids, media)[kept]
-        return compute_summed_loss(self.model.get_output_embeddings(), hidden, following[kept])
+            scores = self.logits(input_ids, position_ids, media)[is_trained]
+            return functional.cross_entropy(scores.float(), targets[is_trained], reduction="sum")
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)[is_trained]
+        return compute_summed_loss(self.model.get_output_embeddings(), hidden, targets[is_trained])
 
-    def logits(
-        self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
-    ) -> Tensor:
+    def logits(self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
         """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
         return self._call(self.model, input_ids, position_ids, media)
 
@@ -122,21 +120,19 @@ class PretrainedModel(nn.Module):
         Arguments as of :meth:`forward`.
         """
         if not self._head_is_plain:
-            whole = self.logits(input_ids, position_ids, media)
-            return lambda row, part: whole[row, part]
+            all_scores = self.logits(input_ids, position_ids, media)
+            return lambda row, part: all_scores[row, part]
         hidden = self._call(self.model.base_model, input_ids, position_ids, media)
         head = self.model.get_output_embeddings()
         return lambda row, part: head(hidden[row, part])
 
-    def _call(
-        self, part: Any, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
-    ) -> Tensor:
-        given = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
+    def _call(self, part: Any, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
+        model_inputs = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
         if self._takes_positions:
-            given["position_ids"] = position_ids
+            model_inputs["position_ids"] = position_ids
         # Qwen2-Audio's asks its own body for names.
-        found: Tensor = part(**given, use_cache=False, return_dict=True)[0]
-        return found
+        output: Tensor = part(**model_inputs, use_cache=False, return_dict=True)[0]
+        return output
 
     @torch.no_grad()
     def detect_linear_head(self, store: Store) -> None:
@@ -147,10 +143,10 @@ class PretrainedModel(nn.Module):
         """
         device = next(self.parameters()).device
         row = select_probe_documents(store, 64)[0][None].to(device)
-        places = torch.arange(row.shape[1], device=device)[None]
-        with self.looking(device):
-            wanted = self.logits(row, places).float()
-        if not bool(wanted.isfinite().all()):
+        position_ids = torch.arange(row.shape[1], device=device)[None]
+        with self.make_probe_autocast(device):
+            expected_scores = self.logits(row, position_ids).float()
+        if not bool(expected_scores.isfinite().all()):
             raise TrainError(
                 f"The scores of {self.name} on the first document of {store.location.name} are not finite: "
                 "its weights are damaged. Fetch the folder again."
@@ -158,11 +154,11 @@ class PretrainedModel(nn.Module):
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
             return
-        with self.looking(device):
-            found = head(self._call(self.model.base_model, row, places)).float()
-        scale = float(wanted.abs().max())
-        self._head_is_plain = found.shape == wanted.shape and bool(
-            ((found - wanted).abs() <= 1e-5 * scale).all()
+        with self.make_probe_autocast(device):
+            head_scores = head(self._call(self.model.base_model, row, position_ids)).float()
+        scale = float(expected_scores.abs().max())
+        self._head_is_plain = head_scores.shape == expected_scores.shape and bool(
+            ((head_scores - expected_scores).abs() <= 1e-5 * scale).all()
         )
 
     def prove_isolation(self, store: Store, seq_len: int, rows: int) -> float:
@@ -181,7 +177,7 @@ class PretrainedModel(nn.Module):
         """
         device = next(self.parameters()).device
         documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
-        with self.looking(device):
+        with self.make_probe_autocast(device):
             packed, mixed = measure_leakage(
                 lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
                 documents,
@@ -222,11 +218,11 @@ class PretrainedModel(nn.Module):
         # transformers would write with what compile_body adds to a module's names otherwise.
         state = self.model.state_dict()
         if self._dtype == "bfloat16":
-            cast: dict[int, Tensor] = {}
+            cast_tensors: dict[int, Tensor] = {}
             for name, tensor in state.items():
                 # Shared weights stay shared, so that they are written once.
-                known = cast.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
-                state[name] = known if tensor.is_floating_point() else tensor
+                cast_tensor = cast_tensors.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
+                state[name] = cast_tensor if tensor.is_floating_point() else tensor
         self.model.save_pretrained(folder, state_dict=state)
         if self._dtype == "bfloat16":
             file = folder / "config.json"
@@ -247,16 +243,16 @@ def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Ten
     """
     rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
-    def part(states: Tensor, wanted: Tensor) -> Tensor:
-        return functional.cross_entropy(head(states).float(), wanted, reduction="sum")
+    def compute_part_loss(states: Tensor, chunk_targets: Tensor) -> Tensor:
+        return functional.cross_entropy(head(states).float(), chunk_targets, reduction="sum")
 
     if len(hidden) <= rows:
-        return part(hidden, targets)
+        return compute_part_loss(hidden, targets)
     total = torch.zeros((), device=hidden.device)
-    for states, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+    for states, target_chunk in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
         # The scores are made again for the gradient, instead of being kept.
         total = total + checkpoint(
-            part, states, wanted, use_reentrant=False, preserve_rng_state=False
+            compute_part_loss, states, target_chunk, use_reentrant=False, preserve_rng_state=False
         )
     return total
 
@@ -285,20 +281,18 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
     """
     hf = _import_transformers()
     folder = Path(settings.init)
-    named = read_safe_config(folder)
+    plain_config = read_safe_config(folder)
     hf.utils.logging.disable_progress_bar()
-    stated = named.get("architectures") or []
-    if stated and not any(
-        _list_supported_classes(media=media).intersection(stated) for media in (False, True)
+    class_names = plain_config.get("architectures") or []
+    if class_names and not any(
+        _list_supported_classes(media=media).intersection(class_names) for media in (False, True)
     ):
         raise InputError(
-            f"--init: {folder} holds {', '.join(map(str, stated))}, no causal language model: take a "
+            f"--init: {folder} holds {', '.join(map(str, class_names))}, no causal language model: take a "
             "folder of one, as AutoModelForCausalLM saves it"
         )
     try:
-        config: PretrainedConfig = hf.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        config: PretrainedConfig = hf.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except _list_load_errors() as error:
         _raise_unusable_model(folder, error)
     return config
@@ -306,10 +300,10 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
 
 def _list_supported_classes(*, media: bool) -> set[str]:
     """The classes of transformers that can be finetuned on tokens alone, or on media, too."""
-    known = importlib.import_module("transformers.models.auto.modeling_auto")
+    auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
     name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     # Before transformers 5 there is none for media.
-    return set(getattr(known, name, {}).values())
+    return set(getattr(auto_module, name, {}).values())
 
 
 def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
@@ -318,25 +312,27 @@ def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) 
     Raises:
         InputError: names its class.
     """
-    stated = config.architectures or []
-    if not stated or _list_supported_classes(media=media).intersection(stated):
+    class_names = config.architectures or []
+    if not class_names or _list_supported_classes(media=media).intersection(class_names):
         return
-    what = ", ".join(map(str, stated))
+    joined_names = ", ".join(map(str, class_names))
     if media:
         raise InputError(
-            f"--init: {folder} holds {what}, which takes text alone, and the store holds images or audio: take the "
+            f"--init: {folder} holds {joined_names}, which takes text alone, and the store holds images or audio: "
+            "take the "
             "folder of a model that hears or sees, as AutoModelForMultimodalLM saves it, or prepare without --processor"
         )
     raise InputError(
-        f"--init: {folder} holds {what}, no causal language model, and the store holds text alone: take a folder of "
+        f"--init: {folder} holds {joined_names}, no causal language model, and the store holds text alone: take a "
+        "folder of "
         "one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
     )
 
 
 def get_max_positions(config: "PretrainedConfig") -> int | None:
     """The most tokens a model was built for; None where it has no such bound."""
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return most if isinstance(most, int) and most > 0 else None
+    max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return max_positions if isinstance(max_positions, int) and max_positions > 0 else None
 
 
 def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
@@ -363,16 +359,14 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
                 dtype=torch.float32,
             )
     except faults as error:
-        if (asked := settings.attn_implementation) is not None:
-            problem = f"{asked!r} cannot be had: {_get_first_line(error)}; leave it unset"
+        if (attention := settings.attn_implementation) is not None:
+            problem = f"{attention!r} cannot be had: {_get_first_line(error)}; leave it unset"
             raise SettingsError([f"model.attn_implementation: {problem}"]) from error
         _raise_unusable_model(Path(settings.init), error)
     return model
 
 
-def check_size(
-    settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool
-) -> None:
+def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool) -> None:
     """Refuse a model that has no row for some id of a store, which holds images or audio where ``media``.
 
     Raises:
@@ -399,12 +393,12 @@ def check_size(
         )
 
 
-def load_pretrained(settings: PretrainedSettings, chosen: "PreTrainedModel") -> PretrainedModel:
+def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") -> PretrainedModel:
     """The model of a folder with its weights, in float32.
 
     Args:
         settings: names the folder.
-        chosen: its blueprint, whose attention is taken.
+        blueprint: its blueprint, whose attention is taken.
 
     Raises:
         InputError: weights are missing, damaged or of another shape.
@@ -412,11 +406,11 @@ def load_pretrained(settings: PretrainedSettings, chosen: "PreTrainedModel") -> 
     folder = Path(settings.init)
     try:
         # Of any class: transformers' types know of no ``output_loading_info``.
-        kind: Any = type(chosen)
-        model, told = kind.from_pretrained(
+        kind: Any = type(blueprint)
+        model, loading_info = kind.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation=chosen.config._attn_implementation,  # noqa: SLF001 - as it was built
+            attn_implementation=blueprint.config._attn_implementation,  # noqa: SLF001 - as it was built
             use_safetensors=True,
             # They are told with those that are missing, not in a table of its own.
             ignore_mismatched_sizes=True,
@@ -425,16 +419,16 @@ def load_pretrained(settings: PretrainedSettings, chosen: "PreTrainedModel") -> 
         )
     except _list_load_errors() as error:
         _raise_unusable_model(folder, error)
-    shapes = (name for name, *_ in told["mismatched_keys"])
-    lacking = sorted((*told["missing_keys"], *shapes))
-    if lacking:
+    shapes = (name for name, *_ in loading_info["mismatched_keys"])
+    missing_weights = sorted((*loading_info["missing_keys"], *shapes))
+    if missing_weights:
         raise InputError(
-            f"--init: the weights in {folder} lack {len(lacking)} of those its config.json asks for, or "
-            f"have them in another shape ({lacking[0]}): they would be drawn at random. Fetch the "
+            f"--init: the weights in {folder} lack {len(missing_weights)} of those its config.json asks for, or "
+            f"have them in another shape ({missing_weights[0]}): they would be drawn at random. Fetch the "
             "folder again, or save the whole model"
         )
-    named = read_model_config(settings).dtype
-    return PretrainedModel(model, str(folder), str(named or torch.float32).removeprefix("torch."))
+    dtype = read_model_config(settings).dtype
+    return PretrainedModel(model, str(folder), str(dtype or torch.float32).removeprefix("torch."))
 
 
 def _count_embedding_rows(model: Any) -> int:
