@@ -138,8 +138,8 @@ def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  
 
     Args:
         loader: whose rows hold one document each (``packing="none"``), or several.
-        attention_mask: True to add one. False for none: packed documents then see each other, unless the model separates
-            them by ``position_ids``, which a ``GPTModel`` does not. None if rows need none.
+        attention_mask: True to add one. False for none: packed documents then see each other, unless the model
+            separates them by ``position_ids``, which a ``GPTModel`` does not. None if rows need none.
 
     Raises:
         InputError: None, and rows are packed.

@@ -42,8 +42,8 @@ def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
 
     Args:
         model: after the checkpoint was loaded.
-        saved_samples: what :func:`sample_weights` gave when the checkpoint was made; anything else is ignored. For a model
-            with another dtype, the values are compared after rounding.
+        saved_samples: what :func:`sample_weights` returned for the checkpoint; anything else is ignored. Values of
+            another dtype are compared after rounding.
         step: of the checkpoint.
 
     Raises:

@@ -73,7 +73,9 @@ def _find_in_era(
             if (position := _locate_sequence(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
-    document_positions = [one for one in document_positions if one.position < end]
+    document_positions = [
+        document_position for document_position in document_positions if document_position.position < end
+    ]
     return _group_by_length(plan, document_positions) if plan.spec.group_by_length else document_positions
 
 

@@ -105,16 +105,16 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
         names[n]: compute_quotas(state_value, orders.spec.lanes) for n, state_value in state.get("tails", {}).items()
     }
     # Behind the end of its run a state tells of no source that is exhausted there.
-    told = position if end is None else max(min(position, end) - 1, 0)
-    cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else told
+    last_position = position if end is None else max(min(position, end) - 1, 0)
+    cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else last_position
     orders.timeline.adopt(
         {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()},
         cursor_position,
         tails,
     )
     for name, plain_cuts in state.get("cuts", {}).items():
-        for era, told in enumerate(plain_cuts, 1):
-            orders.source_cuts[era, names[name]] = told and _cut_from_plain(told)
+        for era, plain_cut in enumerate(plain_cuts, 1):
+            orders.source_cuts[era, names[name]] = plain_cut and _cut_from_plain(plain_cut)
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
     for name, lane_cursors in cursors.items():
         order = orders.order(names[name], era)

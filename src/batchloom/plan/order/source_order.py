@@ -414,8 +414,8 @@ class SourceOrder:
                 orders: tuple[Ints, ...] = (order,)
             else:
                 orders = tuple(order[order % self.lanes == lane] for lane in range(self.lanes))
-            remainder_counts = tuple(one.before if one.epoch == epoch else 0 for one in self.begins)
-            ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if is_counted else ()
+            remainder_counts = tuple(begin.before if begin.epoch == epoch else 0 for begin in self.begins)
+            ends = tuple(self._ends(epoch, *lane_order) for lane_order in enumerate(orders)) if is_counted else ()
             epoch_layout = Epoch(orders, ends, remainder_counts)
         self._epochs[epoch] = epoch_layout
         while len(self._epochs) > _MAX_CACHED_EPOCHS:

@@ -130,8 +130,8 @@ class SourceOrders:
     def _load_caches(self, caches: Learned, *, every_era: bool) -> None:
         """Take over what other orders found out; of every era, or of the first alone."""
         counts, measured, source_cuts = caches
-        self._count_caches = {key: one for key, one in counts.items() if every_era or not key[0]}
-        self._source_statistics = {key: one for key, one in measured.items() if every_era or not key[0]}
+        self._count_caches = {key: count_cache for key, count_cache in counts.items() if every_era or not key[0]}
+        self._source_statistics = {key: statistics for key, statistics in measured.items() if every_era or not key[0]}
         self.source_cuts = source_cuts if every_era else {}
 
     def _copy_timeline(self, previous_orders: "SourceOrders") -> None:

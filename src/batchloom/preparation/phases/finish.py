@@ -218,9 +218,9 @@ def _iter_parts(
 def make_manifest(completed_job: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
     """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
     dropped: Counter[str] = Counter()
-    for _, part, kept in _iter_parts(completed_job):
+    for _, part, dedup_counts in _iter_parts(completed_job):
         dropped.update(part.dropped)
-        dropped.update(kept.dropped)
+        dropped.update(dedup_counts.dropped)
         dropped["empty"] += part.empty
     tokenizer = completed_job.results.tokenizer
     return Manifest(
@@ -233,7 +233,7 @@ def make_manifest(completed_job: CompletedJob, subsets: dict[str, SubsetEntry]) 
         counts=StoreCounts(
             records=sum(part.records for _, part, _ in _iter_parts(completed_job)),
             documents=sum(unit_dedup_counts.documents for unit_dedup_counts in completed_job.results.dedup_counts),
-            tokens=sum(kept.tokens for kept in completed_job.results.dedup_counts),
+            tokens=sum(dedup_counts.tokens for dedup_counts in completed_job.results.dedup_counts),
             quarantined=sum(part.bad for _, part, _ in _iter_parts(completed_job)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
             further=sum(part.further for _, part, _ in _iter_parts(completed_job)),

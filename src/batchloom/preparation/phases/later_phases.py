@@ -99,9 +99,12 @@ class LaterPhases:
     def resolve_duplicates(self, executor: Executor, duplicate_files: DuplicateFiles) -> list[UnitDedupCounts]:
         """What is left of every unit."""
         dedup_counts = {
-            one.unit.number: read_dedup_counts(self._work.resolution_folder(one.unit.number)) for one in self._units
+            tokenized_unit.unit.number: read_dedup_counts(self._work.resolution_folder(tokenized_unit.unit.number))
+            for tokenized_unit in self._units
         }
-        pending_units = [one for one in self._units if dedup_counts[one.unit.number] is None]
+        pending_units = [
+            tokenized_unit for tokenized_unit in self._units if dedup_counts[tokenized_unit.unit.number] is None
+        ]
         tasks = {
             unit_counts.unit.number: ResolveDuplicatesTask(
                 parts=len(unit_counts.unit.parts),
@@ -116,7 +119,7 @@ class LaterPhases:
             for unit_counts in pending_units
         }
         dedup_counts |= run_tasks(executor, tasks)
-        return [one for number in sorted(dedup_counts) if (one := dedup_counts[number]) is not None]
+        return [counts for number in sorted(dedup_counts) if (counts := dedup_counts[number]) is not None]
 
     def find_duplicates(self, executor: Executor) -> DuplicateFiles:
         """Find documents that stand in several places, and those that are alike."""
@@ -160,11 +163,11 @@ class LaterPhases:
             paths.append(empty_path if shard_signatures is None else folder / f"{number:05d}{KEYS_SUFFIX}")
             if shard_signatures is not None:
                 tasks[number] = SortStoredSignaturesTask(shard_signatures, paths[-1], self._attempt)
-        for number, one in enumerate(self._units, first):
+        for number, tokenized_unit in enumerate(self._units, first):
             paths.append(folder / f"{number:05d}{KEYS_SUFFIX}")
-            sources = one.folder, number, exact, count
+            sources = tokenized_unit.folder, number, exact, count
             tasks[number] = SortSignaturesTask(*sources, paths[-1], self._attempt)
-        run_tasks(executor, {n: one for n, one in tasks.items() if not one.output_path.exists()})
+        run_tasks(executor, {n: task for n, task in tasks.items() if not task.output_path.exists()})
         if empty_path in paths:
             write_file(empty_path, b"")
         return tuple(paths)

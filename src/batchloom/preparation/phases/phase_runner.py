@@ -241,7 +241,7 @@ class PhaseRunner:
         rules = self._record_parsers.rules
         resumed_facts = (read_unit_facts(folder) for folder in folders)
         tokenize_phase = TokenizePhase(self._units, resumed_facts, rules, counters, crash_tracker, self._note)
-        resumed = sum(one is not None for one in tokenize_phase.facts)
+        resumed = sum(unit_facts is not None for unit_facts in tokenize_phase.facts)
         if resumed:
             self._note(f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run.")
         workers = self._worker_count
@@ -274,7 +274,7 @@ class PhaseRunner:
             if not counters.documents:
                 self._work.clear()
                 raise InputMissingError(_describe_no_documents(counters, facts))
-            units = [TokenizedUnit(*one) for one in zip(self._units, folders, facts, strict=True)]
+            units = [TokenizedUnit(*unit_fields) for unit_fields in zip(self._units, folders, facts, strict=True)]
             unit_report = tokenize_phase.reports.report()
             results = self._resolve_and_write(executor, units, context, dtype, unit_report)
         name = "in-process" if runs_inline(execution, workers) else execution.engine
@@ -321,7 +321,7 @@ class PhaseRunner:
         dedup_counts = self._run_timed("settle", lambda: phases.resolve_duplicates(executor, duplicate_files))
         decision = phases.decide(dedup_counts)
         documents = base_generations.documents + sum(source.documents for source in dedup_counts)
-        texts = all(self._record_parsers.get_parser(one).record_kind == "text" for one in self._listing.sources)
+        texts = all(self._record_parsers.get_parser(source).record_kind == "text" for source in self._listing.sources)
         for text in (
             *context.membership.empty_notes(decision.shards, base_generations.nonempty_subsets),
             *describe_missed_shares(
@@ -330,7 +330,7 @@ class PhaseRunner:
                 documents,
                 balance=recipe.balance_subsets,
                 texts=texts,
-                splits=any(one.kind in ("text", "code") for one in self._listing.sources),
+                splits=any(source.kind in ("text", "code") for source in self._listing.sources),
             ),
             *_describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard),
         ):
@@ -529,8 +529,8 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
     documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
     tokens = sum(unit_counts.facts.tokens for unit_counts in units)
     documents, remaining_tokens = (
-        sum(one.documents for one in dedup_counts),
-        sum(one.tokens for one in dedup_counts),
+        sum(counts.documents for counts in dedup_counts),
+        sum(counts.tokens for counts in dedup_counts),
     )
     dedup = StepFlow(
         step="dedup",
@@ -557,16 +557,16 @@ def _describe_long_documents(
     tokens_per_shard: int,
 ) -> list[str]:
     """Describe documents longer than a shard may be, with the place of the longest."""
-    count = sum(one.long for one in dedup_counts)
+    count = sum(counts.long for counts in dedup_counts)
     if not count:
         return []
     number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
     length, part, record, offset = dedup_counts[number].longest
     longest_part, records_before = units[number].unit.parts[part], 0
     source, bound = longest_part.source, (units[number].unit.number, longest_part.start)
-    for one in units[: number + 1]:
-        for other_part, facts in zip(one.unit.parts, one.facts.parts, strict=True):
-            if other_part.source.path == source.path and (one.unit.number, other_part.start) < bound:
+    for tokenized_unit in units[: number + 1]:
+        for other_part, facts in zip(tokenized_unit.unit.parts, tokenized_unit.facts.parts, strict=True):
+            if other_part.source.path == source.path and (tokenized_unit.unit.number, other_part.start) < bound:
                 records_before += facts.records
     record_name = format_record_name(source, rules, records_before, BadRecord(record, offset, None, "", ""))
     documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"

@@ -166,7 +166,10 @@ def build_content(
         sources=tuple(SourceRow(name, units.sources[name]) for name in names),
         sources_rest=sources_rest,
         sources_others=omitted_counts,
-        stages={name: StageTime(round(one.seconds, 3), one.bytes, one.documents) for name, one in units.stages.items()},
+        stages={
+            name: StageTime(round(stage_time.seconds, 3), stage_time.bytes, stage_time.documents)
+            for name, stage_time in units.stages.items()
+        },
     )
 
 

@@ -130,7 +130,7 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
     notes: tuple[str, ...] = ()
     if "inputs" not in overridden_names:
         report = folder / format_generation_file_name(REPORT_NAME, step.number)
-        inputs, notes = _locate_recorded_inputs(inputs, report, of_hub=any(one.revision for one in sources))
+        inputs, notes = _locate_recorded_inputs(inputs, report, of_hub=any(source.revision for source in sources))
     overridden_tokenizer = {"tokenizer", "end_token"} & set(overridden_names)
     return RawRecipe(
         {name: value for name, value in settings.items() if value is not None},
