@@ -19,6 +19,7 @@ def plain(text):
     [
         "a: 1\nb: [x, 2.5, true, null, ~, 'yes', -3, 0x10]\nc:\n  - {d: e}\n  - []\n",
         "- &a {x: 1, y: [2]}\n- *a\n- <<: *a\n  x: 3\n",
+        "a: &k b\n*k : c\n",
         "a: &b 5\nc: *b\nd: |\n  two\n  lines\ne: >-\n  one\n  line\n",
         "a: yes\nb: off\nc: .inf\nd: 1_000\ne: ''\nf: \"q\\n\"\ng: !!str 5\n",
         "<<: [{a: 1}, {a: 2, b: 3}]\n",
@@ -44,23 +45,22 @@ def test_what_is_read_better():
 @pytest.mark.parametrize(
     ("text", "line", "column", "said"),
     [
-        ("a: 1\nb: [2\nc: 3", 3, 2, "mapping values|did not find expected"),
+        ("a: 1\nb: [2\nc: 3", 3, 2, "while parsing a flow sequence: expected ',' or '\\]', but got ':'"),
         ("a:\n\t- b", 2, 1, "cannot start any token"),
         ("a: b: c", 1, 5, "mapping values are not allowed"),
         ("a: 1\nb: 2\na: 3", 3, 1, "the key 'a' is there already"),
         ("x:\n  - {a: 1, a: 2}", 2, 12, "the key 'a' is there already"),
         ("a: !!python/object/apply:os.system [ls]", 1, 4, "the tag"),
-        ("a: !include other.yaml", 1, 4, "the tag '!include' is not read"),
-        ("? [a, b]\n: c", 1, 3, "stands for a key"),
-        ("a: &x [*x]", 1, 8, "has no anchor before it"),
-        ("a: *x", 1, 4, "has no anchor before it"),
-        ("a: &k b\n*k : c", 2, 1, "stands for a key"),
-        ("<<: 5", 1, 5, "merges mappings"),
-        ("a: 1\n---\nb: 2", 2, 1, "a second document"),
+        ("a: !include other.yaml", 1, 4, "the tag '!include' is not supported"),
+        ("? [a, b]\n: c", 1, 3, "a key is a list or mapping"),
+        ("a: &x [*x]", 1, 4, "an alias refers to a list or mapping that contains it"),
+        ("a: *x", 1, 4, "found undefined alias 'x'"),
+        ("<<: 5", 1, 5, "expected a mapping or list of mappings for merging"),
+        ("a: 1\n---\nb: 2", 2, 1, "expected a single document"),
         ("a: !!int x", 1, 4, "cannot be read as int"),
         ("a: " + "9" * 5000, 1, 4, "cannot be read as int"),
-        ("[" * 100_000, 1, 65, "lie in one another"),
-        ("{a: " * 100_000, 1, 257, "lie in one another"),
+        ("[" * 100_000, None, None, "nested more than 64 deep"),
+        ("{a: " * 100_000, None, None, "nested more than 64 deep"),
         ("%YAML 3.0\n---\na", 1, 1, "incompatible"),
         ("a\0b", None, None, "control character"),
         (b"\x89PNG\r\n\x1a\n\xff\xfe", None, None, "is no text"),
@@ -88,7 +88,7 @@ def test_a_billion_laughs_end_soon(inner):
 
 def test_aliases_do_not_nest_deeper_than_lists_may():
     lines = ["- &a0 []"] + [f"- &a{n + 1} [*a{n}]" for n in range(2000)]
-    with pytest.raises(RecordError, match="lie in one another"):
+    with pytest.raises(RecordError, match="nested more than 64 deep"):
         plain("\n".join(lines))
 
 
