@@ -396,7 +396,7 @@ train_on: me
         ("r.json", b"[" * 100_000, "cannot be read as JSON"),
         ("r.yaml", b"inputs:\n\t- a\n", "line 2.*not valid YAML"),
         ("r.yaml", b"inputs: &a [*a]\n", "an alias refers to a list or mapping that contains it"),
-        ("r.yaml", b"[" * 100, "nested more than 64 deep"),
+        ("r.yaml", b"[" * 100 + b"]" * 100, "nested more than 64 deep"),
         ("r.yaml", b"dtype: !!python/object/apply:os.system [x]\n", "the tag"),
         ("r.yaml", b"inputs: a.txt\n", "inputs: 'a.txt' is no list"),
         ("r.yaml", b"just words\n", "'just words', which is no recipe"),
