@@ -7,15 +7,13 @@ from typing import Any, NamedTuple, NoReturn, final
 import jinja2
 from jinja2.exceptions import SecurityError
 
-from batchloom.chat.templates.rendering_limits import BoundsError
-from batchloom.chat.templates.sandbox import TemplateSandbox
+from batchloom.chat.templates.sandbox import TemplateLimitError, TemplateSandbox
 from batchloom.core.errors import TemplateError
 
 # What `strftime_now` gives unless the user says otherwise: a store must not depend on the day it
 # was made. It is the day that Llama 3's own template falls back to.
 DEFAULT_DATE = dt.date(2024, 7, 26)
 
-_BASE_OUTPUT_SIZE = 1 << 16
 _MAX_SOURCE_SIZE = 1 << 16
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # What code in a template may fail with; anything else is a fault of ours.
@@ -83,7 +81,7 @@ class ChatTemplate:
                 f"template {name}, line {error.lineno}: {error.message}; a chat template is Jinja, "
                 "as transformers' apply_chat_template takes it"
             ) from error
-        except (BoundsError, *_RENDER_ERRORS) as error:
+        except (TemplateLimitError, *_RENDER_ERRORS) as error:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
         # Names as one plain dict: jinja2's own chain of them costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
@@ -113,31 +111,25 @@ class ChatTemplate:
             TemplateError: the template runs on and on, or does what it must not.
         """
         sandbox = self._sandbox
-        sandbox.bounds.open(messages, tools)
-        sandbox.chunks = chunks = []
-        sandbox.marks = []
+        sandbox.open(messages, tools)
         variables = {
             **self._names,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": prompt,
         }
-        length = 0
         try:
             context = self._template.new_context(variables, shared=True)
             for chunk in self._template.root_render_func(context):
-                length += len(chunk)
-                if length > _BASE_OUTPUT_SIZE:
-                    sandbox.bounds.check_size(length)
-                chunks.append(chunk)
-        except (BoundsError, SecurityError, MemoryError, RecursionError) as error:
+                sandbox.chunks.append(chunk)
+        except (TemplateLimitError, SecurityError, MemoryError, RecursionError) as error:
             self._refuse(error)
         except _RENDER_ERRORS as error:
             raise RenderError(
                 f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
                 "or choose another --template"
             ) from error
-        text = "".join(chunks)
+        text = "".join(sandbox.chunks)
         return TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
 
     def _refuse(self, error: Exception) -> NoReturn:
