@@ -1,11 +1,11 @@
-r"""The ``.sums`` file: a checksum of each 4 KiB of a ``.bin`` or of a file of lengths, so that parts can be checked.
+r"""The ``.sums`` file: checksums of the 4 KiB blocks of a ``.bin`` or lengths file.
 
-Layout (little-endian): 8 bytes ``BLMSUMS\0``; u64 version 1; u64 entries N; u64 bytes of an entry W, 8 or 16;
-then the roots u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zeros up to a multiple of
-4096; then the entries. An entry is the XXH3-64 of one block of 4096 bytes of the file (the last may be shorter);
-of a file of lengths, behind it, the tokens of all documents in the blocks before, u64. The checksum in the
-manifest is that of what stands before the entries, which holds that of all the rest: whoever reads a few blocks
-reads a few entries.
+Layout (little-endian): 8 bytes ``BLMSUMS\0``; u64 version 1; u64 number of entries N; u64 bytes per entry W, 8 or 16;
+then the root checksums u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zero padding to a
+multiple of 4096; then the entries. An entry is the XXH3-64 of one 4096-byte block of the file (the last block may be
+shorter). In the ``.sums`` of a lengths file, each entry also holds the token count of all documents in earlier blocks,
+u64. The checksum in the manifest covers the bytes before the entries, which hold the checksums of the entries: reading
+a few blocks takes a few entries.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMSUMS\x00"
-# One checksum, or one and the tokens before.
+# A checksum alone, or a checksum followed by the number of tokens before the block.
 PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
 _CHUNK_BYTES = 8 << 20
 
@@ -37,7 +37,10 @@ ChecksumArray = NDArray[np.uint64]
 
 
 def compute_block_checksums(data: Any) -> ChecksumArray:
-    """The XXH3-64 of each 4096 bytes of ``data``, the last of them perhaps shorter, u64 [N]."""
+    """Return the XXH3-64 of each 4096 bytes of ``data``, u64 [N].
+
+    The last block may be shorter.
+    """
     view, digest = memoryview(data).cast("B"), xxhash.xxh3_64_intdigest
     checksums = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
     return np.array(checksums, np.uint64)
@@ -45,10 +48,10 @@ def compute_block_checksums(data: Any) -> ChecksumArray:
 
 @final
 class BlockChecksums:
-    """The checksums of a file's blocks as its bytes come.
+    """Incremental block checksums of a file.
 
     Args:
-        width: bytes of an entry: ``PLAIN_ENTRY_BYTES``, or ``COUNTED_ENTRY_BYTES`` for lengths as u32.
+        width: bytes per entry: ``PLAIN_ENTRY_BYTES``, or ``COUNTED_ENTRY_BYTES`` for lengths as u32.
     """
 
     def __init__(self, width: int = PLAIN_ENTRY_BYTES) -> None:
@@ -57,7 +60,7 @@ class BlockChecksums:
         self._tokens: list[ChecksumArray] = []
 
     def append(self, data: Any) -> None:
-        """Add the next bytes."""
+        """Add the next bytes of the file."""
         view = memoryview(data).cast("B")
         if self._partial_block:
             completion = view[: BLOCK_BYTES - len(self._partial_block)]
@@ -73,7 +76,7 @@ class BlockChecksums:
         self._partial_block += view[aligned_size:]
 
     def iter_and_add(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Pieces of the file as they are given, each added on its way."""
+        """Yield the chunks unchanged, adding each one."""
         for chunk in chunks:
             self.append(chunk)
             yield chunk
@@ -85,7 +88,7 @@ class BlockChecksums:
             self._tokens.append(lengths.sum(axis=1, dtype=np.uint64))
 
     def to_bytes(self) -> tuple[bytes, str]:
-        """The whole ``.sums`` file, and the checksum of its head."""
+        """Return the complete ``.sums`` file and the checksum of its header."""
         checksum_arrays = [*self._checksums, compute_block_checksums(self._partial_block)]
         checksums = np.concatenate(checksum_arrays) if len(checksum_arrays) > 1 else checksum_arrays[0]
         if self._width == COUNTED_ENTRY_BYTES:
@@ -100,10 +103,10 @@ class BlockChecksums:
 
 
 def compute_file_checksums(path: Path) -> BlockChecksums:
-    """The checksums of the blocks of a whole file.
+    """Compute the block checksums of a file.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file cannot be read.
     """
     checksums, view = BlockChecksums(), map_file(path)
     for start in range(0, len(view), _CHUNK_BYTES):
@@ -114,12 +117,15 @@ def compute_file_checksums(path: Path) -> BlockChecksums:
 
 
 def count_entries(size: int) -> int:
-    """How many entries the ``.sums`` of a file of ``size`` bytes has."""
+    """Return the number of entries in the ``.sums`` of a file of ``size`` bytes."""
     return -(-size // BLOCK_BYTES)
 
 
 def count_header_bytes(size: int, width: int) -> int:
-    """Bytes before the entries in the ``.sums`` of a file of ``size`` bytes."""
+    """Return the number of bytes before the entries of a ``.sums`` file.
+
+    ``size`` is the size of the checksummed file in bytes, ``width`` the bytes per entry.
+    """
     return -(-(HEADER.size + 8 * _count_root_checksums(size, width)) // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -130,13 +136,15 @@ def _count_root_checksums(size: int, width: int) -> int:
 def parse_root_checksums(
     head: bytes | memoryview, expected_checksum: str, size: int, width: int
 ) -> ChecksumArray | None:
-    """The roots of a ``.sums`` file from its head; None where the head is not what the manifest says.
+    """Return the root checksums in the header of a ``.sums`` file, u64.
+
+    Returns None if the header is not what the manifest says.
 
     Args:
-        head: what stands before the entries.
-        expected_checksum: their checksum in the manifest.
-        size: bytes of the file that it is of.
-        width: bytes of an entry.
+        head: bytes before the entries.
+        expected_checksum: checksum of ``head`` in the manifest.
+        size: size of the checksummed file in bytes.
+        width: bytes per entry.
     """
     if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
         return None
@@ -147,11 +155,11 @@ def parse_root_checksums(
 
 @final
 class ChecksumFile:
-    """A mapped ``.sums`` file; what of it is read is checked first, once.
+    """A mapped ``.sums`` file; entries are verified once, at their first read.
 
     Attributes:
-        path: of the file.
-        preceding_tokens: tokens before each block of a file of lengths, u64 [N]; :meth:`read_checksums` checks it.
+        path: path of the file.
+        preceding_tokens: tokens before each block of a lengths file, u64 [N]; verified by :meth:`read_checksums`.
     """
 
     def __init__(self, path: Path, root_checksums: ChecksumArray, entries: NDArray[np.uint8], width: int) -> None:
@@ -165,10 +173,10 @@ class ChecksumFile:
         self._verified_blocks = np.zeros(len(root_checksums), bool)
 
     def read_checksums(self, first: int, stop: int) -> ChecksumArray:
-        """The checksums of blocks ``first`` to ``stop - 1``, u64.
+        """Return the checksums of blocks ``first`` to ``stop - 1``, u64.
 
         Raises:
-            StoreError: the file was changed.
+            StoreError: the entries do not match their root checksum.
         """
         start, end = first * self._width // BLOCK_BYTES, -(-stop * self._width // BLOCK_BYTES)
         if not self._verified_blocks[start:end].all():
@@ -180,7 +188,10 @@ class ChecksumFile:
 
     @property
     def entries(self) -> memoryview:
-        """The checksums of all blocks as Python ints, of a ``.bin``; not checked before :meth:`expected` is."""
+        """Checksums of all blocks of a ``.bin`` as Python ints.
+
+        They are unverified until :meth:`read_checksums` has read them.
+        """
         return self._raw.data.cast("Q")
 
     @property
@@ -193,8 +204,8 @@ def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int 
     """Map the ``.sums`` file of a file of ``size`` bytes.
 
     Raises:
-        StoreError: it is missing, of another kind, version or number of blocks, or its head is not
-            what the manifest says.
+        StoreError: the file is missing, has another type, version or number of blocks, or its header is not what the
+            manifest says.
     """
     view, count, header_width = map_file_with_header(path, MAGIC)
     if header_width != width:

@@ -1,4 +1,4 @@
-"""What a manifest says of generations: how each was made, which documents it added, which are removed."""
+"""Manifest entries that describe generations, layers and removed documents."""
 
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
@@ -7,17 +7,18 @@ import msgspec
 
 GenerationKind = Literal["prepared", "appended", "removed", "compacted"]
 GENERATION_KINDS: tuple[str, ...] = get_args(GenerationKind)
-# Numbers of a manifest. Their products with the bytes of a row or a token stay below 2**63.
+# The upper bounds keep products of counts with the bytes of a row or token below 2**63.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-# An XXH3-128.
+# XXH3-128 in hex digits.
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$", min_length=32, max_length=32)]
 
 
 class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The documents that one generation added to a subset: how many, and the XXH3-128 of their lengths.
+    """Documents that one generation added to a subset.
 
-    ``sums`` is that of the head of the ``.sums`` of their lengths, and not in older stores.
+    ``lengths`` is the XXH3-128 of the lengths file; ``sums`` is the checksum of the header of its ``.sums``, absent in
+    older stores.
     """
 
     generation: Count
@@ -27,9 +28,9 @@ class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The removed documents of a subset, their tokens and how many of these were trained.
+    """Removed documents of a subset, with their tokens and trained tokens.
 
-    ``generation`` names the file, ``file`` is its XXH3-128.
+    ``generation`` is part of the file name, ``file`` is the XXH3-128 of the file.
     """
 
     generation: Count
@@ -40,13 +41,12 @@ class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One generation as the log tells it.
+    """History entry of one generation.
 
-    ``documents`` and ``tokens`` are those of each subset after it, without what is removed;
-    ``fingerprints`` those of its subsets; ``sources`` how many sources the store then had. ``recipe``
-    and its fingerprint are there where a job read inputs, ``selected`` where documents were removed:
-    the names they were asked for by. ``manifest`` is the XXH3-128 of the generation's manifest,
-    which every later generation knows.
+    ``documents``, ``tokens`` and ``fingerprints`` are those of each subset after this generation, without removed
+    documents; ``sources`` is the number of sources at that time. ``recipe`` and its fingerprint are present if a job
+    read inputs. ``selected`` holds the source names given to a removal. ``manifest`` is the XXH3-128 of this
+    generation's manifest, which every later generation records.
     """
 
     number: Count
@@ -62,12 +62,15 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
     @property
     def has_inputs(self) -> bool:
-        """Whether a job read inputs for it."""
+        """True if a job read inputs for this generation."""
         return self.made in ("prepared", "appended")
 
 
 def list_readable_generations(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
-    """Numbers of the generations that can still be opened: those since the last compaction."""
+    """Return the numbers of the generations since the last compaction.
+
+    Older ones cannot be opened.
+    """
     readable_numbers: list[int] = []
     for entry in history:
         readable_numbers = [entry.number] if entry.made == "compacted" else [*readable_numbers, entry.number]
@@ -75,9 +78,12 @@ def list_readable_generations(history: tuple[GenerationEntry, ...]) -> tuple[int
 
 
 def list_history_faults(generation: int, history: tuple[GenerationEntry, ...], sources: int) -> list[str]:
-    """List the contradictions in a history, one phrase each; ``sources`` are those of the manifest."""
+    """List the contradictions in a history, one phrase each.
+
+    ``sources`` is the number of sources in the manifest.
+    """
     numbers = [entry.number for entry in history]
-    # Its length first: a damaged manifest may say any number.
+    # The length is compared first: a damaged generation number could make the range huge.
     if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
         return [f"its history has the generations {numbers}, and it is generation {generation}"]
     if not history and generation != 1:
@@ -89,13 +95,10 @@ def list_history_faults(generation: int, history: tuple[GenerationEntry, ...], s
 
 
 def list_layer_faults(generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int) -> list[str]:
-    """What contradicts itself in the layers of a subset, one phrase each.
+    """List the contradictions in the layers of a subset, one phrase each.
 
-    Args:
-        generation: of the manifest.
-        layers: as it lists them; empty where there is one, of generation 1.
-        bounds: numbers of documents at which shards end.
-        documents: of the subset.
+    ``layers`` is empty if the subset has one layer, of generation 1. ``bounds`` holds the document numbers at which
+    shards end.
     """
     if not layers:
         return []

@@ -1,4 +1,4 @@
-"""Names, numbers and dtypes of the store format; ``docs/format.md`` is the normative page."""
+"""Names, limits and dtypes of the store format, specified in ``docs/format.md``."""
 
 import re
 
@@ -14,15 +14,15 @@ REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 LENGTHS_NAME = "lengths.u32"
 LENGTHS_CHECKSUMS_NAME = "lengths.sums"
-# The manifests of older generations.
+# Folder of the manifests of older generations.
 GENERATIONS_NAME = "generations"
-# A folder with it is a store that is not finished, or that is being appended to.
+# A folder that contains it is an unfinished store, or one with an append in progress.
 WORK_NAME = ".work"
-# In it; whoever prepares into the store holds it.
+# A file in WORK_NAME, locked by the process that prepares into the store.
 LOCK_NAME = "lock"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
-# Bytes of a manifest, or of another file that is read as one: docs/format.md has what large stores need.
+# Byte limit of a manifest and of other files read into memory; docs/format.md lists the sizes of large stores.
 SMALL_FILE_LIMIT = 512 << 20
 
 
@@ -41,40 +41,43 @@ TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {
     "uint16": np.dtype("<u2"),
     "int32": np.dtype("<i4"),
 }
-# The highest vocabulary that Megatron itself stores in 16 bits (DType.optimal_dtype).
+# Megatron stores smaller vocabularies in 16 bits (DType.optimal_dtype).
 UINT16_VOCABULARY = 65_500
-# The highest vocabulary whose ids 16 bits hold.
+# Largest vocabulary whose ids fit into 16 bits.
 UINT16_IDS = 1 << 16
 
 
 def choose_token_dtype(name: str, vocab_size: int) -> str:
-    """The dtype name for ``auto|uint16|int32`` and a vocabulary of ``vocab_size`` ids."""
+    """Resolve ``auto``, ``uint16`` or ``int32`` to a dtype name by vocabulary size."""
     if name == "auto":
         return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
     return name
 
 
 def format_shard_name(number: int) -> str:
-    """``shard_00017`` for 17; more digits above 99,999."""
+    """Return ``shard_00017`` for 17; numbers above 99,999 have more digits."""
     return f"shard_{number:05d}"
 
 
 def format_generation_file_name(name: str, generation: int) -> str:
-    """``lengths.00002.u32`` for ``lengths.u32`` of generation 2; the first generation's files have plain names."""
+    """Return the name of a file of a generation.
+
+    ``lengths.u32`` becomes ``lengths.00002.u32`` in generation 2 and keeps its name in generation 1.
+    """
     stem, dot, ending = name.partition(".")
     return name if generation == 1 else f"{stem}.{generation:05d}{dot}{ending}"
 
 
 def format_removed_name(generation: int) -> str:
-    """The file of a subset that names the documents removed by a generation and those before it."""
+    """Return the name of the file that lists all documents removed up to a generation."""
     return f"removed.{generation:05d}.u64"
 
 
 def format_generation_name(generation: int) -> str:
-    """Where the manifest of an older generation lies inside its store."""
+    """Return the path of an older generation's manifest inside its store."""
     return f"{GENERATIONS_NAME}/{generation:05d}.json"
 
 
 def compute_checksum(data: bytes | memoryview) -> str:
-    """XXH3-128 of ``data`` as 32 hex digits."""
+    """Return the XXH3-128 of ``data`` as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -1,9 +1,9 @@
-r"""The ``.mask`` file: which tokens of a shard are trained, one bit a token.
+r"""The ``.mask`` file: one bit per token of a shard, set if the token is trained.
 
 Layout (little-endian): 8 bytes ``BLMMASK\0``; u64 version 1; u64 tokens T; u64 number of
-trained tokens; then ceil(T / 8) bytes, token i in bit i mod 8 (the lowest first) of byte
-i div 8, 1 where it is trained; what is left of the last byte is 0. A shard without the file
-is trained as a whole.
+trained tokens; then ceil(T / 8) bytes. Token i is bit i mod 8 (lowest bit first) of byte
+i div 8, 1 if it is trained; unused bits of the last byte are 0. A shard without the file
+is fully trained.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ MAGIC = b"BLMMASK\x00"
 
 @final
 class MaskBuilder:
-    """The bits of a shard as its tokens come, packed.
+    """Incremental bit mask of a shard.
 
     Attributes:
-        tokens: tokens so far.
-        trained: how many of them are trained.
+        tokens: number of tokens added.
+        trained: number of those that are trained.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class MaskBuilder:
         self._pending_flags = np.zeros(0, bool)
 
     def append(self, trained: NDArray[np.bool_]) -> None:
-        """Add the next tokens: for each whether it is trained [n]."""
+        """Add the flags of the next tokens, bool [n]."""
         self.tokens += trained.size
         self.trained += int(np.count_nonzero(trained))
         pending_flags = np.concatenate([self._pending_flags, trained])
@@ -44,7 +44,7 @@ class MaskBuilder:
         self._pending_flags = pending_flags[aligned_count:]
 
     def to_bytes(self) -> bytes | None:
-        """The whole ``.mask`` file; None where every token is trained, which needs none."""
+        """Return the complete ``.mask`` file, or None if every token is trained."""
         if self.trained == self.tokens:
             return None
         header = HEADER.pack(MAGIC, 1, self.tokens, self.trained)
@@ -52,12 +52,12 @@ class MaskBuilder:
 
 
 def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
-    """The bytes of a ``.mask`` file whose counts are known, a bounded piece at a time.
+    """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts.
 
     Args:
-        tokens: tokens of the file.
-        trained: how many of them are trained.
-        flags: for the tokens in order whether each is trained, in pieces.
+        tokens: number of tokens.
+        trained: number of trained tokens.
+        flags: chunks of the trained flags, in token order.
     """
     yield HEADER.pack(MAGIC, 1, tokens, trained)
     pending_flags = np.zeros(0, bool)
@@ -75,8 +75,8 @@ class LossMask:
 
     Attributes:
         tokens: tokens of the shard.
-        trained: how many of them it says are trained.
-        bits: eight tokens a byte, as a view of the file [ceil(tokens / 8)].
+        trained: number of trained tokens according to the header.
+        bits: view of the file with eight tokens per byte, uint8 [ceil(tokens / 8)].
     """
 
     __slots__ = ("bits", "tokens", "trained")
@@ -85,27 +85,27 @@ class LossMask:
         self.tokens, self.trained, self.bits = tokens, trained, bits
 
     def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """For tokens ``start`` to ``stop - 1`` whether each is trained [stop - start]."""
+        """Return the trained flags of tokens ``start`` to ``stop - 1``, bool."""
         first = start >> 3
         unpacked_bits = np.unpackbits(self.bits[first : (stop + 7) >> 3], bitorder="little")
         return unpacked_bits[start - 8 * first : stop - 8 * first].view(np.bool_)
 
     def count(self) -> int:
-        """How many bits are set, those beyond the last token included."""
+        """Return the number of set bits, including those beyond the last token."""
         return int(np.bitwise_count(self.bits).sum(dtype=np.int64))
 
 
 def map_mask(path: Path, tokens: int) -> LossMask:
-    """Map the ``.mask`` file of a shard of so many tokens.
+    """Map the ``.mask`` file of a shard of ``tokens`` tokens.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, or not of so many tokens.
+        StoreError: the file is missing, of another type or version, or has another number of tokens.
     """
     return parse_mask(map_file(path), path, tokens)
 
 
 def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
-    """The mask in the content of a ``.mask`` file, wherever it lies; else as :func:`map_mask`."""
+    """Parse the content of a ``.mask`` file; see :func:`map_mask`."""
     header_tokens, trained = read_header(view, path, MAGIC)
     if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(

@@ -1,7 +1,7 @@
 """The manifest of a store, ``dataset_metadata.json``: written last, read first.
 
-It holds what follows from inputs and recipe alone: no times, speeds, absolute paths or
-worker counts, so that the same job writes the same bytes anywhere.
+It holds only what follows from inputs and recipe: no times, speeds, absolute paths or
+worker counts. The same job writes the same bytes on any machine.
 """
 
 import re
@@ -48,11 +48,11 @@ from batchloom.store.format.missing_store import make_missing_store_error
 from batchloom.store.format.pair_index import PREFERENCE_KINDS, PreferenceKind
 from batchloom.tokens import Tokenizer
 
-# Elements of lists and objects: memory is bounded by them, for `[]` takes 30 times its two bytes.
+# Limit of list and object elements. It bounds memory: a decoded `[]` takes 30 times its two bytes.
 _VALUE_LIMIT = 1 << 25
 _MAX_RECORDS = 1 << 50
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
-# Of a step of cleaning: its name, and its settings by name.
+# A cleaning step: its name, mapped to its settings.
 _CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 _CHECKSUM_PATTERN = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
@@ -60,13 +60,13 @@ _CHECKSUM_BYTES = 64
 
 
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
+    """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
-    ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
-    in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
-    checksum of the head of the ``.sums``) not in older stores, ``media`` only where documents hold media and
-    ``blobs`` only where the store holds the bytes of some: with the sizes of both files, and with ``blobsums``, the
-    checksum of the head of the file of that name.
+    Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``pairs`` only
+    in preference stores, ``bands`` only with near deduplication. ``sums`` and ``blobsums`` are the checksums of the
+    headers of these files; ``sums`` is absent in older stores. ``media`` is present only if documents hold media,
+    ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes`` and ``blobs_bytes`` are file
+    sizes.
     """
 
     name: str
@@ -89,11 +89,11 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards.
+    """One subset (``train``, ``val``, ``test``): counts, lengths checksum and shards.
 
-    ``layers`` are left out where all documents are of generation 1; else ``lengths`` is the checksum
-    of the first of them. ``sums`` is the checksum of the head of the ``.sums`` of these lengths, and not in
-    older stores. ``removed`` is there where documents are: they count among the others.
+    ``layers`` is empty if all documents are of generation 1; otherwise ``lengths`` is the checksum
+    of the first layer. ``sums`` is the checksum of the header of the ``.sums`` of these lengths, absent in
+    older stores. The counts include documents in ``removed``.
     """
 
     documents: Count
@@ -106,27 +106,27 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def all_layers(self) -> tuple[LayerEntry, ...]:
-        """The layers, also where there is but one."""
+        """Layers of the subset, including an implicit single one."""
         return self.layers or (LayerEntry(1, self.documents, self.lengths, self.sums),)
 
     @property
     def length_files(self) -> tuple[str, ...]:
-        """Name of the file of lengths of each layer."""
+        """Names of the lengths files, one per layer."""
         return tuple(format_generation_file_name(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
 
     @property
     def length_checksum_files(self) -> tuple[str, ...]:
-        """Name of the file of checksums of each layer's lengths, which older stores do not have."""
+        """Names of the lengths' checksum files, one per layer; older stores lack them."""
         return tuple(format_generation_file_name(LENGTHS_CHECKSUMS_NAME, layer.generation) for layer in self.all_layers)
 
     @property
     def removed_file(self) -> str | None:
-        """Name of the file of removed documents; None where none are."""
+        """Name of the file of removed documents; None if none are removed."""
         return None if self.removed is None else format_removed_name(self.removed.generation)
 
     @property
     def remaining_counts(self) -> tuple[int, int]:
-        """Documents and tokens without what is removed."""
+        """Documents and tokens without removed documents."""
         removed_entry = self.removed
         return (
             self.documents - (removed_entry.documents if removed_entry else 0),
@@ -141,7 +141,7 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""
+    """A byte range [start, stop) of a source that one unit read, and its records."""
 
     start: Size
     stop: Size
@@ -149,16 +149,15 @@ class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """One input file: its name under the inputs, what was read, and how documents end.
+    """One input file: name relative to the inputs, counts, and end tokens.
 
     ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
     ``detected`` says which columns became documents; empty for text files. ``conversations``
-    says whether the documents are conversations; ``preferences`` whether they are ``pairs`` of a
-    chosen and a rejected answer or answers with ``labels``, and is left out of other files.
-    ``revision`` is the commit of the repository it was read at, and is left out of other files.
-    ``dataset`` is what the input it belongs to was called, and ``weight`` that input's share among
-    the others; both are left out where nobody said so.
+    says whether the documents are conversations. ``preferences`` is ``pairs`` (a chosen and a rejected
+    answer), ``labels`` (labelled answers) or absent. ``revision`` is the commit of the repository the file
+    was read from, if any. ``dataset`` is the name given to the input it belongs to, and ``weight`` the given
+    weight of that input; both are absent if not given.
     """
 
     name: str
@@ -179,7 +178,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokenizer's name and fingerprint, and the engine that encoded."""
+    """Name and fingerprint of the tokenizer, and the engine that encoded."""
 
     name: str
     fingerprint: str
@@ -192,7 +191,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The class of the processor whose media the documents hold, its fingerprint, and the checksum of its state."""
+    """Class name, fingerprint and state checksum of the media processor."""
 
     name: str
     fingerprint: str
@@ -200,9 +199,9 @@ class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What came in and what came out. ``dropped`` counts documents left out, by reason.
+    """Record and document counts; ``dropped`` counts dropped documents by reason.
 
-    ``further`` counts the documents beyond one a record, kept or dropped, where records gave several.
+    ``further`` counts the documents beyond one per record, stored or dropped, of records that gave several.
     """
 
     records: Count
@@ -214,7 +213,7 @@ class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class _ReadingShape(msgspec.Struct):
-    """Types of the values of ``recipe.reading``; every one may be absent."""
+    """Value types of ``recipe.reading``; all are optional."""
 
     text_field: str | None = None
     mapping: dict[str, str] = {}
@@ -227,7 +226,7 @@ class _ReadingShape(msgspec.Struct):
 
 
 class _ChatShape(msgspec.Struct):
-    """Types of the values of ``recipe.chat``."""
+    """Value types of ``recipe.chat``."""
 
     template: str | None = None
     train_on: str | None = None
@@ -237,7 +236,7 @@ class _ChatShape(msgspec.Struct):
 
 
 class _SourceShape(msgspec.Struct):
-    """Types of the values of one of ``recipe.sources``."""
+    """Value types of an element of ``recipe.sources``."""
 
     text_field: str | None = None
     mapping: dict[str, str] = {}
@@ -247,7 +246,7 @@ class _SourceShape(msgspec.Struct):
 
 
 class _RecipeShape(msgspec.Struct):
-    """Types of the values of ``recipe``, of stores that were prepared, imported or made up."""
+    """Value types of ``recipe``, for prepared, imported and synthetic stores."""
 
     inputs: list[str] = []
     sources: list[_SourceShape] | None = None
@@ -266,9 +265,9 @@ class _RecipeShape(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field.
+    """Content of ``dataset_metadata.json``; ``docs/format.md`` documents each field.
 
-    ``compute_checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
+    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
     """
 
     format_version: int
@@ -287,16 +286,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def all_history(self) -> tuple[GenerationEntry, ...]:
-        """The generations, also where there is but one."""
+        """Generations of the store, including an implicit single one."""
         return self.history or (make_generation_entry(self, "prepared"),)
 
     @property
     def readable(self) -> tuple[int, ...]:
-        """Numbers of the generations that can be opened; the last one is this."""
+        """Numbers of the generations that can be opened; the last is this one."""
         return list_readable_generations(self.all_history)
 
     def list_sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
-        """The sources that a generation of the history added."""
+        """List the sources that a generation of the history added."""
         source_counts = [
             history_entry.sources for history_entry in self.all_history if history_entry.number < entry.number
         ]
@@ -304,13 +303,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def preferences(self) -> PreferenceKind:
-        """``pairs`` or ``labels`` where the documents are preferences, else empty."""
+        """Kind of preferences, ``pairs`` or ``labels``; empty for other documents."""
         kinds = {source.preferences for source in self.sources if source.documents}
         return next((kind for kind in ("pairs", "labels") if kind in kinds), "")
 
 
 def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
-    """Names the content of a subset, not its place; docs/format.md says of what it is made."""
+    """Return the fingerprint of a subset's content, as docs/format.md defines it."""
     entry = manifest.subsets[subset]
     removed_field = {"removed": entry.removed.file} if entry.removed else {}
     return fingerprint(
@@ -332,12 +331,12 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
 
 
 def make_generation_entry(manifest: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> GenerationEntry:
-    """What the history says of a manifest's own generation.
+    """Build the history entry of a manifest's own generation.
 
     Args:
-        manifest: of the generation.
-        kind: how it came to be.
-        selected: the names that documents were removed by.
+        manifest: manifest of the generation.
+        kind: kind of change that made the generation.
+        selected: source names given to a removal.
     """
     entry = GenerationEntry(
         number=manifest.generation,
@@ -354,18 +353,18 @@ def make_generation_entry(manifest: Manifest, kind: GenerationKind, selected: tu
 
 
 def compute_filtered_fingerprint(subset_fingerprint: str, media: str) -> str:
-    """The fingerprint of the documents of a subset that hold such media; of all where ``media`` is empty."""
+    """Return the fingerprint of a subset filtered by ``media``; empty filters nothing."""
     return fingerprint([subset_fingerprint, {"media": media}]) if media else subset_fingerprint
 
 
 def find_generation(manifest: Manifest, subset: str, target_fingerprint: str, media: str = "") -> int | None:
-    """The first generation in which a subset had this fingerprint; None where it never had.
+    """Return the first generation whose subset has a fingerprint; None if none has.
 
     Args:
-        manifest: of any later one.
-        subset: its name.
-        target_fingerprint: the fingerprint.
-        media: what the documents hold that it is of; empty for all of the subset.
+        manifest: manifest of any later generation.
+        subset: name of the subset.
+        target_fingerprint: fingerprint to find.
+        media: media filter of the fingerprint; empty for the complete subset.
     """
     numbers = [
         entry.number
@@ -373,12 +372,12 @@ def find_generation(manifest: Manifest, subset: str, target_fingerprint: str, me
         if (subset_fingerprint := entry.fingerprints.get(subset))
         and compute_filtered_fingerprint(subset_fingerprint, media) == target_fingerprint
     ]
-    # Where an old number was compacted away, a newer one of the same content does as well.
+    # If the oldest match was compacted away, a newer generation with the same content is used.
     return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)
 
 
 def make_tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
-    """What the manifest says of a tokenizer."""
+    """Build the manifest entry of a tokenizer."""
     return TokenizerEntry(
         name=tokenizer.name,
         fingerprint=tokenizer.fingerprint,
@@ -392,7 +391,7 @@ def make_tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it lies on disk: indented JSON, fields in the order of the class."""
+    """Encode a manifest as indented JSON, fields in the order of the class."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
@@ -402,10 +401,10 @@ def compute_content_checksum(manifest: Manifest) -> str:
 
 
 def seal_manifest(manifest: Manifest) -> Manifest:
-    """Give a manifest its checksum; every manifest is sealed before it is written.
+    """Return the manifest with its checksum; every manifest is sealed before writing.
 
     Raises:
-        StoreError: it would be larger than a manifest that can be read.
+        StoreError: the manifest would exceed the size limit.
     """
     sealed = replace(manifest, checksum=compute_content_checksum(manifest))
     size = len(encode_manifest(sealed))
@@ -419,7 +418,10 @@ def seal_manifest(manifest: Manifest) -> Manifest:
 
 
 def split_checksum(data: bytes) -> tuple[str, str]:
-    """Return the XXH3-128 of a manifest's bytes without its checksum, and the checksum; empty in older stores."""
+    """Return the checksum of a manifest's content, and the one it records.
+
+    The recorded checksum is empty in older stores.
+    """
     match = _CHECKSUM_PATTERN.search(data[-_CHECKSUM_BYTES:])
     if match is None:
         return compute_checksum(data), ""
@@ -432,14 +434,14 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
     """Read and check the manifest of the store in ``folder``.
 
     Args:
-        folder: the store.
-        generation: an older one; None for the newest.
+        folder: folder of the store.
+        generation: an older generation; None for the newest.
 
     Raises:
-        StoreMissingError: there is no manifest: no store, or one not finished.
-        GenerationError: the generation never was, or was compacted away; names those that are there.
+        StoreMissingError: there is no manifest: no store, or an unfinished one.
+        GenerationError: the generation never existed or was compacted away; lists the available ones.
         StoreError: not JSON, another format version, unknown or missing fields, names that
-            leave the folder, counts that contradict each other.
+            leave the folder, or counts that contradict each other.
     """
     return read_generation_manifest(partial(_read_manifest_file, folder), folder, generation)
 
@@ -450,13 +452,13 @@ def read_generation_manifest(
     generation: int | None,
     tries: int = 1,
 ) -> Manifest:
-    """As :func:`read_manifest`, of a store that lies anywhere.
+    """Read and check a manifest through ``read_file``; see :func:`read_manifest`.
 
     Args:
         read_file: returns the content of a file of the store; raises FileNotFoundError for a missing manifest.
-        store_path: the store, for the words of errors.
-        generation: an older one; None for the newest.
-        tries: how often a manifest is read until it is sound: it may be damaged on its way.
+        store_path: the store, for error messages.
+        generation: an older generation; None for the newest.
+        tries: maximum number of reads of a manifest that was damaged in transit.
     """
     newest = _read_verified(read_file, store_path, MANIFEST_NAME, tries)
     if generation is None or generation == newest.generation:
@@ -477,7 +479,10 @@ def _read_verified(
     tries: int,
     expected: str | None = None,
 ) -> Manifest:
-    """Read a manifest, again where it is damaged; ``expected`` is its checksum in a later one."""
+    """Read a manifest, retrying while it is damaged.
+
+    ``expected`` is its checksum as a later manifest records it.
+    """
     path = f"{store_path}/{name}"
     for remaining_tries in reversed(range(tries)):
         data = read_file(name)
@@ -518,16 +523,16 @@ def _describe_missing_generation(folder: Path | str, newest: Manifest, generatio
 
 
 def decode_manifest(data: bytes, path: Path | str) -> Manifest:
-    """A manifest from its bytes, checked.
+    """Decode and check a manifest.
 
     Args:
-        data: what lies on disk.
-        path: where, for the words of errors.
+        data: content of the file.
+        path: path of the file, for error messages.
 
     Raises:
-        StoreError: as :func:`read_manifest`.
+        StoreError: as in :func:`read_manifest`.
     """
-    # What the values of a list or an object are separated by, and begin with; more stands in strings.
+    # Values follow commas and opening brackets. Strings contain more of these, so the exact count is lower.
     if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
         raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE_REMEDY}.")
     _check_version(data, path)
@@ -604,7 +609,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
 
 
 def _list_recipe_faults(manifest: Manifest) -> list[str]:
-    """Return the first value of the wrong type in each recipe of a manifest, one phrase each."""
+    """List the first value of the wrong type in each recipe, one phrase each."""
     older_recipes = {
         f"history[{index}].recipe": history_entry.recipe for index, history_entry in enumerate(manifest.history)
     }
@@ -619,7 +624,7 @@ def _list_recipe_faults(manifest: Manifest) -> list[str]:
 
 
 def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
-    """What contradicts itself in a subset's layers and removed documents, one phrase each."""
+    """List the contradictions in a subset's layers and removed documents."""
     ends = accumulate(shard.documents for shard in subset.shards)
     faults = list_layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
     removed_entry = subset.removed
@@ -633,7 +638,7 @@ def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str
 
 
 def _list_preference_faults(manifest: Manifest) -> list[str]:
-    """What is wrong with its preferences: a store holds those of one kind and nothing else, or none."""
+    """List faults of the preferences: a store holds at most one kind, unmixed."""
     kinds = {source.preferences for source in manifest.sources if source.documents}
     if unknown_kinds := sorted(kinds.difference(PREFERENCE_KINDS)):
         return [f"preferences {unknown_kinds[0]!r} are none of pairs and labels"]
@@ -652,7 +657,7 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
 
 
 def read_recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
-    """The inputs that were given weights, each with its weight."""
+    """Return the (input, weight) pairs of inputs that were given a weight."""
     sources = manifest.sources if manifest else ()
     weights = {(source.dataset or source.name): source.weight for source in sources if source.weight is not None}
     return tuple(weights.items())

@@ -1,14 +1,15 @@
-r"""The ``.media`` file: the images and sounds of a shard's documents; and ``.blobs``, the bytes of those it holds.
+r"""The ``.media`` and ``.blobs`` files: images and audio of a shard's documents.
 
-Layout (little-endian): 8 bytes ``BLMEDIA\0``; u64 version 1; u64 media M; u64 bytes of places P; then M rows of
-96 bytes in the order of documents and of tokens in them; then P bytes of UTF-8. A row is: digest u64 [2] (low half,
-high half; of size and edges, ``media/media_content.py``), u64 size of the medium's file, u64 where its bytes begin in
-``.blobs`` (2**64 - 1 where it is named only), u64 where its place begins among those of the file, facts u64 [3] (of
-an image width, height, animated; of a sound samples, rate, channels; of a frame of a video width, height,
-microseconds from its beginning), grid u32 [3] (patches in time, height and width, or zeros), u32 bytes of its place,
-u32 document in the shard, u32 its first token in the document, u32 its tokens, u8 kind (0 image, 1 audio, 2 a frame of
-a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones once, without a header; ``.blobsums``
-is to it what ``.sums`` is to ``.bin`` (``store/format/block_checksums.py``): it can be checked in stretches.
+``.media`` layout (little-endian): 8 bytes ``BLMEDIA\0``; u64 version 1; u64 media M; u64 bytes of locations P; then M
+rows of 96 bytes in the order of documents and of tokens in them; then P bytes of UTF-8 locations. A row is: digest u64
+[2] (low half, high half; of size and edges, ``media/media_content.py``), u64 size of the medium's file, u64 offset of
+its bytes in ``.blobs`` (2**64 - 1 if they are not stored), u64 offset of its location in the locations, facts u64 [3]
+(image: width, height, animated; audio: samples, rate, channels; video frame: width, height, time in microseconds), grid
+u32 [3] (patches in time, height and width, or zeros), u32 bytes of its location, u32 document in the shard, u32 its
+first token in the document, u32 its number of tokens, u8 kind (0 image, 1 audio, 2 video frame), three zeros.
+
+``.blobs`` holds the bytes of media back to back without a header; equal media share their bytes. ``.blobsums`` holds
+its block checksums in the format of ``.sums`` (``store/format/block_checksums.py``).
 """
 
 import os
@@ -59,15 +60,15 @@ class StoredMedium(NamedTuple):
 
     Attributes:
         document: number of the document.
-        kind: ``image``, ``audio``, or ``video``: one frame of it.
-        start: its first token inside the document.
-        tokens: how many stand for it.
-        grid: its patches in time, height and width; zeros where the model asks for none.
-        facts: what its header said.
-        location: its path or URL as the record had it; empty where the record held its bytes.
-        size: bytes of its file.
-        digest: what tells it from others, 16 bytes.
-        blob: where its bytes are; None where the store names it only.
+        kind: ``image``, ``audio``, or ``video`` for a single frame of a video.
+        start: position of its first token in the document.
+        tokens: number of its placeholder tokens.
+        grid: patches in time, height and width; zeros if the model uses no grid.
+        facts: facts from the header of the medium's file.
+        location: path or URL as given in the record; empty if the record held the bytes.
+        size: size of its file in bytes.
+        digest: digest that identifies the medium, 16 bytes.
+        blob: ``.blobs`` file and byte offset; None if the bytes are not stored.
     """
 
     document: int
@@ -85,11 +86,11 @@ class StoredMedium(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """The media of some documents.
+    """Media of a range of documents.
 
     Attributes:
-        rows: in the order of their documents [M] of ``MEDIA_ROW_DTYPE``.
-        location_bytes: their paths and URLs, back to back.
+        rows: rows in document order, [M] of ``MEDIA_ROW_DTYPE``.
+        location_bytes: UTF-8 paths and URLs, back to back.
     """
 
     rows: NDArray[np.void]
@@ -99,7 +100,7 @@ class MediaRows:
         return len(self.rows)
 
     def locate_rows(self, document: int) -> tuple[int, int]:
-        """The first row of a document, and one behind its last."""
+        """Return the first row of a document and the row after its last."""
         documents = self.rows["document"]
         return (
             int(np.searchsorted(documents, document, side="left")),
@@ -107,7 +108,7 @@ class MediaRows:
         )
 
     def read_location(self, row: int) -> str:
-        """The path or URL of a medium."""
+        """Return the path or URL of a medium."""
         begin = int(self.rows["place"][row])
         data = bytes(self.location_bytes[begin : begin + int(self.rows["place_size"][row])])
         try:
@@ -116,7 +117,10 @@ class MediaRows:
             raise StoreError(f"The place of a medium is no UTF-8: its file is damaged. {CHECK_REMEDY}") from error
 
     def take(self, documents: NDArray[np.int64]) -> "MediaRows":
-        """Those of some documents, ascending [D], which are numbered by their places among these."""
+        """Return the media of some documents, ascending, int64 [D].
+
+        The rows refer to documents by their index in ``documents``.
+        """
         positions = np.searchsorted(documents, self.rows["document"])
         row_mask = positions < len(documents)
         row_mask[row_mask] = documents[positions[row_mask]] == self.rows["document"][row_mask]
@@ -128,7 +132,7 @@ class MediaRows:
         return MediaRows(rows, b"".join(texts))
 
     def to_bytes(self) -> bytes:
-        """The whole ``.media`` file."""
+        """Return the complete ``.media`` file."""
         header = HEADER.pack(MAGIC, 1, len(self.rows), len(self.location_bytes))
         return header + self.rows.tobytes() + bytes(self.location_bytes)
 
@@ -140,22 +144,25 @@ def _iter_blob_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
 @final
 @dataclass(frozen=True, slots=True)
 class ShardMedia:
-    """The media of a shard that is written.
+    """Media of a shard to write.
 
     Attributes:
-        rows: of its documents; blobs lie where they do in ``blobs``.
-        blobs: the file in which the bytes of those lie that are held; None where none is.
+        rows: media of its documents; their blob offsets refer to ``blobs``.
+        blobs: file with the stored bytes; None if no medium is stored.
     """
 
     rows: MediaRows
     blobs: Path | None
 
     def take(self, documents: NDArray[np.int64]) -> "ShardMedia":
-        """The media of some documents, ascending [D]."""
+        """Return the media of some documents, ascending, int64 [D]."""
         return ShardMedia(self.rows.take(documents), self.blobs)
 
     def pack(self) -> tuple[MediaRows, list[tuple[int, int]]]:
-        """The rows as a shard of its own has them, and the stretches of ``blobs`` that it holds, in order."""
+        """Return rows with offsets into a new ``.blobs``, and the byte ranges it copies.
+
+        The ranges are [start, stop) in ``blobs``, in the order of the new file.
+        """
         rows = self.rows.rows.copy()
         stored_mask = rows["blob"] != NOT_STORED
         if not stored_mask.any():
@@ -169,14 +176,14 @@ class ShardMedia:
 
 
 def read_blob(path: Path, begin: int, size: int) -> bytes:
-    """The bytes of a medium from where they begin in a file, as far as they are there.
+    """Read the bytes of a medium; fewer than ``size`` if the file ends earlier.
 
     Raises:
-        StoreError: they cannot be read.
+        StoreError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
-            # What a damaged row asks for may be more than there is memory.
+            # A damaged row can ask for more bytes than fit into memory.
             inside = min(size, os.fstat(file.fileno()).st_size - begin)
             if inside <= 0:
                 return b""
@@ -187,7 +194,7 @@ def read_blob(path: Path, begin: int, size: int) -> bytes:
 
 
 def iter_blob_chunks(path: Path, byte_ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """Stretches of a file, a bounded piece at a time."""
+    """Yield the bytes of the ranges of a file in bounded chunks."""
     with path.open("rb") as file:
         for begin, end in byte_ranges:
             file.seek(begin)
@@ -201,16 +208,16 @@ def iter_blob_chunks(path: Path, byte_ranges: Sequence[tuple[int, int]]) -> Iter
 
 
 def map_media(path: Path, documents: int) -> MediaRows:
-    """Map the ``.media`` file of a shard of so many documents, and check all of it.
+    """Map and verify the ``.media`` file of a shard of ``documents`` documents.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, or contradicts itself.
+        StoreError: the file is missing, of another type or version, or contradicts itself.
     """
     return parse_media(map_file(path), path, documents)
 
 
 def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
-    """The media in the content of such a file, wherever it lies; else as :func:`map_media`."""
+    """Parse the content of a ``.media`` file; see :func:`map_media`."""
     count, locations_size = read_header(view, path, MAGIC)
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + locations_size:
@@ -224,7 +231,7 @@ def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
 
 
 def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> str:
-    """What contradicts itself in the rows of a shard; empty where nothing does."""
+    """Describe the first contradiction in the rows of a shard; empty if there is none."""
     if not len(rows):
         return ""
     owners = rows["document"].astype(np.int64)
@@ -243,13 +250,13 @@ def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> 
 
 
 def make_stored_media(media: MediaRows, rows: range, first: int, blobs: Path | None) -> list[StoredMedium]:
-    """Rows of a shard as values.
+    """Convert rows of a shard to :class:`StoredMedium` values.
 
     Args:
-        media: of the shard.
-        rows: their numbers.
+        media: media of the shard.
+        rows: row numbers.
         first: number of the shard's first document.
-        blobs: the shard's ``.blobs``.
+        blobs: path of the shard's ``.blobs``.
     """
     stored_media = []
     for number in rows:
@@ -275,7 +282,7 @@ def make_stored_media(media: MediaRows, rows: range, first: int, blobs: Path | N
 
 
 def decode_facts(kind: MediumKind, numbers: Sequence[int]) -> MediumFacts:
-    """What a row says of a medium."""
+    """Convert the facts column of a row to the facts of its kind."""
     first, second, third = numbers
     if kind == "audio":
         return AudioFacts(first, second, third)
@@ -285,14 +292,14 @@ def decode_facts(kind: MediumKind, numbers: Sequence[int]) -> MediumFacts:
 
 
 def get_facts_kind(facts: MediumFacts) -> MediumKind:
-    """The kind of a row."""
+    """Return the medium kind that a facts object belongs to."""
     if isinstance(facts, AudioFacts):
         return "audio"
     return "video" if isinstance(facts, FrameFacts) else "image"
 
 
 def encode_facts(facts: MediumFacts) -> tuple[int, int, int]:
-    """What :func:`decode_facts` gives back."""
+    """Convert facts to the facts column of a row; the inverse of :func:`decode_facts`."""
     if isinstance(facts, AudioFacts):
         return facts.samples, facts.rate, facts.channels
     if isinstance(facts, FrameFacts):
@@ -301,7 +308,7 @@ def encode_facts(facts: MediumFacts) -> tuple[int, int, int]:
 
 
 def find_blobs_fault(path: Path, media: MediaRows) -> str:
-    """What is wrong with the ``.blobs`` of a shard beside its rows; empty where nothing is."""
+    """Describe the mismatch of a ``.blobs`` file and its rows; empty if there is none."""
     stored_mask = media.rows["blob"] != NOT_STORED
     if not stored_mask.any():
         return f"{path}: no medium of its shard lies in it." if path.exists() else ""

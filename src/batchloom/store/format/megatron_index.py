@@ -1,4 +1,4 @@
-r"""Megatron's ``.idx`` file: written byte for byte as Megatron does, read with distrust.
+r"""Megatron's ``.idx`` file, written byte for byte as Megatron does.
 
 Layout (little-endian): 9 bytes ``MMIDIDX\0\0``; u64 version 1; u8 dtype code; u64 number
 of sequences S; u64 length D of the document index; i32 lengths [S]; i64 byte pointers [S];
@@ -29,15 +29,15 @@ _CHUNK_DOCUMENTS = 1 << 20
 
 
 def encode_index(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
-    """The whole ``.idx`` of a shard whose documents are one sequence each."""
+    """Return the complete ``.idx`` of a shard with one sequence per document."""
     return b"".join(iter_index_chunks(lengths, dtype))
 
 
 def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
-    """The bytes of :func:`encode_index` a bounded piece at a time.
+    """Yield the bytes of :func:`encode_index` in bounded chunks.
 
     Raises:
-        StoreError: a document is longer than an index can say.
+        StoreError: a document is longer than an index can record.
     """
     count = len(lengths)
     if count and int(lengths.max()) > _MAX_TOKENS:
@@ -61,14 +61,14 @@ def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) 
 
 @dataclass(frozen=True, slots=True)
 class MegatronIndex:
-    """A mapped ``.idx``: its arrays are views of the file, not copies.
+    """A mapped ``.idx`` file: its arrays are views of the file, not copies.
 
     Attributes:
         dtype: dtype of a token in the ``.bin``.
         lengths: tokens of each sequence, int32 [S].
-        pointers: byte position of each sequence in the ``.bin``, int64 [S].
-        documents: first sequence of each document and S at the end, int64 [D].
-        size: bytes of the ``.idx``.
+        pointers: byte offset of each sequence in the ``.bin``, int64 [S].
+        documents: first sequence of each document, and S at the end, int64 [D].
+        size: size of the ``.idx`` in bytes.
     """
 
     dtype: np.dtype[np.generic]
@@ -79,11 +79,11 @@ class MegatronIndex:
 
 
 def map_index(path: Path) -> MegatronIndex:
-    """Map an ``.idx`` and check what its header says against the file's size.
+    """Map an ``.idx`` file and check its header against the file size.
 
     Raises:
-        StoreError: not an index, of another version, with an unknown dtype, or whose
-            counts do not fit the file.
+        StoreError: the file is not an index, has another version or an unknown dtype, or its
+            counts do not match the file size.
     """
     view = map_file(path)
     if len(view) < HEADER.size:
@@ -116,7 +116,7 @@ def map_index(path: Path) -> MegatronIndex:
 
 
 def map_file(path: Path) -> memoryview:
-    """A read-only view of a whole file, mapped (an empty file gives an empty view).
+    """Map a file read-only; an empty file gives an empty view.
 
     Raises:
         StoreError: the file is missing or cannot be read.

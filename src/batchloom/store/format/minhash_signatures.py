@@ -1,8 +1,8 @@
-r"""The ``.bands`` file: by which documents of a shard later ones are found to be alike.
+r"""The ``.bands`` file: MinHash signatures that find near duplicates of a shard.
 
 Layout (little-endian): 8 bytes ``BLMBAND\0``; u64 version 1; u64 documents D; four u16: shingle, rows,
-bands B and the version of MinHash; then the keys u64 [D, B], 0 throughout where a document is like nothing.
-Only shards prepared with ``dedup: near`` have it. What the keys are, ``preparation/dedup/minhash.py`` says.
+bands B and the MinHash version; then the keys u64 [D, B], all 0 for a document that matches nothing.
+Only shards prepared with ``dedup: near`` have it. ``preparation/dedup/minhash.py`` defines the keys.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ MAGIC = b"BLMBAND\x00"
 _BITS = 16
 _MAX_VALUE = (1 << _BITS) - 1
 _CHUNK_BYTES = 8 << 20
-# Pieces lie in so many times their own memory at most.
+# A chunk spans at most this many times its own rows of the mapped keys.
 _SEARCH_REACH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Banding:
-    """How keys of bands were made: those of two ways say nothing of each other.
+    """Parameters of the band keys; keys of different parameters are not comparable.
 
     Attributes:
-        bands: keys of a document.
-        rows: hashes of a band.
-        shingle: neighbouring tokens that are hashed together.
-        minhash: the version of what is computed.
+        bands: number of keys per document.
+        rows: number of hashes per band.
+        shingle: number of adjacent tokens that are hashed together.
+        minhash: version of the MinHash computation.
     """
 
     bands: int
@@ -42,7 +42,7 @@ class Banding:
     minhash: int
 
     def pack(self) -> int:
-        """All of it as one u64."""
+        """Pack the parameters into one u64."""
         value = 0
         for part in (self.minhash, self.bands, self.rows, self.shingle):
             value = (value << _BITS) | part
@@ -51,12 +51,12 @@ class Banding:
 
 @dataclass(frozen=True, slots=True)
 class MinHashSignatures:
-    """Keys of the bands of documents, mostly mapped.
+    """Band keys of documents, usually mapped.
 
     Attributes:
-        keys: of some documents, uint64 [N, bands].
-        banding: how they were made.
-        selection: the documents among these that are meant, in order, int64 [D]; None for all.
+        keys: keys of the documents in the file, uint64 [N, bands].
+        banding: parameters of the keys.
+        selection: rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
     """
 
     keys: NDArray[np.uint64]
@@ -67,12 +67,12 @@ class MinHashSignatures:
         return len(self.keys) if self.selection is None else len(self.selection)
 
     def take(self, documents: NDArray[np.int64]) -> Self:
-        """Those of some documents of these, int64 [D]; copies no key."""
+        """Return the signatures of some documents, int64 [D], without copying keys."""
         selection = documents if self.selection is None else self.selection[documents]
         return type(self)(self.keys, self.banding, selection)
 
     def iter_chunks(self) -> Iterator[bytes]:
-        """The bytes of the ``.bands`` file, a bounded piece at a time."""
+        """Yield the bytes of the ``.bands`` file in bounded chunks."""
         yield HEADER.pack(MAGIC, 1, len(self), self.banding.pack())
         chunk_documents = max(1, _CHUNK_BYTES // max(1, 8 * self.banding.bands))
         start = 0
@@ -81,7 +81,7 @@ class MinHashSignatures:
             if self.selection is None:
                 keys = self.keys[start:stop]
             else:
-                # Few documents among very many would have all of the others mapped between them.
+                # Without this limit, a sparse selection would map all the keys between its rows.
                 reach = self.selection[start] + _SEARCH_REACH * chunk_documents
                 stop = min(stop, int(np.searchsorted(self.selection, reach)))
                 keys = self.keys[self.selection[start:stop]]
@@ -94,11 +94,11 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     """Map the ``.bands`` file of a shard; the keys are a view of the file.
 
     Args:
-        path: the file.
-        documents: how many the shard has.
+        path: path of the file.
+        documents: number of documents of the shard.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, or not of so many documents.
+        StoreError: the file is missing, of another type or version, or has another number of documents.
     """
     view, count, packed = map_file_with_header(path, MAGIC)
     minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))

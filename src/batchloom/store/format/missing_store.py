@@ -1,4 +1,4 @@
-"""The error for a path where no store is: what lies there instead, and what to do with it."""
+"""Errors for paths without a store, with the likely cause and remedy."""
 
 import os
 from pathlib import Path
@@ -11,11 +11,11 @@ from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, WORK_NAME
 
 
 def make_missing_store_error(path: Path) -> StoreMissingError:
-    """The error to raise; names the file or folder as the caller was given it."""
+    """Build the error for a path without a store; ``path`` is quoted as given."""
     try:
         return StoreMissingError(describe_partial_store(path) or _describe_missing_store(path))
     except OSError:
-        # What may not be looked into holds no store for this process.
+        # Without read permission the cause cannot be determined.
         return StoreMissingError(f"There is no store at {path} that can be looked into.")
 
 
@@ -23,13 +23,13 @@ def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
     """Return the absolute folder of a store.
 
     Raises:
-        StoreMissingError: there is no store; names the path as it was given.
+        StoreMissingError: there is no store; quotes the path as given.
     """
     folder = Path(path).absolute()
     try:
         is_missing = not (folder / MANIFEST_NAME).exists()
     except OSError:
-        # What may not be looked into is told by whoever reads it.
+        # An unreadable folder gets a more exact error when the manifest is read.
         is_missing = False
     if is_missing:
         raise make_missing_store_error(Path(path))
@@ -37,7 +37,10 @@ def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def describe_partial_store(path: Path) -> str:
-    """What to do about a folder that belongs to a store and is none; empty for any other path."""
+    """Describe the remedy for an unfinished store or a subset folder.
+
+    Returns an empty string for any other path.
+    """
     if (path / WORK_NAME).is_dir():
         return f"{path} is an unfinished store; give its prepare command again: it goes on."
     if path.name in SUBSETS and path.is_dir() and (path.parent / MANIFEST_NAME).is_file():

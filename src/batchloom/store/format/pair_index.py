@@ -1,10 +1,10 @@
-r"""The ``.pairs`` file: the pair each document of a shard is of, and the side on which it stands.
+r"""The ``.pairs`` file: pair number and side of each document of a shard.
 
 Layout (little-endian): 8 bytes ``BLMPAIR\0``; u64 version 1; u64 documents D; u64 zero; then the
-columns pair u64 [D] and side u8 [D]. Only stores of preferences have it, and then every shard has.
+columns pair u64 [D] and side u8 [D]. Only preference stores have it, for every shard.
 
-Of pairs every even document is a chosen answer and the one behind it the rejected answer of the same
-pair; of labelled answers each is a pair of its own. Pairs stand in ascending order.
+In a store of pairs, every even document is a chosen answer and the next one the rejected answer of the same
+pair. Labelled answers each have a pair number of their own. Pair numbers ascend.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class PairIndex:
     """Pair and side of documents, in columns of equal length D.
 
     Attributes:
-        pairs: the pair of each document, uint64 [D].
+        pairs: pair number of each document, uint64 [D].
         sides: ``CHOSEN``, ``REJECTED``, ``GOOD`` or ``BAD``, uint8 [D].
     """
 
@@ -47,12 +47,12 @@ class PairIndex:
         return len(self.sides)
 
     def to_bytes(self) -> bytes:
-        """The whole ``.pairs`` file."""
+        """Return the complete ``.pairs`` file."""
         head = HEADER.pack(MAGIC, 1, len(self), 0)
         return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
 
     def find_fault(self, preferences: PreferenceKind) -> str:
-        """What is wrong with these documents of whole pairs (or labels), empty where nothing is."""
+        """Describe the first fault, or return an empty string; pairs must not be split."""
         allowed_sides = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
         unknown_sides = np.flatnonzero((self.sides != allowed_sides[0]) & (self.sides != allowed_sides[1]))
         if unknown_sides.size:
@@ -74,14 +74,14 @@ class PairIndex:
 
 
 def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The pair of each document, uint64 [D]: a number below 2**63 made of where its record stands.
+    """Return the pair number of each document, uint64 [D], below 2**63.
 
     Args:
-        parts: number of the part in the manifest's list of parts.
-        records: 0-based number of the record inside its part.
+        parts: index into the manifest's list of parts, uint32 [D].
+        records: 0-based number of the record inside its part, uint64 [D].
 
     Raises:
-        InputError: they are too many.
+        InputError: there are too many parts or records.
     """
     if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
@@ -92,22 +92,22 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
 
 
 def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
-    """Map the ``.pairs`` file of a shard and check all of it; its columns are views of the file.
+    """Map and verify the ``.pairs`` file of a shard; the columns are views of it.
 
     Args:
-        path: the file.
-        documents: how many the shard has.
-        preferences: what they are.
+        path: path of the file.
+        documents: number of documents of the shard.
+        preferences: kind of the preferences.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, not of so many documents, or a
+        StoreError: the file is missing, of another type or version, has another number of documents, or a
             document lacks its other side.
     """
     return parse_pair_index(map_file(path), path, documents, preferences)
 
 
 def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
-    """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_pair_index`."""
+    """Parse the content of a ``.pairs`` file; see :func:`map_pair_index`."""
     count, zero = read_header(view, path, MAGIC)
     if zero:
         raise make_wrong_format_error(path)

@@ -1,4 +1,4 @@
-r"""The ``.docs`` file: where each document of a shard came from, and the hash of its text.
+r"""The ``.docs`` file: source record and text hash of each document of a shard.
 
 Layout (little-endian): 8 bytes ``BLMDOCS\0``; u64 version 1; u64 documents D; u64 zero; then
 the columns hash u64 [D, 2] (low half, high half), record u64 [D], offset u64 [D], part u32 [D].
@@ -29,13 +29,13 @@ PROVENANCE_ROW_BYTES = 36
 
 @dataclass(frozen=True, slots=True)
 class DocumentProvenance:
-    """Where a document came from.
+    """Provenance of one document.
 
     Attributes:
-        source: name of the input file under the inputs.
+        source: name of the input file, relative to the inputs.
         record: 0-based number of the record in that file.
         offset: byte offset of the record in that file, after decompression.
-        line: 1-based line, for files whose records are lines; else None.
+        line: 1-based line number, for files with one record per line; else None.
         hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
     """
 
@@ -48,13 +48,13 @@ class DocumentProvenance:
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceTable:
-    """Origin and hash of documents, in columns of equal length D.
+    """Provenance and hash of documents, in columns of equal length D.
 
     Attributes:
         hashes: XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2].
         records: 0-based number of the record inside its part of the source, uint64 [D].
         offsets: byte offset of the record in the (decompressed) source, uint64 [D].
-        parts: number of the part in the manifest's list of parts, uint32 [D].
+        parts: index into the manifest's list of parts, uint32 [D].
     """
 
     hashes: NDArray[np.uint64]
@@ -66,7 +66,7 @@ class ProvenanceTable:
         return len(self.records)
 
     def take(self, selection: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
-        """The rows ``selection`` (indices, or a mask), in their order."""
+        """Return the rows ``selection`` (indices or a mask), in that order."""
         return type(self)(
             self.hashes[selection],
             self.records[selection],
@@ -75,17 +75,17 @@ class ProvenanceTable:
         )
 
     def to_bytes(self) -> bytes:
-        """The whole ``.docs`` file."""
+        """Return the complete ``.docs`` file."""
         columns = ([self.hashes], [self.records], [self.offsets], [self.parts])
         return b"".join(iter_provenance_chunks(len(self), columns))
 
 
 def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
-    """The bytes of a ``.docs`` file, where its columns need not be in memory together.
+    """Yield the bytes of a ``.docs`` file without needing all columns in memory.
 
     Args:
-        count: documents.
-        columns: hashes, records, offsets and parts as in :class:`ProvenanceTable`, each in pieces.
+        count: number of documents.
+        columns: hashes, records, offsets and parts as in :class:`ProvenanceTable`, each in chunks.
     """
     yield HEADER.pack(MAGIC, 1, count, 0)
     for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
@@ -94,7 +94,7 @@ def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.gen
 
 
 def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
-    """Of the ``.docs`` file of so many documents the byte each column begins at, and the bytes of its rows."""
+    """Return byte offset and row size of each column of a ``.docs`` file."""
     offset = HEADER.size
     return [
         (offset, 16),
@@ -108,14 +108,14 @@ def map_provenance(path: Path) -> ProvenanceTable:
     """Map a ``.docs`` file; its columns are views of the file.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, or its count does not
-            fit its size.
+        StoreError: the file is missing, of another type or version, or its count does not
+            match its size.
     """
     return parse_provenance(map_file(path), path)
 
 
 def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
-    """The columns in the content of a ``.docs`` file, wherever it lies; else as :func:`map_provenance`."""
+    """Parse the content of a ``.docs`` file; see :func:`map_provenance`."""
     count, zero = read_header(view, path, MAGIC)
     if zero:
         raise make_wrong_format_error(path)
@@ -131,7 +131,10 @@ def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
 
 
 class PartTable(NamedTuple):
-    """Of every part of a store's sources its source, its records, and the records of that source before it."""
+    """Source, record count and preceding records of every part of a store.
+
+    ``numbers`` holds source indices; ``preceding_records`` counts the records of the same source before the part.
+    """
 
     sources: Sequence[SourceEntry]
     numbers: NDArray[np.int64]
@@ -139,10 +142,10 @@ class PartTable(NamedTuple):
     preceding_records: NDArray[np.int64]
 
     def resolve_provenance(self, provenance: ProvenanceTable) -> list[DocumentProvenance]:
-        """Where documents came from, in words.
+        """Look up source names and record numbers of documents.
 
         Raises:
-            StoreError: a record that its part does not have.
+            StoreError: a record number exceeds the records of its part.
         """
         invalid_rows = np.flatnonzero(provenance.records >= self.records[provenance.parts].astype(np.uint64))
         if invalid_rows.size:
@@ -165,7 +168,7 @@ class PartTable(NamedTuple):
 
 
 def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
-    """The parts of a store's sources, in the order documents name them."""
+    """Build the table of a store's parts, in the order of the part indices."""
     sizes = np.array([len(source.parts) for source in sources], np.int64)
     records = np.array([part.records for source in sources for part in source.parts], np.int64)
     numbers = np.repeat(np.arange(len(sources)), sizes)
@@ -176,10 +179,10 @@ def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
 
 
 def check_known_parts(provenance: ProvenanceTable, sources: Sequence[SourceEntry], store: Path) -> ProvenanceTable:
-    """Origins of a store, none of which names a part that its manifest does not list.
+    """Return ``provenance`` after checking that the manifest lists all its parts.
 
     Raises:
-        StoreError: one does.
+        StoreError: a document names an unknown part.
     """
     if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
         raise StoreError(

@@ -1,7 +1,7 @@
-r"""The ``removed.NNNNN.u64`` file: which documents of a subset were taken out of it.
+r"""The ``removed.NNNNN.u64`` file: the removed documents of a subset.
 
 Layout (little-endian): 8 bytes ``BLMGONE\0``; u64 version 1; u64 documents D; u64 zero; then their
-numbers u64 [D], ascending. It names all that are removed in its generation, those of earlier ones too.
+numbers u64 [D], ascending. It lists all documents removed up to its generation.
 """
 
 from pathlib import Path
@@ -23,19 +23,21 @@ MAGIC = b"BLMGONE\x00"
 
 
 def encode_removed(documents: NDArray[np.int64]) -> bytes:
-    """The whole file of these documents, ascending."""
+    """Return the complete file for these documents, which must ascend."""
     return HEADER.pack(MAGIC, 1, len(documents), 0) + documents.astype("<u8").tobytes()
 
 
 def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
-    """Numbers of the removed documents of a subset, ascending, int64 [D]; empty where none are.
+    """Return the removed documents of a subset, ascending, int64 [D].
+
+    The array is empty if none are removed.
 
     Args:
-        folder: of the subset.
-        subset: what the manifest says of it.
+        folder: folder of the subset.
+        subset: manifest entry of the subset.
 
     Raises:
-        StoreError: the file is missing, of another kind or version, or contradicts the manifest.
+        StoreError: the file is missing, of another type or version, or contradicts the manifest.
     """
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)
@@ -44,7 +46,7 @@ def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
 
 
 def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
-    """The numbers in the content of such a file, wherever it lies; else as :func:`map_removed`."""
+    """Parse the content of a removed-documents file; see :func:`map_removed`."""
     if subset.removed is None:
         return np.empty(0, np.int64)
     count, zero = read_header(view, path, MAGIC)
@@ -64,7 +66,7 @@ def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[
 
 
 def mask_removed(removed: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each document whether it is among the removed ones, bool of the same length."""
+    """Return a mask of the ``documents`` that are removed, bool [N]."""
     if not removed.size:
         return np.zeros(len(documents), bool)
     positions = np.minimum(removed.searchsorted(documents), removed.size - 1)

@@ -1,4 +1,4 @@
-"""The lengths of the documents of a subset."""
+"""Document lengths of a subset."""
 
 import mmap
 import os
@@ -14,21 +14,21 @@ from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
 
-# Below so many documents a file of lengths is read as a whole soon enough.
+# Smaller lengths files are fast to read completely and need no read-ahead.
 _LARGE_ARRAY = 1 << 22
-# Fewer lengths than a pool has, more of them, or those of more pages are read as they are touched.
+# Requests outside these limits get no read-ahead: fewer lengths than a pool has, too many lengths, or too many pages.
 _MIN_READ_AHEAD, _MAX_READ_AHEAD, _MAX_READ_AHEAD_PAGES = 1024, 1 << 17, 1 << 13
 _NO_LIMIT = 1 << 32
 
 
 def make_span_error(store_path: object, document: int, tokens: int, stop: int) -> StoreError:
-    """The error of a span that ends behind its document.
+    """Build the error for a span that ends beyond its document.
 
     Args:
-        store_path: the store.
-        document: its number.
-        tokens: it has.
-        stop: where the span ends.
+        store_path: path of the store.
+        document: number of the document.
+        tokens: length of the document in tokens.
+        stop: end of the span in tokens.
     """
     return StoreError(
         f"Document {document} of {store_path} has {tokens} tokens, and a span of it ends at {stop}: the plan "
@@ -39,14 +39,14 @@ def make_span_error(store_path: object, document: int, tokens: int, stop: int) -
 
 @final
 class StoreLengths:
-    """The lengths of a subset's documents: one aligned array a generation, mapped where it is a file.
+    """Document lengths of a subset: one aligned array per generation.
 
     Args:
-        arrays: the lengths of the documents each generation added, uint32.
-        longest: no document has more tokens; a plan would cut a damaged length into millions of pieces.
+        arrays: lengths of the documents that each generation added, uint32; views of mapped files or in memory.
+        longest: upper bound of a document's tokens; a plan would cut a damaged length into millions of spans.
 
     Attributes:
-        layers: how many documents each of them added; a plan packs no two of them together.
+        layers: number of documents of each array; a plan never packs documents of two layers together.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class StoreLengths:
     def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
         self._arrays, self._longest = arrays, longest
         self._maps = [_find_mapping(array) for array in arrays]
-        # By array the pages that were asked for, and the lengths taken since the first of them.
+        # For each array: the requested pages, and the number of lengths taken since the first request.
         self._requested_pages: dict[int, NDArray[np.bool_]] = {}
         self._taken_counts: dict[int, int] = {}
         self.layers = tuple(int(array.size) for array in arrays)
@@ -71,7 +71,7 @@ class StoreLengths:
         self.size = sum(self.layers)
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Lengths of these documents in tokens, uint32 of the same length."""
+        """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         if len(self._arrays) == 1:
             self._read_ahead(0, documents)
             return self._check_lengths(self._arrays[0][documents])
@@ -85,7 +85,7 @@ class StoreLengths:
         return self._check_lengths(lengths)
 
     def _check_lengths(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Refuse lengths of a pool that no document can have; those of a batch's spans are of a pool."""
+        """Refuse impossible lengths in a pool; smaller requests come from a checked pool."""
         if len(lengths) >= _MIN_READ_AHEAD and (longest := int(lengths.max())) > self._longest:
             raise StoreError(
                 f"A document of the store has {longest:,} tokens by its lengths, and no shard has more than "
@@ -94,10 +94,10 @@ class StoreLengths:
         return lengths
 
     def _read_ahead(self, layer: int, documents: NDArray[np.int64]) -> None:
-        """Have the system read the pages of many lengths at once, in place of each when it is touched.
+        """Prefetch the pages of many lengths with one request per run of pages.
 
-        A pool of a large store lies on a thousand pages all over the file; one after the other, and each with
-        its neighbours, they are read several times as long.
+        The lengths of a pool of a large store lie on a thousand scattered pages. Page faults read them one by one,
+        each with its neighbours, several times slower.
         """
         array, mapped = self._arrays[layer], self._maps[layer]
         if array.size < _LARGE_ARRAY or not _MIN_READ_AHEAD <= len(documents) <= _MAX_READ_AHEAD or mapped is None:
@@ -105,7 +105,7 @@ class StoreLengths:
         requested_pages = self._requested_pages.get(layer)
         self._taken_counts[layer] = self._taken_counts.get(layer, 0) + len(documents)
         if requested_pages is None or self._taken_counts[layer] > array.size:
-            # After a pass over the file what was asked for first may be gone from memory.
+            # After a pass over the file, the first pages may have been evicted from memory.
             requested_pages = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
             self._requested_pages[layer], self._taken_counts[layer] = (
                 requested_pages,
@@ -123,10 +123,10 @@ class StoreLengths:
             mapped.madvise(mmap.MADV_WILLNEED, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
 
     def read_through(self) -> None:
-        """Have the system read all lengths in the order they lie in, before all of them are taken in another.
+        """Read all lengths sequentially before they are taken in another order.
 
-        Lengths that are more than half of the machine's memory are left alone: the first would be gone
-        from it before the last is read.
+        Arrays above half of the machine's memory are skipped: their first pages would be evicted before the last are
+        read.
         """
         max_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         for array, mapped in zip(self._arrays, self._maps, strict=True):
@@ -137,7 +137,10 @@ class StoreLengths:
                 array[first : first + _LARGE_ARRAY : step].max()
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""
+        """Return the lengths of documents ``start`` to ``stop - 1``, uint32.
+
+        The result is a view if one generation added them all.
+        """
         views = [
             array[max(start - first, 0) : max(stop - first, 0)]
             for array, first in zip(self._arrays, self._starts.tolist(), strict=True)
@@ -149,7 +152,7 @@ class StoreLengths:
 
 
 def _find_mapping(array: NDArray[np.uint32]) -> mmap.mmap | None:
-    """The file mapping that an array is a view of from its beginning; None where it is none."""
+    """Return the file mapping that an array covers completely; None if there is none."""
     base: object = array.base
     if isinstance(base, memoryview):
         base = base.obj
@@ -160,11 +163,11 @@ def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
     """Map the lengths of a subset.
 
     Args:
-        folder: of the subset.
-        subset: what the manifest says of it.
+        folder: folder of the subset.
+        subset: manifest entry of the subset.
 
     Raises:
-        StoreError: a file is missing, or not of as many documents as the manifest says.
+        StoreError: a file is missing or its size does not match the manifest.
     """
     arrays = []
     for name, layer in zip(subset.length_files, subset.all_layers, strict=True):

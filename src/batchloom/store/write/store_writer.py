@@ -1,4 +1,4 @@
-"""Writing: everything is written aside, synced and renamed; a name that exists is whole."""
+"""Writers of store files: each file is complete before it gets its name."""
 
 import contextlib
 import io
@@ -32,20 +32,20 @@ from batchloom.store.format import (
 
 
 def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn the system's refusal to write ``path`` into one sentence with its remedy.
+    """Convert OSErrors while writing ``path`` to one sentence with a remedy.
 
     Raises:
-        OutputError: in place of any OSError of the system raised inside.
+        OutputError: replaces an OSError raised inside.
     """
     return wrap_os_errors("write", path)
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents where they are missing.
+    """Create ``path`` and its missing parents.
 
     Raises:
-        InputError: it is a URL.
-        OutputError: it cannot be made.
+        InputError: the path is a URL.
+        OutputError: the folder cannot be created.
     """
     refuse_url(path, "The output")
     with wrap_write_errors(path):
@@ -53,12 +53,12 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> str:
-    """Write ``data`` aside, sync it, rename it to ``path``; returns its checksum."""
+    """Write ``data`` atomically (temporary file, sync, rename); return its checksum."""
     return write_chunks(path, [data])
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
-    """Write a file as :func:`write_file` does, from pieces that need not be in memory together."""
+    """Write a file from chunks as :func:`write_file` does; return its checksum."""
     partial_path, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()
     with wrap_write_errors(path):
         with partial_path.open("wb") as file:
@@ -73,12 +73,12 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
 
 @final
 class AtomicFile(io.RawIOBase):
-    """A file that takes its name when it is finished, and is deleted otherwise; use as a context manager.
+    """A file that gets its name when it is finished and is deleted otherwise.
 
-    Nothing is made before the first write.
+    Use it as a context manager. Nothing is created before the first write.
 
     Args:
-        path: the name it takes; a file of that name is replaced.
+        path: final path; an existing file is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,19 +96,19 @@ class AtomicFile(io.RawIOBase):
         self.close()
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written."""
         return self._size
 
     def write(self, data: Any, /) -> int:
-        """Add bytes at the end; all of them.
+        """Append all of ``data``.
 
         Raises:
-            StoreConflictError: another process writes this file.
-            OutputError: they cannot be written.
+            StoreConflictError: another process is writing this file.
+            OutputError: the file cannot be written.
         """
         with wrap_write_errors(self._path):
             if self._file is None:
@@ -119,7 +119,7 @@ class AtomicFile(io.RawIOBase):
         return size
 
     def finish(self) -> int:
-        """Sync the file and give it its name; its bytes."""
+        """Sync the file, rename it to its path and return its size in bytes."""
         self.write(b"")
         with wrap_write_errors(self._path):
             self._file.flush()
@@ -131,7 +131,7 @@ class AtomicFile(io.RawIOBase):
         return self._size
 
     def remove_previous(self) -> None:
-        """Remove the file that an earlier run left under the name."""
+        """Delete the file of an earlier run at the final path."""
         with wrap_write_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -153,7 +153,7 @@ class AtomicFile(io.RawIOBase):
 
 
 def sync_folder(path: Path) -> None:
-    """Make the renames inside ``path`` outlast a power cut."""
+    """Sync a folder so that renames in it survive a power failure."""
     with wrap_write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -163,23 +163,23 @@ def sync_folder(path: Path) -> None:
 
 
 def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
-    """Write a shard's ``.mask``; its checksum, None where every token is trained."""
+    """Write a shard's ``.mask``; return its checksum, or None if all tokens are trained."""
     data = bits.to_bytes()
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
 
 
 def write_pair_index(stem: Path, sides: PairIndex | None) -> str | None:
-    """Write a shard's ``.pairs``; its checksum, None where its documents are no preferences."""
+    """Write a shard's ``.pairs``; return its checksum, or None without preferences."""
     return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
 
 
 def write_signatures(stem: Path, signatures: MinHashSignatures | None) -> str | None:
-    """Write a shard's ``.bands``; its checksum, None where nobody looks for documents that are alike."""
+    """Write a shard's ``.bands``; return its checksum, or None without signatures."""
     return None if signatures is None else write_chunks(stem.with_suffix(".bands"), signatures.iter_chunks())
 
 
 class MediaFiles(NamedTuple):
-    """What a manifest says of a shard's ``.media`` and ``.blobs``; None of what there is not."""
+    """Manifest fields of a shard's ``.media`` and ``.blobs``; None for missing files."""
 
     media: str | None = None
     media_bytes: int | None = None
@@ -189,7 +189,7 @@ class MediaFiles(NamedTuple):
 
 
 def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
-    """Write a shard's ``.media``, and its ``.blobs`` with their checksums where media are held."""
+    """Write a shard's ``.media``, and ``.blobs`` with its checksums if bytes are stored."""
     if media is None or not len(media.rows):
         return MediaFiles()
     rows, byte_ranges = media.pack()
@@ -208,17 +208,17 @@ def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
 
 
 def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
-    """Write a ``.sums`` file; the checksum of its head."""
+    """Write a ``.sums`` file; return the checksum of its header."""
     data, head = checksums.to_bytes()
     write_file(path, data)
     return head
 
 
 class ShardWriter:
-    """Writes one shard: tokens as they come, index and origins at the end.
+    """Writer of one shard: streams tokens, and adds index and provenance at the end.
 
     Args:
-        stem: path of the shard without ending (``OUT/train/shard_00000``).
+        stem: path of the shard without suffix (``OUT/train/shard_00000``).
         dtype: dtype of a token on disk.
     """
 
@@ -232,9 +232,9 @@ class ShardWriter:
             self._file = self._partial_path.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
-        """Add tokens at the end, and for each whether it is trained (None: every one).
+        """Append tokens and their trained flags; None marks every token as trained.
 
-        Documents may arrive in any pieces.
+        Calls need not align with document boundaries.
         """
         data = np.ascontiguousarray(tokens, self._dtype)
         with wrap_write_errors(self._partial_path):
@@ -256,14 +256,14 @@ class ShardWriter:
         signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> ShardEntry:
-        """Close the shard; it exists under its names only after this.
+        """Close the shard and rename its files to their final names.
 
         Args:
-            lengths: tokens of each document [D]; their sum is what was appended.
-            provenance: origin and hash of each document [D].
-            sides: pair and side of each document [D]; None where they are no preferences.
-            signatures: by which later documents are found to be like them; None where nobody asks.
-            media: what the documents hold; None where they hold none.
+            lengths: tokens of each document, [D]; their sum must equal the tokens appended.
+            provenance: provenance and hash of each document, [D].
+            sides: pair and side of each document, [D]; None without preferences.
+            signatures: MinHash signatures of the documents; None without near deduplication.
+            media: media of the documents; None if they hold none.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(provenance):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -297,16 +297,16 @@ class ShardWriter:
         )
 
     def abandon(self) -> None:
-        """Close the file without giving it its name (after an error)."""
+        """Close the file without renaming it (after an error)."""
         self._file.close()
 
 
 class LengthsWriter:
-    """Writes the lengths of the documents that a generation adds to a subset, in the order of its shards.
+    """Writer of the lengths of documents that a generation adds, in shard order.
 
     Args:
-        folder: of the subset.
-        generation: its number: the first one's file is ``lengths.u32``.
+        folder: folder of the subset.
+        generation: number of the generation; the first one's file is ``lengths.u32``.
     """
 
     def __init__(self, folder: Path, generation: int = 1) -> None:
@@ -318,7 +318,7 @@ class LengthsWriter:
             self._file = self._partial_path.open("wb")
 
     def append(self, lengths: NDArray[np.uint32]) -> None:
-        """Add the lengths of the next documents, uint32 [D]."""
+        """Append the lengths of the next documents, uint32 [D]."""
         data = np.ascontiguousarray(lengths, "<u4")
         with wrap_write_errors(self._partial_path):
             self._file.write(data.data)
@@ -326,7 +326,7 @@ class LengthsWriter:
         self._checksums.append(data.data)
 
     def finish(self) -> tuple[str, str]:
-        """Sync and rename the file; returns its checksum, and that of the head of its ``.sums``."""
+        """Sync and rename the file; return its checksum and that of its ``.sums`` header."""
         header_checksum = write_checksum_file(self._checksums_path, self._checksums)
         with wrap_write_errors(self._path):
             self._file.flush()
@@ -336,5 +336,5 @@ class LengthsWriter:
         return str(self._hash.hexdigest()), header_checksum
 
     def abandon(self) -> None:
-        """Close the file without giving it its name (after an error)."""
+        """Close the file without renaming it (after an error)."""
         self._file.close()

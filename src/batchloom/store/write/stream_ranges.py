@@ -1,8 +1,8 @@
-r"""``plans/stretches.lanes``: where the stretches of a stream begin in the store that it kept.
+"""The ``plans/stretches.lanes`` file: bounds of a stream's ranges in its store.
 
-Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 stretches S; u64 the first 16 hex digits of the
-fingerprint of ``[documents, bin, idx]`` of each shard of the train subset they are of; then the number of the first
-document of each stretch in it and of documents at the end, u64 [S + 1].
+Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 ranges S; u64 the first 16 hex digits of the
+fingerprint of ``[documents, bin, idx]`` of each shard of the train subset; then the number of the first
+document of each range, and the number of documents at the end, u64 [S + 1].
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,14 @@ _FILE_NAME = "plans/stretches.lanes"
 
 
 def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Number of the first document of each stretch, and of documents, int64 [S + 1].
+    """Return the first document of each stream range, int64 [S + 1].
+
+    The last element is the number of documents.
 
     Args:
-        store: the subset, with its files.
-        begins: of each stretch the number of its first part in the manifest's list of parts, and the
-            byte of the source it begins at, in order.
+        store: the subset, with local files.
+        begins: for each range in order, the index of its first part in the manifest's list of parts and the
+            byte offset in the source.
     """
     bounds = np.zeros(len(begins) + 1, np.int64)
     bounds[-1] = len(store)
@@ -36,7 +38,7 @@ def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDA
     for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
         provenance = map_provenance(stem.with_suffix(".docs"))
         last = int(provenance.parts[-1]), int(provenance.offsets[-1])
-        # Stretches that begin at or before the last document of the shard, and were not found yet.
+        # Count the remaining ranges that begin at or before the last document of the shard.
         stop = next_range + int(
             np.sum(
                 (parts[next_range:] < last[0]) | ((parts[next_range:] == last[0]) & (offsets[next_range:] <= last[1]))
@@ -52,10 +54,10 @@ def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDA
 
 
 def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
-    """Lay the bounds beside a store, whose train subset they are of.
+    """Write range bounds into the folder of the store whose train subset they index.
 
     Raises:
-        OutputError: they cannot be written.
+        OutputError: the file cannot be written.
     """
     path = store.path / _FILE_NAME
     make_folder(path.parent)
@@ -64,16 +66,16 @@ def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
 
 
 def _hash_document_order(store: Store) -> int:
-    """Names the documents of a subset in their order; removing some leaves it as it is."""
+    """Return a hash of the documents in order; removals do not change it."""
     shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
     return int(fingerprint([[shard.documents, shard.bin, shard.idx] for shard in shards])[:16], 16)
 
 
 def read_range_bounds(store: Store) -> NDArray[np.int64]:
-    """The bounds of the stretches of a store that a stream kept, int64 [S + 1].
+    """Read the range bounds of a store that a stream kept, int64 [S + 1].
 
     Raises:
-        PlanError: no stream kept it, or it was changed since.
+        PlanError: no stream kept the store, or it changed since.
         StoreError: the file is damaged.
     """
     path = store.path / _FILE_NAME
