@@ -1,4 +1,4 @@
-"""The store: Megatron shards with a manifest, a tokenizer and the provenance of each document.
+"""The store: Megatron shards with manifest, tokenizer and provenance.
 
 `format/` defines the files, `read/` opens them, `write/` makes them, `maintain/` changes and verifies stores,
 `export/` converts them. docs/format.md is the normative specification.

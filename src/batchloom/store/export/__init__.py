@@ -1,4 +1,4 @@
-"""Export of stores to Megatron, flat files, Parquet, `datasets` folders and MDS shards.
+"""Export of stores to Megatron, flat, Parquet, `datasets` and MDS files.
 
 Read `export_targets.py` first.
 """

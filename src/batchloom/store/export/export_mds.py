@@ -1,8 +1,8 @@
-"""The way out to mosaicml-streaming: MDS shards, written here byte for byte as MDSWriter does.
+"""Export to mosaicml-streaming as MDS shards, byte for byte like MDSWriter.
 
-A shard: u32 samples N; u32 where each sample begins, and the end [N + 1]; the JSON of its
-columns; the samples. A sample: the u32 size of each column without a fixed one, then the values.
-Source: streaming/base/format/mds (writer.py, encodings.py), version 2. Writing it takes neither
+A shard: u32 samples N; u32 offset of each sample, and the end [N + 1]; the JSON of its
+columns; the samples. A sample: the u32 size of each variable-size column, then the values.
+Source: streaming/base/format/mds (writer.py, encodings.py), version 2. This module needs neither
 that package nor the torchvision it imports.
 """
 
@@ -25,14 +25,14 @@ _MAX_SHARD_BYTES = 2**32 - 1
 
 
 def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """MDS shards of about 64 MiB and their ``index.json``.
+    """Write MDS shards of about 64 MiB and their ``index.json``.
 
-    Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 where masked; ``source`` str
-    and ``record`` int; of preferences ``side`` str and ``pair`` int.
+    Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``source`` str
+    and ``record`` int; for preferences ``side`` str and ``pair`` int.
 
     Raises:
-        InputError: a document too long for the format.
-        OutputError: nothing can be written.
+        InputError: a document is too long for the format.
+        OutputError: a file cannot be written.
     """
     columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:int32", None)}
     if store.masked:
@@ -41,7 +41,7 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
         columns["source"] = "str", None
     if store.contents.preferences:
         columns["side"] = "str", None
-    # Columns of one size stand behind the others: a sample is sizes, then texts, then numbers.
+    # Fixed-size columns follow the others: a sample is sizes, then texts, then numbers.
     if store.manifest is not None:
         columns["record"] = "int", 8
     if store.contents.preferences:
@@ -88,7 +88,7 @@ def _encode_samples(document_range: DocumentRange, names: list[bytes]) -> list[b
 
 
 def _encode_shape(size: int) -> bytes:
-    """What stands before a one-dimensional array: dimensions and the width of its size, its size."""
+    """Encode the prefix of a one-dimensional array: rank and size width, then size."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little")
 
@@ -113,7 +113,7 @@ class _MdsWriter:
         self._entries: list[dict[str, Any]] = []
 
     def add(self, sample: bytes) -> None:
-        """Add a sample; a full shard is written."""
+        """Add a sample, after writing the shard if it would be too large."""
         size = len(sample) + 4
         if self._samples and 8 + len(self._head) + self._bytes + size > _SHARD_BYTES:
             self._flush()
@@ -121,7 +121,7 @@ class _MdsWriter:
         self._bytes += size
 
     def finish(self) -> None:
-        """Write the last shard and the index of all."""
+        """Write the last shard and the index of all shards."""
         if self._samples:
             self._flush()
         index = {"shards": self._entries, "version": 2}

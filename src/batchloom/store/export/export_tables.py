@@ -1,4 +1,4 @@
-"""Ways out as tables: Parquet files, and a folder as ``datasets.Dataset.save_to_disk`` writes it."""
+"""Export to tables: Parquet files and the folder format of ``datasets``."""
 
 import contextlib
 import json
@@ -19,17 +19,18 @@ ProgressCallback = Callable[[int], None]
 
 
 def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """A Parquet file a shard: ``input_ids`` list<int32>, ``loss_mask`` list<int8> where masked, origins.
+    """Write one Parquet file per shard.
 
-    Of preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
+    Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; provenance; for preferences also
+    ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
 
     Raises:
-        OutputError: nothing can be written.
+        OutputError: a file cannot be written.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
         path = folder / f"{name}-{number:05d}-of-{len(store.shards):05d}.parquet"
-        # Ids of a vocabulary do not fit a dictionary page: looking for one takes longer than all else.
+        # Token ids do not fit a dictionary page, and trying to build one takes longer than all other work.
         options = {"compression": "zstd", "use_dictionary": ["source", "side"]}
         with _open_synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
             for table in _iter_tables(store, number, schema, tick):
@@ -38,10 +39,10 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> list[s
 
 
 def export_hf(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """What ``datasets.load_from_disk`` opens: an Arrow stream a shard, and two small JSON files.
+    """Write a folder for ``datasets.load_from_disk``: one Arrow stream per shard.
 
     Raises:
-        OutputError: nothing can be written.
+        OutputError: a file cannot be written.
     """
     schema, names = _make_schema(store), []
     for number in range(len(store.shards)):
@@ -59,7 +60,7 @@ def export_hf(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
         "_output_all_columns": False,
         "_split": store.split or None,
     }
-    # Without features in it, `datasets` takes the columns' types from the Arrow schema.
+    # Without features in dataset_info.json, `datasets` takes the column types from the Arrow schema.
     write_file(folder / "dataset_info.json", b"{}\n")
     write_file(folder / "state.json", json.dumps(state, indent=1).encode() + b"\n")
     return []

@@ -1,4 +1,4 @@
-"""``export``: the ways out of a store, each written aside and renamed as a whole."""
+"""The ``export`` command: its targets, each written atomically."""
 
 import contextlib
 import importlib
@@ -30,16 +30,16 @@ _NAME_PATTERN = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written.
+    """Result of an export.
 
     Attributes:
-        path: the folder.
-        to: the target.
-        documents: documents in it.
-        tokens: their tokens.
+        path: output folder.
+        to: export target.
+        documents: number of documents.
+        tokens: number of tokens.
         files: number of files.
-        bytes: their bytes.
-        notes: what the target cannot hold, one sentence each.
+        bytes: total size of the files.
+        notes: information that the target cannot hold, one sentence each.
     """
 
     path: Path
@@ -61,30 +61,30 @@ def export_store(
     generation: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ExportResult:
-    """Write one subset of a store (or a bare prefix) in a form that others read.
+    """Write one subset of a store (or a bare prefix) in another format.
 
-    Streams in bounded memory, and compares a store with its checksums on the way. The folder appears as a whole or
+    Streams in bounded memory and verifies a store's checksums on the way. The output folder appears complete or
     not at all.
 
     Args:
         path: a store's folder or a Megatron prefix.
-        to: ``megatron`` (every shard as it is, by hard link where possible; with ``merge`` one
-            prefix), ``flat`` (one file of ids and a JSON that says what they are), ``parquet``,
+        to: ``megatron`` (every shard unchanged, by hard link where possible; one prefix with
+            ``merge``), ``flat`` (one file of ids and a JSON that describes it), ``parquet``,
             ``hf`` (for ``datasets.load_from_disk``) or ``mds`` (for mosaicml-streaming).
-        out: the folder to write; it must not exist, or be empty.
-        split: the subset.
-        merge: with ``megatron``: the name of the one prefix.
-        generation: of the store; None for the newest.
-        progress: is called with the number of documents written since the last call.
+        out: output folder; it must not exist, or be empty.
+        split: name of the subset.
+        merge: for ``megatron``: name of the single prefix.
+        generation: generation of the store; None for the newest.
+        progress: called with the number of documents written since the last call.
 
     Raises:
-        SettingsError: an unknown target, or a ``merge`` that is no name.
+        SettingsError: the target is unknown, or ``merge`` is not a valid name.
         StoreMissingError, StoreError, InputError: as :func:`batchloom.open_store`.
         StoreConflictError: ``out`` is not empty, or another run writes it.
         OutputError: ``out`` cannot be written.
     """
     raise_problems(_list_problems(to, merge))
-    # Without it a flipped bit would go into files that have no checksums. A bare prefix has none to compare with.
+    # Without verification, a flipped bit would go into files without checksums. A bare prefix has no checksums.
     store = open_store(
         path,
         split,
@@ -128,7 +128,7 @@ def _list_problems(to: str, merge: str | None) -> list[str]:
 
 
 def _choose_exporter(to: str) -> Callable[[Store, Path, Callable[[int], None]], list[str]]:
-    """The writer of a target; pyarrow is loaded only where it is needed."""
+    """Return the exporter of a target; pyarrow is imported only if needed."""
     if to == "mds":
         return export_mds
     tables = importlib.import_module("batchloom.store.export.export_tables")
@@ -137,7 +137,7 @@ def _choose_exporter(to: str) -> Callable[[Store, Path, Callable[[int], None]], 
 
 @contextlib.contextmanager
 def _open_staging_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its name when all is written, and is deleted otherwise."""
+    """Provide a temporary folder that is renamed to ``out`` on success, else deleted."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreConflictError(f"{out} is there already and not empty; choose another --out, or delete it.")
     folder = out.absolute().with_name(out.absolute().name + PARTIAL_SUFFIX)

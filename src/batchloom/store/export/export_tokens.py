@@ -1,4 +1,4 @@
-"""Ways out for token ids: Megatron prefixes, shard by shard or merged, and a flat file."""
+"""Export of token ids: Megatron prefixes, by shard or merged, and a flat file."""
 
 import json
 import os
@@ -24,14 +24,13 @@ ProgressCallback = Callable[[int], None]
 
 
 def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """Every shard as the Megatron prefix it is: hard links, copies where the file system has none.
+    """Export every shard as a Megatron prefix, by hard link or copy.
 
-    Returns:
-        What is lost, one sentence each.
+    Returns notes on lost information, one sentence each.
 
     Raises:
-        OutputError: nothing can be written.
-        StoreError: a shard has other bytes than its checksums say.
+        OutputError: a file cannot be written.
+        StoreError: a shard does not match its checksums.
     """
     for number, stem in enumerate(store.shards.stems):
         first, stop = store.contents.removed.searchsorted(store.shards.bounds[number : number + 2]).tolist()
@@ -48,7 +47,10 @@ def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[st
 
 
 def _verify_shard(store: Store, number: int) -> None:
-    """Compare the files of a shard, which a link does not read, with their checksums; a bare prefix has none."""
+    """Verify the files of a shard, since linking does not read them.
+
+    A bare prefix has no checksums.
+    """
     if store.manifest is None:
         return
     entry = store.manifest.subsets[store.split].shards[number]
@@ -63,7 +65,7 @@ def _verify_shard(store: Store, number: int) -> None:
 
 
 def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) -> None:
-    """A shard without its removed documents, which is nothing where all of them are."""
+    """Write a shard without its removed documents, or nothing if all are removed."""
     lengths = _read_remaining_lengths(store, *store.shards.bounds[number : number + 2])
     if not lengths.size:
         return
@@ -82,7 +84,7 @@ def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) 
 
 
 def _read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
-    """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
+    """Return the lengths of documents ``start`` to ``stop - 1`` that are not removed."""
     lengths = store.lengths.slice(start, stop)
     first, last = store.contents.removed.searchsorted([start, stop])
     return np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
@@ -93,17 +95,17 @@ def _link_or_copy(source: Path, target: Path) -> None:
         try:
             target.hardlink_to(source)
         except OSError:
-            # Another file system, or one without links; copying finds any other fault and names it.
+            # Hard links fail across file systems, and some have none. Copying reports any other error.
             shutil.copyfile(source, target)
             with target.open("rb") as file:
                 os.fsync(file.fileno())
 
 
 def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback) -> list[str]:
-    """All shards as one Megatron prefix; gives back what is lost.
+    """Export all shards as one Megatron prefix; return notes on losses.
 
     Raises:
-        OutputError: nothing can be written.
+        OutputError: a file cannot be written.
     """
     lengths = _read_remaining_lengths(store, 0, len(store))
     write_chunks(folder / f"{name}.idx", iter_index_chunks(lengths, store.dtype))
@@ -113,10 +115,10 @@ def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback)
 
 
 def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """All ids back to back in one file, and a small JSON that says what they are; gives back what is lost.
+    """Export all ids as a flat file with a JSON sidecar; return notes on losses.
 
     Raises:
-        OutputError: nothing can be written.
+        OutputError: a file cannot be written.
     """
     name = store.split or store.path.name
     ends = _EndTokenCheck(store.end_id)
@@ -142,7 +144,7 @@ def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]
 
 
 class _EndTokenCheck:
-    """Whether the end token stands at the end of every document and nowhere else."""
+    """Check that the end token ends every document and occurs nowhere else."""
 
     def __init__(self, end_id: int) -> None:
         self._end_id = end_id
@@ -182,7 +184,7 @@ def _iter_mask_flags(store: Store) -> Iterator[NDArray[np.bool_]]:
 
 
 def _list_losses(store: Store) -> list[str]:
-    """What of a store such files do not hold, or only we read, one sentence each."""
+    """List the information that such files lack or other readers ignore."""
     notes = []
     if store.contents.preferences:
         notes.append(

@@ -1,4 +1,4 @@
-"""Changes and checks of finished stores: generations, removal, compaction and verification.
+"""Maintenance of stores: generations, removal, compaction and verification.
 
 Read `generations.py` first.
 """

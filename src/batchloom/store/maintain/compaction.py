@@ -1,4 +1,7 @@
-"""``compact``: one generation without removed documents, and the files of older ones gone."""
+"""The ``compact`` command: rewrite a store as one generation.
+
+Removed documents and the files of older generations are deleted.
+"""
 
 import os
 from collections import Counter
@@ -44,16 +47,16 @@ REASON = "removed"
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What a compaction did.
+    """Result of a compaction.
 
     Attributes:
-        path: the store.
-        generation: its only generation from now on.
-        made: whether there was something to do.
-        documents: removed documents whose text is gone now.
-        shards: shards that were written anew for that.
-        files: files that were deleted.
-        ended: numbers of the generations that can be opened no longer.
+        path: folder of the store.
+        generation: number of its only remaining generation.
+        made: whether a new generation was made.
+        documents: number of removed documents whose text was deleted.
+        shards: number of rewritten shards.
+        files: number of deleted files.
+        ended: numbers of the generations that can no longer be opened.
     """
 
     path: Path
@@ -66,19 +69,19 @@ class CompactionResult:
 
 
 def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CompactionResult:
-    """Make one generation of a store, without its removed documents; the older ones cannot be opened any more.
+    """Rewrite a store as one generation without its removed documents.
 
-    Only shards that hold removed documents are written anew, under new numbers. Killed at any moment the
-    store is as before or as after, and the same command finishes what is left.
+    Older generations can no longer be opened. Only shards that hold removed documents are rewritten, under new numbers.
+    After a crash the store is in the old or in the new state, and the same command completes the work.
 
     Args:
-        path: the store's folder.
-        progress: is called with the number of documents written since the last call.
+        path: folder of the store.
+        progress: called with the number of documents written since the last call.
 
     Raises:
         StoreMissingError, StoreError: there is no store, or it is damaged.
-        StoreConflictError: another run is changing the store, or a job into it is unfinished.
-        InputError: no document would be left.
+        StoreConflictError: another run is changing the store, or it has an unfinished job.
+        InputError: no document would remain.
         OutputError: the store cannot be written.
     """
     refuse_url(path, "The store")
@@ -112,12 +115,12 @@ def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] 
 
 
 def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tuple[Manifest, int]:
-    """The manifest without removed documents, whose new files are written; and how many shards these are."""
+    """Write the compacted shards; return the manifest and the number of new shards."""
     numbers, rewritten = next_shard_numbers(base), 0
     subsets: dict[str, SubsetEntry] = {}
     removed_counts = _RemovedCounts(base)
     for name, entry in base.subsets.items():
-        # Without it a flipped bit would get a checksum of its own.
+        # Without verification, a flipped bit would be copied and get a valid checksum.
         store = open_store(folder, name, generation=base.generation, verify="first-read")
         if not store.contents.removed.size and len(entry.all_layers) == 1:
             subsets[name] = entry
@@ -145,7 +148,7 @@ def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) 
 
 
 def _list_removed(store: Store, shard: int) -> NDArray[np.int64]:
-    """Places of a shard's removed documents in it."""
+    """Return the rows of a shard's removed documents."""
     bounds = store.shards.bounds[shard : shard + 2]
     begin, end = store.contents.removed.searchsorted(bounds)
     return store.contents.removed[begin:end] - bounds[0]
@@ -164,7 +167,7 @@ def _write_compacted_shard(
     stem: Path,
     tick: Callable[[int], None],
 ) -> ShardEntry:
-    """A shard without these documents, under a new name."""
+    """Write a shard without its removed documents, under a new name."""
     writer = ShardWriter(stem, store.dtype)
     old, folder = entry.shards[shard], store.path / store.split
     try:
@@ -193,7 +196,7 @@ def _write_compacted_shard(
 
 
 def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEntry:
-    """The entry of a subset whose shards are written: its lengths in one file again."""
+    """Write the lengths of a compacted subset in one file and return its entry."""
     folder = store.path / store.split
     writer = LengthsWriter(folder, generation)
     try:
@@ -215,7 +218,7 @@ def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) 
 
 
 class _RemovedCounts:
-    """Counts what each source loses."""
+    """Removed documents and tokens per part, and the manifest counts without them."""
 
     def __init__(self, base: Manifest) -> None:
         self._base = base

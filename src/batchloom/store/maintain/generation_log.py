@@ -1,4 +1,4 @@
-"""``log``: the generations of a store, with the times that the reports beside them know."""
+"""The ``log`` command: generations of a store, with times from their reports."""
 
 import os
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from batchloom.store.format import (
 
 @dataclass(frozen=True, slots=True)
 class GenerationLogEntry:
-    """One generation.
+    """Log entry of one generation.
 
     Attributes:
-        number: of the generation.
+        number: number of the generation.
         made: ``prepared``, ``appended``, ``removed`` or ``compacted``.
-        documents: of each subset after it, without what is removed.
-        tokens: of each subset, likewise.
+        documents: documents of each subset after it, without removed ones.
+        tokens: tokens of each subset after it, without removed ones.
         sources: names of the sources it added.
-        recipe_fingerprint: of the job that read them; empty where none was read.
-        selected: the names of sources that documents were removed by.
-        fingerprints: of each subset.
-        when: the time of its beginning by its report; empty where that is not there.
+        recipe_fingerprint: fingerprint of the job's recipe; empty if no job read inputs.
+        selected: source names given to a removal.
+        fingerprints: fingerprint of each subset.
+        when: start time from its report; empty if the report is missing.
         readable: whether it can be opened.
     """
 
@@ -49,7 +49,7 @@ class _GenerationReport(msgspec.Struct, frozen=True):
 
 
 def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
-    """The generations of a store, the first one first, those that were compacted away too.
+    """Return the generations of a store, oldest first, including compacted ones.
 
     Raises:
         StoreMissingError, StoreError: there is no store, or its manifest is damaged.
@@ -78,7 +78,7 @@ def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
 
 
 def _read_start_time(folder: Path, generation: int) -> str:
-    """What the report of a generation says of its time; a sidecar that is no report says nothing."""
+    """Read the start time of a generation from its report; empty if it is unreadable."""
     try:
         data = read_regular_file(folder / format_generation_file_name(REPORT_NAME, generation))
         return msgspec.json.decode(data, type=_GenerationReport).started

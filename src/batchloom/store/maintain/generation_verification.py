@@ -1,4 +1,4 @@
-"""Verifying what a store says of its generations and of its removed documents."""
+"""Verification of a store's history and removed documents."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ from batchloom.store.maintain.generations import list_generation_files
 
 
 def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
-    """What is wrong with the generations before one, one sentence each.
+    """List the faults of the older generations, one sentence each.
 
-    The files that a generation shares with ``newest`` are checked with that one; here it is made sure that
-    it names no others but its own removed documents, and that both tell the same history.
+    Files shared with ``newest`` are verified with it. This function verifies that an older generation
+    has no other files except its removed documents, and that the histories agree.
     """
     faults = _list_last_entry_faults(folder, newest)
     for number in newest.readable[:-1]:
@@ -52,7 +52,7 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
 
 
 def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """Whether the last entry of the history says what the manifest itself says."""
+    """List a fault if the last history entry contradicts the manifest."""
     last = manifest.history[-1]
     own_entry = make_generation_entry(manifest, last.made, last.selected)
     differing_fields = [name for name in own_entry.__struct_fields__ if getattr(own_entry, name) != getattr(last, name)]
@@ -62,7 +62,10 @@ def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:
-    """An entry as it was told while it was the newest, when nobody had the checksum of its manifest."""
+    """Return a history entry without its manifest checksum.
+
+    Only later generations record this checksum.
+    """
     return replace(entry, manifest="")
 
 
@@ -74,11 +77,9 @@ def _continues_history(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
 
 
 def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
-    """What is wrong with the removed documents of a subset, whose shards are sound.
+    """List the faults of a subset's removed documents; its shards must be sound.
 
-    Args:
-        folder: of the subset.
-        subset: what the manifest says of it.
+    ``folder`` is that of the subset.
     """
     removed_entry = subset.removed
     if removed_entry is None or subset.removed_file is None:

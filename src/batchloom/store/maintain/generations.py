@@ -1,8 +1,8 @@
-"""Generations: a store grows and shrinks by a new manifest over files that never change.
+"""Generations: changes to a store as new manifests over immutable files.
 
-What a generation adds is written under names that nothing has yet; then the old manifest is copied to
-``generations/``, and the new one renamed into its place. Whatever is killed in between, the store is
-the old generation or the new one, whole; files that no manifest names are cleared by the next change.
+The files of a new generation are written under unused names. Then the old manifest is copied to
+``generations/``, and the new one renamed into its place. After a crash, the store is in the old
+or in the new generation; the next change deletes files that no manifest names.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from batchloom.store.format import (
 )
 from batchloom.store.write import make_folder, sync_folder, wrap_write_errors, write_file
 
-# What the store itself writes beside its manifest; other files in its folder are nobody's business here.
+# Files that the store itself writes next to its manifest. Other files in its folder must not be deleted.
 _OWNED_FILE_PATTERNS = {
     "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
     GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
@@ -63,7 +63,7 @@ _OWNED_FILE_PATTERNS = {
 
 
 def next_shard_numbers(manifest: Manifest) -> dict[str, int]:
-    """Number of the next shard of each subset, whose numbering goes on through the generations."""
+    """Return the number of each subset's next shard; generations share the numbering."""
     numbers = dict.fromkeys(SUBSETS, 0)
     for name, subset in manifest.subsets.items():
         shard_numbers = (int(shard.name.removeprefix("shard_")) for shard in subset.shards)
@@ -72,18 +72,15 @@ def next_shard_numbers(manifest: Manifest) -> dict[str, int]:
 
 
 def next_part_number(manifest: Manifest) -> int:
-    """Number of the next part, counted through the sources of all generations."""
+    """Return the number of the next part, counted over the sources of all generations."""
     return sum(len(source.parts) for source in manifest.sources)
 
 
 def make_successor(base: Manifest, changed: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> Manifest:
-    """The manifest of the generation after ``base``.
+    """Build the manifest of the generation after ``base``.
 
-    Args:
-        base: the newest generation.
-        changed: the same with what is new in it; its number and history do not count.
-        kind: how it came to be.
-        selected: the names that documents were removed by.
+    ``changed`` is ``base`` with the changes; its generation number and history are ignored.
+    ``selected`` holds the source names given to a removal.
     """
     *earlier, last = base.all_history
     last = replace(last, manifest=compute_content_checksum(base))
@@ -93,18 +90,18 @@ def make_successor(base: Manifest, changed: Manifest, kind: GenerationKind, sele
 
 
 def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
-    """The manifest of ``base`` with the documents of a job behind its own, as the next generation.
+    """Build the manifest of the next generation, which appends a job's documents.
 
     Args:
-        base: the generation the job began on; a job that goes on after it was stopped gives the same one
-            again (``read_manifest(folder, number)``), also where this generation was made meanwhile.
-        added: what the job's manifest would be if its documents were a store of their own: its
+        base: generation on which the job began. A resumed job passes the same one
+            (``read_manifest(folder, number)``), even if the new generation exists already.
+        added: manifest of the job's documents as if they were a store of their own: its
             sources, counts, shards, lengths and recipe. Its shards are numbered from
-            :func:`next_shard_numbers` on, the parts in its ``.docs`` from :func:`next_part_number` on, and its lengths
-            lie in the files of generation ``base.generation + 1``.
+            :func:`next_shard_numbers`, the parts in its ``.docs`` from :func:`next_part_number`, and its lengths
+            are in files of generation ``base.generation + 1``.
 
     Raises:
-        StoreConflictError: it is of another tokenizer or dtype.
+        StoreConflictError: tokenizer, dtype or processor differ.
     """
     for name, old, new in (
         ("tokenizer", base.tokenizer.fingerprint, added.tokenizer.fingerprint),
@@ -162,7 +159,7 @@ def _add_counts(old: StoreCounts, new: StoreCounts) -> StoreCounts:
 
 
 def list_generation_files(manifest: Manifest) -> set[str]:
-    """Every file that a generation cannot be without, named from the store's folder."""
+    """List the files that a generation requires, relative to the store's folder."""
     file_names = set()
     for name, subset in manifest.subsets.items():
         file_names |= {f"{name}/{file}" for file in subset.length_files}
@@ -184,7 +181,7 @@ def list_generation_files(manifest: Manifest) -> set[str]:
 
 
 def list_sidecars(manifest: Manifest) -> set[str]:
-    """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
+    """List the report files of each generation, and the quarantine files of jobs."""
     history = manifest.all_history
     reports = {
         format_generation_file_name(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
@@ -196,11 +193,11 @@ def list_sidecars(manifest: Manifest) -> set[str]:
 
 @contextlib.contextmanager
 def lock_store(folder: Path) -> Iterator[None]:
-    """Be the only one who changes a store's manifest; the lock dies with the process.
+    """Hold the lock for changing a store's manifest; it ends with the process.
 
     Raises:
-        StoreConflictError: another process is at it.
-        OutputError: the store lies where nothing can be locked.
+        StoreConflictError: another process holds the lock.
+        OutputError: the file system does not support locks.
     """
     with wrap_write_errors(folder):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -218,18 +215,18 @@ def lock_store(folder: Path) -> Iterator[None]:
 
 
 def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
-    """Make a prepared generation the newest of a store; may be stopped anywhere and begun again.
+    """Make a prepared generation the newest of a store; safe to interrupt and repeat.
 
     Args:
-        folder: the store.
-        manifest: as :func:`extend_manifest` gives it for the newest generation; where that is this very one
-            already, nothing is left to do.
-        staged: a folder on the same file system that holds the new files as the store will: shards and
+        folder: folder of the store.
+        manifest: result of :func:`extend_manifest` for the newest generation; if the store already has
+            this generation, nothing is done.
+        staged: a folder on the same file system that holds the new files under their final names: shards and
             lengths by subset, ``quarantine.NNNNN.jsonl`` and ``report.NNNNN.json``. Files of other names
-            stay where they are.
+            are not moved.
 
     Raises:
-        StoreConflictError: the store has become another generation since, another run is changing it,
+        StoreConflictError: the store has another generation by now, another run is changing it,
             or a file is missing.
         StoreError: the manifest contradicts itself.
         OutputError: the store cannot be written.
@@ -251,7 +248,7 @@ def _move_new_files(folder: Path, base: Manifest, manifest: Manifest, staged: Pa
         target = folder / name
         make_folder(target.parent)
         with wrap_write_errors(target), contextlib.suppress(FileNotFoundError):
-            # Where it is missing here, an earlier try moved it.
+            # A file that is missing here was moved by an interrupted attempt.
             (staged / name).replace(target)
             changed_folders.add(target.parent)
     for parent in sorted(changed_folders):
@@ -266,19 +263,14 @@ def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
 
 
 def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
-    """Replace a store's manifest, whose files all lie in place; gives back how many files that made needless.
+    """Replace a store's manifest ``base``; return the number of stale files deleted.
 
-    The caller is :func:`lock_store` the store.
-
-    Args:
-        folder: the store.
-        base: what its manifest says.
-        manifest: what it is to say.
+    The new files must exist, and the caller must hold :func:`lock_store`.
 
     Raises:
-        StoreConflictError: the store has become another generation since, or a file is missing.
+        StoreConflictError: the store has another generation by now, or a file is missing.
         StoreError: the manifest contradicts itself.
-        OutputError: it cannot be written.
+        OutputError: the store cannot be written.
     """
     _check_base(folder, base, manifest)
     decode_manifest(encode_manifest(manifest), folder / MANIFEST_NAME)
@@ -298,10 +290,10 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Refuse a store into which a job is being prepared: its new files belong to nobody yet.
+    """Refuse a store with an unfinished job, whose new files are in no manifest yet.
 
     Raises:
-        StoreConflictError: it is one.
+        StoreConflictError: a job is unfinished.
     """
     if (folder / WORK_NAME).is_dir():
         _refuse_running_job(folder)
@@ -312,7 +304,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def _refuse_running_job(folder: Path) -> None:
-    """Refuse a store that a living process prepares into, whose work nobody may delete."""
+    """Refuse a store into which a running process prepares."""
     path = folder / WORK_NAME / LOCK_NAME
     if not path.is_file():
         return
@@ -329,15 +321,10 @@ def _refuse_running_job(folder: Path) -> None:
 
 
 def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
-    """Leave the sidecar that says when a generation was made.
-
-    Args:
-        folder: the store.
-        generation: its number.
-        facts: what is to be known besides.
+    """Write the report of a generation: the time of the change, and ``facts``.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     report = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
     path = folder / format_generation_file_name(REPORT_NAME, generation)
@@ -345,12 +332,12 @@ def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]
 
 
 def delete_stale_files(folder: Path, newest: Manifest) -> int:
-    """Delete the files of generations that were compacted away or never came to be; how many.
+    """Delete files of compacted or uncommitted generations; return their number.
 
-    Only files whose names a store gives; the caller is :func:`lock_store` it.
+    Only files with names that a store uses are deleted. The caller must hold :func:`lock_store`.
 
     Raises:
-        StoreError: an older manifest is missing or damaged: then nothing is deleted.
+        StoreError: an older manifest is missing or damaged; nothing is deleted then.
         OutputError: a file cannot be deleted.
     """
     referenced_files = {format_generation_name(number) for number in newest.readable[:-1]} | list_sidecars(newest)
@@ -376,8 +363,8 @@ class ShardDocuments(NamedTuple):
 
     Attributes:
         hashes: XXH3-128 of their texts as (low, high) halves, uint64 [D, 2].
-        parts: the number of each one's part, uint32 [D].
-        sides: the side of each preference, uint8 [D]; None where they are none.
+        parts: part number of each document, uint32 [D].
+        sides: side of each preference, uint8 [D]; None without preferences.
     """
 
     hashes: NDArray[np.uint64]
@@ -386,11 +373,11 @@ class ShardDocuments(NamedTuple):
 
 
 def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[ShardDocuments]:
-    """All documents of a store that are not removed, a shard at a time, in store order.
+    """Yield the documents of a store that are not removed, one shard at a time.
 
     Args:
-        folder: the store.
-        manifest: of one of its generations; None for the newest.
+        folder: folder of the store.
+        manifest: manifest of one of its generations; None for the newest.
 
     Raises:
         StoreError: a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""The counts a manifest states, against the sums they are of."""
+"""Verification of the counts in a manifest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +15,9 @@ _REMEDY = "put back the manifest that prepare wrote, or prepare the store anew"
 
 
 def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """One sentence for each count of the manifest that is not what it counts.
+    """List the counts in a manifest that are wrong, one sentence each.
 
-    The manifest's shards, lengths and ``.docs`` are taken as sound: they were compared before.
+    Shards, lengths and ``.docs`` must have been verified before.
 
     Raises:
         StoreError: a file cannot be read.
@@ -75,7 +75,10 @@ def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparis
 
 
 def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Documents and tokens of each part, by what the ``.docs`` say; the last place: of no part listed."""
+    """Count documents and tokens of each part from the ``.docs``.
+
+    The last element counts documents of unlisted parts.
+    """
     parts = sum(len(source.parts) for source in manifest.sources)
     documents, tokens = np.zeros(parts + 1, np.int64), np.zeros(parts + 1, np.int64)
     for name, subset in manifest.subsets.items():
@@ -86,13 +89,13 @@ def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64],
             shard_lengths = lengths.slice(start, start + shard.documents)
             start += shard.documents
             documents += np.bincount(part_indices, minlength=parts + 1)
-            # Sums of a shard are far below 2**53, where floats stop being exact.
+            # bincount returns floats, which are exact up to 2**53, far more than the tokens of a shard.
             tokens += np.bincount(part_indices, shard_lengths, minlength=parts + 1).astype(np.int64)
     return documents, tokens
 
 
 def _count_lines(path: Path) -> int:
-    """Lines of a file; 0 when there is none."""
+    """Count the lines of a file; 0 if it does not exist."""
     if not path.exists():
         return 0
     view = map_file(path)

@@ -1,4 +1,4 @@
-"""A list of documents whose images or sounds are gone, as ``batchloom check --gone`` writes it and loaders take it."""
+"""Lists of documents with missing media, written by ``check --gone`` for loaders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +13,14 @@ _VERSION = 1
 
 
 class SubsetMissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one subset: its fingerprint, which names its content wherever it lies, and the numbers of documents."""
+    """Fingerprint of a subset, independent of its location, and document numbers."""
 
     fingerprint: str
     documents: tuple[int, ...]
 
 
 class MissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole list: the place of the store that was looked at, and its subsets by name."""
+    """Address of the checked store, and its subsets by name."""
 
     version: int
     store: str
@@ -28,25 +28,25 @@ class MissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMissingMedia]) -> None:
-    """Write a list as JSON, aside and renamed.
+    """Write a list as JSON, atomically.
 
     Args:
-        path: of the file.
-        store: the place of the store, without what may be secret.
-        subsets: by name.
+        path: path of the file.
+        store: address of the store, without credentials.
+        subsets: subsets by name.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     missing_media = MissingMedia(_VERSION, store, dict(subsets))
     write_file(path, msgspec.json.format(msgspec.json.encode(missing_media), indent=1) + b"\n")
 
 
 def read_missing_media(path: Path) -> MissingMedia:
-    """Read a list.
+    """Read a list of documents with missing media.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the file cannot be read or has another format.
     """
     remedy = "batchloom check STORE --gone FILE writes one"
     try:

@@ -1,4 +1,4 @@
-"""Verifying a store that lies elsewhere: its shards come one after the other, and go when they were looked at."""
+"""Verification of a remote store, which downloads one shard at a time."""
 
 import contextlib
 import tempfile
@@ -33,26 +33,26 @@ from batchloom.store.read import MAX_FETCH_ATTEMPTS, Store, open_remote_manifest
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-# A file comes in stretches of 4 MiB, so many of them at the same time.
+# A file is fetched in ranges of 4 MiB, up to 16 at the same time.
 _CHUNK_BYTES, _MAX_CONCURRENT = 4 << 20, 16
-# Blocks of the documents that are decoded: they go with the rest.
+# Block cache for decoded documents; it is deleted with the temporary folder.
 _CACHE_BYTES = 1 << 30
-# What of a shard is looked at beyond it.
+# Files of a shard that later checks need.
 _RETAINED_SUFFIXES = (".docs",)
 
 
 def verify_remote_store(
     url: str, progress: Callable[[int], None] | None = None, *, generation: int | None = None
 ) -> VerificationResult:
-    """Check a whole store at a URL as :func:`~batchloom.store.verify_store` does: all of it is read once.
+    """Verify a store at a URL as :func:`~batchloom.store.verify_store` does.
 
-    A shard at a time lies in a temporary folder; what stays there to the end are lengths and origins, 40 bytes for
-    each document. Files that no manifest names are not looked for.
+    Every byte is downloaded once, one shard at a time, to a temporary folder. Lengths and provenance stay there,
+    40 bytes per document. Files that no manifest names are not searched for.
 
     Args:
-        url: of the store's folder.
+        url: URL of the store's folder.
         progress: called with the number of bytes verified since the last call.
-        generation: an older one; None for the newest, and for what the older ones say of themselves.
+        generation: an older generation; None for the newest, including consistency of the older ones.
 
     Raises:
         StoreMissingError: there is no manifest.
@@ -88,7 +88,7 @@ def verify_remote_store(
 
 
 def _rename_result(verdict: VerificationResult, folder: str, base: str) -> VerificationResult:
-    """The verdict on a copy as that on the store itself."""
+    """Replace the path of the copy by the store's URL in a result."""
     verdict.path = redact_url(base)
     verdict.faults = [fault.replace(folder, verdict.path) for fault in verdict.faults]
     verdict.used = verdict.used.replace(folder, verdict.path)
@@ -97,18 +97,18 @@ def _rename_result(verdict: VerificationResult, folder: str, base: str) -> Verif
 
 @final
 class _StoreCopy:
-    """The files of a store, brought to a folder when they are looked at."""
+    """Local copy of a remote store's files, downloaded when needed."""
 
     def __init__(self, base: str, folder: Path) -> None:
         self._base, self._folder, self._ranges = base, folder, RangeFetcher(base)
 
     def copy_store_files(self) -> None:
-        """Bring all but the files of shards."""
+        """Copy all files except those of shards."""
         self._copy_manifest(MANIFEST_NAME, None)
         try:
             manifest = read_manifest(self._folder)
         except StoreError:
-            return  # It is told by who looks at it.
+            return  # The verification reports it.
         for number in manifest.readable[:-1]:
             self._copy_manifest(format_generation_name(number), number)
         names = {TOKENIZER_NAME, *list_sidecars(manifest)}
@@ -125,7 +125,7 @@ class _StoreCopy:
 
     @contextlib.contextmanager
     def provide_shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
-        """Have the files of a shard here for a while."""
+        """Provide the files of a shard while the context is open."""
         optional_files = {
             "mask": entry.mask,
             "pairs": entry.pairs,
@@ -147,12 +147,12 @@ class _StoreCopy:
         finally:
             for path in paths:
                 if path.suffix not in _RETAINED_SUFFIXES and path.exists():
-                    # That it is there is looked at later; whoever has it mapped keeps its bytes.
+                    # A later check only tests that the file exists; an existing mapping keeps its bytes.
                     path.unlink()
                     path.touch()
 
     def _copy_manifest(self, name: str, generation: int | None) -> None:
-        """Copy a manifest, again where the copy is damaged."""
+        """Copy a manifest, retrying while the copy is damaged."""
         for _ in range(MAX_FETCH_ATTEMPTS):
             self._copy_file(name)
             with contextlib.suppress(StoreError):
@@ -160,7 +160,7 @@ class _StoreCopy:
                 return
 
     def _copy_file(self, name: str) -> None:
-        """Copy a file; one that is not there is told by who looks at it."""
+        """Copy a file; the verification reports a missing one."""
         url = f"{self._base}/{name}"
         try:
             info = run_with_retries(url, lambda: fetch_file_info(url))

@@ -1,4 +1,7 @@
-"""``remove``: a takedown. Documents become end tokens that are not trained, in a new generation."""
+"""The ``remove`` command: take documents out of a store in a new generation.
+
+Removed documents read as untrained end tokens.
+"""
 
 import os
 from collections.abc import Sequence
@@ -42,21 +45,21 @@ _BATCH_DOCUMENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RemovalResult:
-    """What a removal did, or would do.
+    """Result of a removal or a dry run.
 
     Attributes:
-        path: the store.
-        generation: number of the generation it made; None where nothing was to be removed, and of a
+        path: folder of the store.
+        generation: number of the new generation; None if nothing was removed and for a
             dry run.
-        documents: how many it removes.
-        tokens: their tokens.
-        by_source: name, documents and tokens of each source that loses some, in the order of the store.
-        before: how many of those named had been removed before.
-        absent: lines of the file that name nothing of the store.
-        left_out: lines of the file that name records of which the store has no document, though it was made of them:
-            they were duplicates, dropped, empty or bad, or are compacted away. The text of a duplicate stands under
-            another record, and its hash names it.
-        emptied: whether the store has no document after it.
+        documents: number of removed documents.
+        tokens: number of their tokens.
+        by_source: name, documents and tokens of each affected source, in store order.
+        before: number of named documents that were removed before.
+        absent: lines of the file that match nothing in the store.
+        left_out: lines of the file that name records without a document in the store:
+            they were duplicates, dropped, empty, bad or compacted away. A duplicate's text is stored under
+            another record, and its hash selects it.
+        emptied: whether no document remains.
     """
 
     path: Path
@@ -77,23 +80,23 @@ def remove_documents(
     documents_file: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
 ) -> RemovalResult:
-    """Remove documents from a store, as its next generation: what was named reads as end tokens, untrained.
+    """Remove documents from a store in a new generation.
 
-    Lengths, numbers and plans survive. Older generations, and the shards themselves, hold the text until
-    :func:`~batchloom.store.compact_store`. Of a preference pair both sides go.
+    They read as untrained end tokens, so that lengths, numbers and plans survive. Older generations and the shards
+    hold the text until :func:`~batchloom.store.compact_store`. Both sides of a preference pair are removed.
 
     Args:
-        path: the store's folder.
-        sources: names of sources or data sets of the store, and globs of such.
-        documents_file: a file with a document a line: ``train:17``, 32 hex digits of its hash, or the name of a source
-            and the number of a record of it.
-        dry_run: look only.
+        path: folder of the store.
+        sources: names or globs of sources or data sets.
+        documents_file: a file with one document per line: ``train:17``, 32 hex digits of its hash, or the name of a
+            source and a record number.
+        dry_run: report the result without changing the store.
 
     Raises:
-        SettingsError: neither is given.
+        SettingsError: neither ``sources`` nor ``documents_file`` is given.
         StoreMissingError, StoreError: there is no store, or it is damaged.
-        StoreConflictError: another run is changing the store, or a job into it is unfinished.
-        InputError: names that fit nothing, lines of no known form.
+        StoreConflictError: another run is changing the store, or it has an unfinished job.
+        InputError: a name matches nothing, or a line has an unknown form.
         OutputError: the store cannot be written.
     """
     refuse_url(path, "The store")
@@ -135,7 +138,7 @@ _SelectedDocuments = dict[str, tuple[Store, NDArray[np.int64]]]
 def _select_documents(
     folder: Path, name: str, base: Manifest, selection: DocumentSelection
 ) -> tuple[Store, NDArray[np.int64]]:
-    """The open subset, and the numbers of its documents that are named."""
+    """Return the open subset and the numbers of its named documents."""
     store = open_store(folder, name, generation=base.generation)
     numbers_by_shard = [
         selection.select_in_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
@@ -150,7 +153,7 @@ def _select_documents(
 def _split_already_removed(
     selected_documents: _SelectedDocuments,
 ) -> tuple[_SelectedDocuments, int]:
-    """What is still there of the found documents, and how many are not."""
+    """Return the documents to remove, and the number of those removed before."""
     documents_to_remove: _SelectedDocuments = {}
     already_removed = 0
     for name, (store, numbers) in selected_documents.items():
@@ -162,14 +165,14 @@ def _split_already_removed(
 
 
 def _is_all_removed(selected_documents: _SelectedDocuments, documents_to_remove: _SelectedDocuments) -> bool:
-    """Whether what is taken, and what was before, are all documents there are."""
+    """Return whether no document remains after the removal."""
     stores = [store for store, _ in selected_documents.values()]
     removed_count = sum(len(numbers) for _, numbers in documents_to_remove.values())
     return removed_count + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
 
 
 def _summarize_sources(documents_to_remove: _SelectedDocuments, base: Manifest) -> tuple[tuple[str, int, int], ...]:
-    """Name, documents and tokens of each source that loses some."""
+    """Return name, documents and tokens of each affected source."""
     source_by_part = np.repeat(np.arange(len(base.sources)), [len(source.parts) for source in base.sources])
     documents = np.zeros(len(base.sources), np.int64)
     tokens = np.zeros(len(base.sources), np.int64)
@@ -188,7 +191,7 @@ def _summarize_sources(documents_to_remove: _SelectedDocuments, base: Manifest) 
 def _commit_removal(
     folder: Path, base: Manifest, documents_to_remove: _SelectedDocuments, selected: tuple[str, ...]
 ) -> int:
-    """Write what is removed from now on, and make it the newest generation; its number."""
+    """Commit a generation with the documents removed; return its number."""
     number = base.generation + 1
     subsets = dict(base.subsets)
     for name, (store, numbers) in documents_to_remove.items():
@@ -211,7 +214,7 @@ def _commit_removal(
 
 
 def _count_trained_tokens(store: Store, numbers: NDArray[np.int64]) -> int:
-    """Trained tokens of documents, a bounded number of these at a time."""
+    """Count the trained tokens of documents in bounded batches."""
     trained = 0
     for start in range(0, numbers.size, _BATCH_DOCUMENTS):
         batch = numbers[start : start + _BATCH_DOCUMENTS]

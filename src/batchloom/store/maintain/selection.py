@@ -1,4 +1,4 @@
-"""Which documents of a store somebody names: by their sources, numbers, hashes or records."""
+"""Selection of documents of a store by source, number, hash or record."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _RECORD_BITS = 40
 
 
 class SelectionLine(NamedTuple):
-    """A line of a list of documents: its number and what it says."""
+    """A line of a document list: its number and its text."""
 
     number: int
     text: str
@@ -35,13 +35,13 @@ class SelectionLine(NamedTuple):
 
 @dataclass(slots=True)
 class NamedDocuments:
-    """Documents as they are named.
+    """Requested documents, by the way they are named.
 
     Attributes:
-        sources: numbers of sources of which all are meant.
-        numbers: by subset, document numbers and their lines.
-        hashes: by (high, low) half, their lines.
-        records: by (source name, record), their lines.
+        sources: indices of sources of which all documents are selected.
+        numbers: for each subset, document numbers with their lines.
+        hashes: (high, low) halves of hashes with their lines.
+        records: (source name, record) pairs with their lines.
     """
 
     sources: set[int] = field(default_factory=set)
@@ -51,12 +51,12 @@ class NamedDocuments:
 
 
 def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], manifest: Manifest) -> None:
-    """Add all documents of the sources, or of the data sets, that names or globs fit.
+    """Add all documents of sources or data sets that match the names or globs.
 
     Raises:
-        InputError: a pattern fits none; names what is near.
+        InputError: a pattern matches nothing; suggests similar names.
     """
-    # Most sources are of no data set, and an empty name must not mean all of these.
+    # Most sources have no data set; an empty name must not match all of them.
     source_names = [[name for name in (source.name, source.dataset) if name] for source in manifest.sources]
     for pattern in patterns:
         matches = {n for n, names in enumerate(source_names) if pattern in names}
@@ -74,12 +74,12 @@ def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], 
 
 
 def add_named_documents(named_documents: NamedDocuments, path: Path, manifest: Manifest) -> None:
-    """Add the documents that the lines of a file name; empty lines and those that begin with # say nothing.
+    """Add the documents listed in a file; empty lines and lines with # are skipped.
 
     Raises:
-        InputMissingError: there is no such file.
-        InputError: it cannot be read, or has lines of no known form, or numbers that are none of the store; up to
-            ten of them are told at once.
+        InputMissingError: the file does not exist.
+        InputError: the file cannot be read, or has lines of unknown form, or numbers that the store lacks; lists up to
+            ten of them.
     """
     try:
         text = read_regular_file(path).decode("utf-8-sig")
@@ -101,7 +101,7 @@ def add_named_documents(named_documents: NamedDocuments, path: Path, manifest: M
 
 
 def _add_line(named_documents: NamedDocuments, line: SelectionLine, manifest: Manifest) -> str:
-    """What is wrong with a line; empty where it was added."""
+    """Add the document of a line; return the fault of an invalid line, else ""."""
     if match := _NUMBER_PATTERN.fullmatch(line.text):
         subset, number = match[1], int(match[2])
         document_count = manifest.subsets[subset].documents if subset in manifest.subsets else 0
@@ -120,11 +120,9 @@ def _add_line(named_documents: NamedDocuments, line: SelectionLine, manifest: Ma
 
 @final
 class DocumentSelection:
-    """Finds what is named in one shard after the other, and knows in the end what was not there.
+    """Matcher of named documents, shard by shard, that records which lines matched.
 
-    Args:
-        named_documents: what is looked for.
-        manifest: of the store.
+    ``manifest`` is that of the store.
     """
 
     def __init__(self, named_documents: NamedDocuments, manifest: Manifest) -> None:
@@ -144,7 +142,7 @@ class DocumentSelection:
             for part_index, first_record, count in part_ranges.get(name, ()):
                 if first_record <= record < first_record + count:
                     records[part_index << _RECORD_BITS | record - first_record] = line
-        # Parts that no source of the manifest has count as the last.
+        # Unlisted parts are mapped to the last element, which is never selected.
         self._part_selected = np.array([*part_selected, False])
         self._numbers = {
             subset: np.array(sorted(numbers), np.int64) for subset, numbers in named_documents.numbers.items()
@@ -155,12 +153,9 @@ class DocumentSelection:
         self._matched_lines: set[SelectionLine] = set()
 
     def select_in_shard(self, subset: str, first: int, provenance: ProvenanceTable) -> NDArray[np.int64]:
-        """Numbers of the named documents of a shard, ascending, int64.
+        """Return the numbers of the named documents of a shard, ascending, int64.
 
-        Args:
-            subset: its name.
-            first: number of the shard's first document.
-            provenance: of its documents.
+        ``first`` is the number of the shard's first document, ``provenance`` that of its documents.
         """
         parts = provenance.parts.astype(np.int64)
         is_selected = self._part_selected[np.minimum(parts, len(self._part_selected) - 1)]
@@ -181,7 +176,7 @@ class DocumentSelection:
         return np.flatnonzero(is_selected) + first
 
     def list_absent(self) -> tuple[str, ...]:
-        """The lines that name nothing that the store was made of or holds, in the order of the file."""
+        """List the lines that match no document and no record read, in file order."""
         lines: Iterable[SelectionLine] = (
             *self._named_documents.hashes.values(),
             *self._named_documents.records.values(),
@@ -189,7 +184,7 @@ class DocumentSelection:
         return _list_line_texts({*lines} - self._matched_lines - {*self._records.values()})
 
     def list_left_out(self) -> tuple[str, ...]:
-        """The lines that name records which were read, but no document of the shards looked at; in order."""
+        """List the lines of records that were read but have no document, in file order."""
         return _list_line_texts({*self._records.values()} - self._matched_lines)
 
 

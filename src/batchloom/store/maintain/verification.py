@@ -1,4 +1,4 @@
-"""Verifying a store: every byte against its checksum, every id against the vocabulary."""
+"""Verification of a local store: checksums, id ranges and counts."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -49,7 +49,7 @@ from batchloom.store.read import (
 _CHUNK_BYTES = 8 << 20
 _SAMPLED_IDS = 64
 _NOISE_SAMPLE_TOKENS = 1 << 22
-# Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
+# Text has hundreds of times more equal token pairs than uniform noise. Below this factor it counts as noise.
 _NOISE_FACTOR = 1.5
 _NOISE_PAIRS = 200.0
 _PREFERENCE_DESCRIPTIONS = {
@@ -60,17 +60,17 @@ _PREFERENCE_DESCRIPTIONS = {
 
 @dataclass(slots=True)
 class VerificationResult:
-    """What a check found.
+    """Result of a verification.
 
     Attributes:
-        path: what was checked.
-        kind: ``store``, ``prefix``, ``file`` or ``synthetic`` (data that is made up as it is read).
-        faults: one sentence each; none means sound.
-        facts: what was checked and counted, in order, for people to read.
-        sample: the beginning of a document, decoded.
-        data: ``real``, ``synthetic``, or ``unknown`` where the manifest, which says it, cannot be read. (Of what is
-            ``absent`` there is no verdict but an error.)
-        used: what a training would read of it.
+        path: path of the verified data.
+        kind: ``store``, ``prefix``, ``file`` or ``synthetic`` (data that is computed as it is read).
+        faults: one sentence per fault; empty if the data is sound.
+        facts: facts and counts by label, in display order.
+        sample: decoded beginning of a document.
+        data: ``real``, ``synthetic``, or ``unknown`` if the manifest cannot be read. (Missing data
+            raises an error instead.)
+        used: description of the data that a training run would read.
     """
 
     path: str
@@ -83,7 +83,7 @@ class VerificationResult:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there are no faults."""
         return not self.faults
 
 
@@ -95,17 +95,17 @@ def verify_store(
     provide_shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
     open_subset: Callable[[str, int], Store] | None = None,
 ) -> VerificationResult:
-    """Check a whole store against its manifest: bytes, ids, and every count it states.
+    """Verify a store against its manifest: bytes, ids and counts.
 
-    The newest generation holds the files of all that can be read, so that checking it checks these.
+    The newest generation references the files of all readable ones, so that verifying it verifies them too.
 
     Args:
-        folder: the store.
+        folder: folder of the store.
         progress: called with the number of bytes verified since the last call.
-        generation: an older one; None for the newest, and for what the older ones say of themselves.
-        provide_shard: places the files of a shard, by their path without ending, in the folder while they are verified;
-            None if all are there.
-        open_subset: opens a subset of a generation; None where it lies there.
+        generation: an older generation; None for the newest, including consistency of the older ones.
+        provide_shard: given a shard's path without suffix, provides its files while they are verified;
+            None if all are local.
+        open_subset: opens a subset of a generation; None to open it in ``folder``.
 
     Raises:
         StoreMissingError: there is no manifest.
@@ -164,10 +164,10 @@ def _describe_generations(manifest: Manifest) -> str:
 
 
 def verify_synthetic(name: str) -> VerificationResult:
-    """Say what synthetic data is made of; there is nothing to verify.
+    """Describe synthetic data; there is nothing to verify.
 
     Args:
-        name: as :func:`~batchloom.store.open_store` takes it.
+        name: name and settings, as in :func:`~batchloom.store.open_store`.
     """
     store = open_store(name)
     verdict = VerificationResult(name, "synthetic", data="synthetic")
@@ -184,7 +184,10 @@ def verify_synthetic(name: str) -> VerificationResult:
 
 
 def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str = "") -> str:
-    """Describe the use of a store with so many documents in its subsets; ``older`` is the option of a generation."""
+    """Describe the data that a training run would read from a store.
+
+    ``counts`` holds the documents of each subset; ``older`` is the command-line option of an older generation.
+    """
     if verdict.faults:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):
@@ -199,11 +202,11 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
 
 
 def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResult:
-    """Check a bare Megatron prefix: that it opens, every id of it, and that it is not noise.
+    """Verify a bare Megatron prefix: files, id range, and noise.
 
     Args:
         path: the prefix.
-        vocab_size: every id must be below it; None where the vocabulary is not known.
+        vocab_size: exclusive upper bound of the ids; None if unknown.
     """
     verdict = VerificationResult(str(path), "prefix")
     try:
@@ -309,7 +312,10 @@ def _scan_tokens(
     tick: Callable[[int], None] | None = None,
     checksums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
-    """Return lowest and highest id of a ``.bin`` (0 if empty) and its checksum; adds its blocks' to ``checksums``."""
+    """Return the lowest and highest id of a ``.bin`` (0 if empty) and its checksum.
+
+    Its block checksums are added to ``checksums``.
+    """
     digest, ranges = xxhash.xxh3_128(), []
     for begin in range(0, len(view), _CHUNK_BYTES):
         block = view[begin : begin + _CHUNK_BYTES]
@@ -325,7 +331,7 @@ def _scan_tokens(
 
 
 def _list_range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) -> list[str]:
-    """A fault when an id is negative or, where the vocabulary is known, beyond it."""
+    """List a fault if an id is negative or outside a known vocabulary."""
     if lowest < 0:
         return [f"{name}: holds negative token ids ({lowest})."]
     if vocabulary is not None and highest >= vocabulary:
@@ -387,7 +393,7 @@ def _list_length_checksum_faults(path: Path, view: memoryview, expected_checksum
 
 
 def _list_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
-    """What is wrong with a ``.sums`` file: it is the one that its file gives, or older stores have none."""
+    """List a fault if a ``.sums`` does not match its file; older stores have none."""
     if expected_checksum is None:
         return [f"{path}: the manifest knows of no sums."] if path.exists() else []
     data, head = checksums.to_bytes()
@@ -397,7 +403,10 @@ def _list_checksum_faults(path: Path, expected_checksum: str | None, checksums: 
 
 
 def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
-    """What is wrong with a shard's ``.pairs``, and its last pair; ``last`` is that of the shard before."""
+    """List the faults of a shard's ``.pairs``; also return its last pair number.
+
+    ``last`` is the last pair number of the previous shard.
+    """
     path = stem.with_suffix(".pairs")
     faults = []
     sides = map_pair_index(path, shard.documents, manifest.preferences)
@@ -417,7 +426,7 @@ def _check_content(
     verdict: VerificationResult,
     open_subset: Callable[[str, int], Store],
 ) -> None:
-    """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
+    """Check the tokenizer, decode a document, and test the tokens for noise."""
     nonempty_subsets = [name for name, subset in manifest.subsets.items() if subset.documents]
     if not nonempty_subsets:
         verdict.faults.append(f"{folder}: holds no documents.")
@@ -432,13 +441,13 @@ def _check_content(
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
-    # What says that it was made up may look like it.
+    # Declared synthetic data may look like noise.
     if not store.contents.synthetic:
         verdict.faults += _list_noise_faults(_draw_sample_ids(store), entry.vocab_size, str(folder))
 
 
 def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
-    """Tokens of documents spread evenly over the store, at most about four million."""
+    """Return about four million tokens, at most, of documents spread over the store."""
     share = max(1, _NOISE_SAMPLE_TOKENS // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
     numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -447,7 +456,7 @@ def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
 
 
 def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:
-    """A fault when pairs of equal tokens are no more frequent than chance alone gives."""
+    """List a fault if equal token pairs are hardly more frequent than by chance."""
     pairs = ids.size * (ids.size - 1) / 2
     if ids.size == 0 or int(ids.min()) < 0 or pairs / vocabulary < _NOISE_PAIRS:
         return []

@@ -1,4 +1,4 @@
-"""All documents of an open store in order, a bounded number at a time."""
+"""Sequential iteration over the documents of an open store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _MAX_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DocumentRange:
-    """Neighbouring documents of one shard.
+    """Adjacent documents of one shard.
 
     Attributes:
-        lengths: tokens of each, int64 [n].
-        ids: the ids of all back to back, in the store's dtype.
-        trained: for each of ``ids`` whether it is trained; None in a store without masks.
-        sources: number of each document's source in the manifest, int64 [n]; None for a bare prefix.
+        lengths: tokens of each document, int64 [n].
+        ids: token ids of all documents back to back, in the store's dtype.
+        trained: trained flag of each token; None in a store without masks.
+        sources: index of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
-        sides: pair and side of each document; None where they are no preferences.
+        sides: pair and side of each document; None without preferences.
     """
 
     lengths: NDArray[np.int64]
@@ -37,7 +37,7 @@ class DocumentRange:
 
 
 def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[DocumentRange]:
-    """The documents of a store, or of one of its shards; removed ones are left out.
+    """Yield the documents of a store or of one shard, without removed ones.
 
     Raises:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
@@ -79,7 +79,7 @@ def _iter_cuts(store: Store, start: int, stop: int) -> Iterator[tuple[int, int]]
 
 
 def _map_parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Of each part its source's number, and the records of that source before it."""
+    """Return the source index of each part, and the source's records before it."""
     if store.manifest is None:
         return None
     sources, preceding_records = [], []
@@ -100,10 +100,10 @@ def _read_provenance(
 
 
 def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
-    """Ids as int32 [n].
+    """Convert ids to int32 [n].
 
     Raises:
-        InputError: one does not fit, which only a bare prefix can hold.
+        InputError: an id does not fit, which is only possible in a bare prefix.
     """
     if ids.size and ids.dtype.itemsize > 4 and int(np.abs(ids).max()) >= 2**31:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The lengths of a subset of which some documents alone are read: those of all others are 0."""
+"""Lengths of a filtered subset: documents that do not match have length 0."""
 
 from collections.abc import Callable
 from typing import final
@@ -16,19 +16,19 @@ _CHUNK_DOCUMENTS = 1 << 12
 
 @final
 class FilteredLengths:
-    """Lengths under which a plan serves the chosen documents and no other; numbers stay those of the subset.
+    """Lengths that make a plan skip documents; numbers stay those of the subset.
 
     Args:
-        all_lengths: the lengths of all documents.
-        media: what the chosen ones hold, as ``open_store`` takes it.
-        is_chosen: of documents [N] whether each is one, bool [N].
-        document_count: how many there are.
-        tokens: of them together.
+        all_lengths: lengths of all documents.
+        media: media filter, as in ``open_store``.
+        is_chosen: returns which documents [N] match, bool [N].
+        document_count: number of matching documents.
+        tokens: total tokens of the matching documents.
 
     Attributes:
         all_lengths, media, document_count, tokens: as given.
-        size: documents of the subset, chosen or not.
-        layers: how many of them each generation added.
+        size: number of documents of the subset, matching or not.
+        layers: number of documents that each generation added.
     """
 
     __slots__ = ("_is_chosen", "all_lengths", "document_count", "layers", "media", "size", "tokens")
@@ -46,21 +46,19 @@ class FilteredLengths:
         self.size, self.layers = all_lengths.size, all_lengths.layers
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Lengths of these documents in tokens, 0 of those that are not chosen, uint32 of the same length."""
+        """Return the lengths of ``documents`` in tokens, 0 if filtered out, uint32."""
         return np.where(self._is_chosen(documents), self.all_lengths.take(documents), np.uint32(0))
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``, as of :meth:`take`."""
+        """Return the lengths of documents ``start`` to ``stop - 1``, as :meth:`take`."""
         numbers = np.arange(start, min(stop, self.size))
         return np.where(self._is_chosen(numbers), self.all_lengths.slice(start, stop), np.uint32(0))
 
 
 def count_trained_tokens(mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: FilteredLengths) -> int:
-    """Tokens of the chosen documents that are trained; looks at the mask of each.
+    """Count the trained tokens of the matching documents by reading their masks.
 
-    Args:
-        mask: of spans of documents, as ``Store.mask`` gives it.
-        lengths: of the documents.
+    ``mask`` reads masks of spans, as ``Store.mask``.
     """
     trained = 0
     for start in range(0, lengths.size, _CHUNK_DOCUMENTS):

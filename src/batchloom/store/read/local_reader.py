@@ -1,4 +1,4 @@
-"""Reader of a subset whose files lie on this machine, and of a bare Megatron prefix."""
+"""Reader of a local subset or a bare Megatron prefix."""
 
 from pathlib import Path
 from typing import NamedTuple, final
@@ -54,12 +54,12 @@ from batchloom.store.read.subset_reader import (
 from batchloom.tokens import Tokenizer
 
 Ids = NDArray[np.int64]
-# Entries of a .sums file that one of its roots is of.
+# Number of .sums entries that one root checksum covers.
 ENTRIES = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 
 
 class _Mapped(NamedTuple):
-    """A mapped shard: its bytes, the entries of its blocks, and which of these were compared."""
+    """A mapped shard: its bytes, block checksums, and flags of the verified entries."""
 
     data: memoryview
     entries: memoryview
@@ -68,14 +68,13 @@ class _Mapped(NamedTuple):
 
 
 def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
-    """Return the path of a file of a shard."""
     stem = table.locations[shard].stem
     return stem.with_name(stem.name + suffix)
 
 
 @final
 class LocalFiles:
-    """Reads the files beside the tokens of a subset on this machine.
+    """Sidecar files of a local subset.
 
     Args:
         path: the store's folder, or the prefix.
@@ -87,14 +86,14 @@ class LocalFiles:
         self._path, self._manifest, self.table = path, manifest, table
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None."""
+        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
         provenance = map_provenance(name_shard_file(self.table, shard, ".docs"))
         refuse_unlike_count(provenance, self.table, shard)
         sources = self._manifest.sources if self._manifest else ()
         return check_known_parts(provenance if rows is None else provenance.take(rows), sources, self._path)
 
     def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of preferences."""
+        """Read the pairs and sides of a shard of a preference store."""
         preferences = self._manifest.preferences if self._manifest else ""
         documents = self.table.locations[shard].documents
         return map_pair_index(name_shard_file(self.table, shard, ".pairs"), documents, preferences)
@@ -104,7 +103,7 @@ class LocalFiles:
         return map_media(name_shard_file(self.table, shard, ".media"), self.table.locations[shard].documents)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches."""
+        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
         return read_blob(name_shard_file(self.table, shard, ".blobs"), begin, size)
 
     def file(self, name: str) -> bytes:
@@ -112,19 +111,18 @@ class LocalFiles:
         return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
 
     def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer of the store."""
         if self._manifest is None:
             raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it.")
         return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None."""
+        """Read the current manifest of a generation, or of the newest if None."""
         return read_manifest(self._path, generation)
 
 
 @final
 class LocalReader:
-    """Reads a subset from mapped files, checked as they are read if asked for.
+    """Reader of mapped files, with optional verification as they are read.
 
     Args:
         path: the store's folder, or the prefix.
@@ -132,7 +130,7 @@ class LocalReader:
         manifest: the store's manifest; None for a bare prefix.
         lengths: lengths that ranges are checked against.
         shards: the subset's shards.
-        checks: compares what is read with its checksums; None to read it as it is.
+        checks: verifies data against checksums; None to read without verification.
 
     Raises:
         StoreError: the list of removed documents is missing or damaged.
@@ -169,32 +167,32 @@ class LocalReader:
 
     @property
     def trained_tokens(self) -> int:
-        """Number of tokens of the subset that are trained."""
+        """Number of trained tokens of the subset."""
         if self._manifest is None:
             return self._masks.get_mask(0).count() if self._masks.shards else self.tokens
         return self._manifest.subsets[self._split].trained_tokens
 
     @property
     def fingerprint(self) -> str:
-        """Name of the content: counts and checksums, or a prefix's sizes and its edges."""
+        """Fingerprint of the subset's content; for a prefix, of its sizes and edges."""
         if self._manifest is None:
             return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
         return compute_subset_fingerprint(self._manifest, self._split)
 
     @property
     def mapped(self) -> MappedShards | None:
-        """The mapped shards, if documents are read exactly as they lie there; else None."""
+        """Mapped shards, if documents are read exactly as stored; else None."""
         return None if self._checks is not None or self.removed.size else self._shards
 
     def limit_mapped(self, shards: int) -> None:
-        """Keep at most so many shards mapped, if other stores need file descriptors, too."""
+        """Limit the number of mapped shards, to leave file descriptors to other stores."""
         limit = min(self._shards.limit, shards)
         self._shards.limit = self._masks.limit = limit
         if self._checks is not None:
             self._checks.max_mapped = limit
 
     def for_lengths(self, lengths: FilteredLengths) -> "LocalReader":
-        """Return a reader of the same files that refuses what lies behind these lengths."""
+        """Return a reader of the same files that checks ranges against these lengths."""
         shards = self._shards.unmapped()
         return LocalReader(self._path, self._split, self._manifest, lengths, shards, self._checks)
 
@@ -215,7 +213,7 @@ class LocalReader:
             files = opened[shard]
             if files is None:
                 if mapped.openings - previous_openings > mapped.limit // 2:
-                    # A view keeps its shard's file open after the shard was given up.
+                    # A view keeps its shard's file open after the shard was unmapped, so old views are copied.
                     views, previous_openings = [view.copy() for view in views], mapped.openings
                 files = mapped.map(shard)
             pointers, tokens = files
@@ -238,7 +236,7 @@ class LocalReader:
         return tokens[begin : begin + length]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Read the loss masks of token ranges."""
+        """Read the trained flags of token ranges."""
         if not self.masked:
             return all_trained(lengths)
         shards = self.table.shards_of(documents)
@@ -262,27 +260,29 @@ class LocalReader:
 
 @final
 class FirstRead:
-    """The checks of one subset. A shard of an older store, which has no checksums of blocks, is checked whole.
+    """Verification of one subset as it is read.
+
+    A shard of an older store, which has no block checksums, is verified completely.
 
     Args:
-        folder: of the subset.
-        subset: what the manifest says of it.
-        always: whether what was checked is checked again.
+        folder: folder of the subset.
+        subset: manifest entry of the subset.
+        always: whether verified blocks are verified again.
 
     Attributes:
         always: as given.
-        max_mapped: shards that are kept mapped, besides those of the store; each takes two descriptors.
+        max_mapped: maximum of shards mapped for verification; each takes two descriptors.
 
     Raises:
-        StoreError: the lengths of the documents were changed, or the list of removed ones.
+        StoreError: the lengths or the list of removed documents were changed.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
         self._folder, self._subset, self.always, self.max_mapped = folder, subset, always, 16
-        # Behind the blocks of each shard is one more: an empty document at its end lies there.
+        # Each shard gets one extra block: an empty document at its end begins there.
         blocks = np.array([-(-shard.bytes // BLOCK_BYTES) + 1 for shard in subset.shards], np.int64)
         self._bases = np.cumsum(blocks) - blocks
-        # Memory that is not written to is not taken.
+        # Untouched pages of the zeroed array take no memory.
         self._verified_blocks = np.zeros(int(blocks.sum()), bool)
         self._verified_blocks[self._bases + blocks - 1] = True
         self._shards: dict[int, _Mapped] = {}
@@ -293,25 +293,25 @@ class FirstRead:
             self._verify_file(folder / subset.removed_file, subset.removed.file)
 
     def verify_mask(self, shard: int) -> None:
-        """Check the mask of a shard.
+        """Verify the mask of a shard.
 
         Raises:
-            StoreError: it was changed.
+            StoreError: the mask was changed.
         """
         entry = self._subset.shards[shard]
         if entry.mask is not None:
             self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
 
     def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
-        """Check the blocks that hold spans of mapped shards.
+        """Verify the blocks that hold spans of mapped shards.
 
         Args:
-            shards: the shard of each [N].
-            begins: the byte where each begins in it [N].
-            sizes: bytes of each [N].
+            shards: shard of each span, int64 [N].
+            begins: byte offset of each span in its shard, int64 [N].
+            sizes: size of each span in bytes, int64 [N].
 
         Raises:
-            StoreError: a shard was changed, or its ``.sums``.
+            StoreError: a shard or its ``.sums`` was changed.
         """
         bases = self._bases.take(shards)
         firsts = bases + begins // BLOCK_BYTES
@@ -319,7 +319,7 @@ class FirstRead:
         if self.always:
             pending_spans = np.flatnonzero(sizes)
         else:
-            # Of a span of three blocks and more those in the middle are looked at, too.
+            # The flags of the first and last block do not cover the inner blocks of a longer span.
             is_verified = self._verified_blocks.take(firsts)
             is_verified &= self._verified_blocks.take(lasts)
             is_verified &= lasts - firsts <= 1
@@ -355,7 +355,7 @@ class FirstRead:
                 )
 
     def _map(self, shard: int) -> "_Mapped | None":
-        """Map a shard; None of an older store, which is compared as a whole, once."""
+        """Map a shard; None for an older store, whose file is verified completely, once."""
         entry = self._subset.shards[shard]
         path = self._folder / f"{entry.name}.bin"
         if entry.sums is None:

@@ -1,4 +1,4 @@
-"""Mapped shards: token ids are read in place, after each index was checked as a whole."""
+"""Mapped shards: token ids are read in place after each index was checked."""
 
 import contextlib
 import resource
@@ -23,10 +23,10 @@ _EDGE_BYTES = 1 << 20
 
 @final
 class MappedShard(NamedTuple):
-    """One mapped ``.bin``/``.idx`` pair whose every document lies where ``pointers`` says.
+    """A mapped ``.bin``/``.idx`` pair.
 
     Attributes:
-        pointers: byte position of each document, as a view that gives Python ints: scalar reads
+        pointers: byte offset of each document, as a view that gives Python ints: scalar reads
             through a cast memoryview cost a third of numpy's.
         tokens: all token ids of the ``.bin``, in its own dtype [T].
     """
@@ -37,7 +37,7 @@ class MappedShard(NamedTuple):
 
 @final
 class ShardLocation(NamedTuple):
-    """Where a shard lies and how large it is; with the shard, where it was mapped already."""
+    """Path and size of a shard, and its mapping if it is mapped already."""
 
     stem: Path
     documents: int
@@ -47,7 +47,7 @@ class ShardLocation(NamedTuple):
 
 @final
 class ShardTable:
-    """Shards of a subset, and which documents each of them holds.
+    """Shards of a subset and their document ranges.
 
     Args:
         locations: the shards in order.
@@ -55,7 +55,7 @@ class ShardTable:
     Attributes:
         locations: as given.
         bounds: number of the first document of each shard, and the number of documents.
-        starts: ``bounds`` without the last, int64 [shards].
+        starts: ``bounds`` without the last element, int64 [shards].
     """
 
     def __init__(self, locations: Sequence[ShardLocation]) -> None:
@@ -76,17 +76,17 @@ class ShardTable:
 
 @final
 class MappedShards:
-    """Mapped files of the shards of a subset. A shard is mapped on first use; at most ``limit`` stay mapped.
+    """Shards of a subset, mapped on first use; at most ``limit`` stay mapped.
 
     Args:
         table: the shards.
         dtype: dtype of a token.
-        lengths: gives the lengths of all documents ``start`` to ``stop - 1``.
+        lengths: returns the lengths of documents ``start`` to ``stop - 1``.
 
     Attributes:
         table, dtype: as given.
-        limit: shards that stay mapped.
-        opened: the shards that are mapped now, None for others; the list is kept up to date.
+        limit: maximum number of mapped shards.
+        opened: live list of the mapped shards, None for unmapped ones.
         openings: number of times that a shard was mapped.
     """
 
@@ -103,10 +103,10 @@ class MappedShards:
         self._order: deque[int] = deque()
 
     def map(self, number: int) -> MappedShard:
-        """Return a shard, mapped now if it is not yet.
+        """Return a shard, mapping it if needed.
 
         Raises:
-            StoreError: it is missing, damaged, or contradicts the lengths.
+            StoreError: the shard is missing, damaged, or contradicts the lengths.
         """
         shard = self.opened[number]
         if shard is None:
@@ -120,12 +120,12 @@ class MappedShards:
         return shard
 
     def unmapped(self) -> "MappedShards":
-        """Return the same shards, of which none is mapped yet."""
+        """Return a copy with no shard mapped."""
         return MappedShards(self.table, self.dtype, self._lengths)
 
 
 def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
-    """Map a shard of a store, and check all of its index against the store's ``lengths`` [documents].
+    """Map a shard and check its index against the store's ``lengths``, uint32 [D].
 
     Raises:
         StoreError: the shard is missing, damaged, or contradicts the manifest or the lengths.
@@ -156,11 +156,11 @@ def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDA
 
 
 def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
-    """Map a bare Megatron prefix; gives the lengths of its documents with it, uint32 [documents].
+    """Map a bare Megatron prefix; return it with its document lengths, uint32 [D].
 
     Raises:
-        StoreError: a file is missing or damaged, the two do not fit, documents overlap, or the
-            tokens are no integers.
+        StoreError: a file is missing or damaged, the two do not match, documents overlap, or the
+            tokens are not integers.
     """
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype.kind not in "iu":
@@ -178,7 +178,7 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
     _refuse_overlap(index, stem)
     pointers = index.pointers
     if not is_one_sequence_each(index):
-        # The first sequence of an empty document may be past the last: nobody reads it.
+        # An empty document at the end may point past the last sequence; its pointer is never read.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
     return MappedShard(_view_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
@@ -189,9 +189,10 @@ def _view_scalars(pointers: NDArray[np.int64]) -> memoryview:
 
 
 def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
-    """Refuse an index whose sequences do not fill the ``.bin``, each byte once, in any order.
+    """Refuse an index whose sequences do not cover each byte of the ``.bin`` once.
 
-    The sizes were compared before: where sequences lie apart, others overlap or lie outside.
+    Sequences may be in any order. The total size was compared before, so that a gap implies an overlap or a sequence
+    outside the file.
     """
     expected = 0
     for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
@@ -203,7 +204,7 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
         expected = int(ends[-1])
     else:
         return
-    # An empty sequence holds no byte, wherever it points.
+    # Empty sequences may point anywhere.
     nonempty = np.flatnonzero(index.lengths)
     order = nonempty[np.argsort(index.pointers[nonempty], kind="stable")]
     sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
@@ -219,11 +220,11 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
 
 
 def is_one_sequence_each(index: MegatronIndex) -> bool:
-    """Whether every document of a foreign index is exactly one sequence."""
+    """Return whether every document of a foreign index is exactly one sequence."""
     count = len(index.lengths)
     if len(index.documents) != count + 1:
         return False
-    # In stretches, since an index of a billion documents must not be copied to compare it.
+    # Compare in chunks, to avoid a copy of an index of a billion documents.
     for start in range(0, count, _CHUNK_DOCUMENTS):
         document_starts = index.documents[start : start + _CHUNK_DOCUMENTS]
         if not np.array_equal(document_starts, np.arange(start, start + len(document_starts))):
@@ -232,13 +233,13 @@ def is_one_sequence_each(index: MegatronIndex) -> bool:
 
 
 def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
-    """Tokens of each document of a foreign index, uint32 [D - 1], after checking all of it.
+    """Check a foreign index and return the tokens of each document, uint32 [D - 1].
 
-    A view of the index where every document is one sequence, which takes no memory.
+    The result is a view of the index if every document is one sequence.
 
     Raises:
-        StoreError: bounds that run backwards, negative lengths, pointers between tokens, or
-            documents whose sequences do not lie one after the other.
+        StoreError: decreasing bounds, negative lengths, misaligned pointers, or
+            documents whose sequences are not adjacent.
     """
     plain = is_one_sequence_each(index)
     itemsize = index.dtype.itemsize
@@ -253,7 +254,10 @@ def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uin
 
 
 def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
-    """Tokens of documents of any number of sequences, which must lie one after the other."""
+    """Return the tokens of documents of any number of sequences.
+
+    Raises StoreError if the sequences of a document are not adjacent.
+    """
     if (np.diff(index.documents) < 0).any():
         raise StoreError(
             f"{stem}.idx has document bounds that run backwards; it is damaged. Make it anew from its source."
@@ -273,7 +277,10 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
 
 
 def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
-    """Names a bare prefix: sizes, counts and the first and last MiB of each file."""
+    """Return the fingerprint of a bare prefix.
+
+    It covers dtype, sizes, and the first and last MiB of each file.
+    """
     edges = {}
     for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
         view = map_file(stem.with_name(stem.name + suffix))
@@ -286,10 +293,10 @@ def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, maske
 
 
 def compute_mapped_limit(shards: int, files: int) -> int:
-    """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
+    """Return the limit of mapped shards, given ``files`` descriptors per shard.
 
-    A store of many shards raises the process's soft limit towards its hard one: a pool of the
-    default size touches up to about a thousand shards, and mapping them anew for each batch
+    For a store of many shards, the process's soft limit is raised towards its hard limit. A pool of the
+    default size touches up to about a thousand shards, and mapping them again for each batch
     costs 45 times the throughput.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -304,7 +311,7 @@ def compute_mapped_limit(shards: int, files: int) -> int:
 
 
 def list_masked_shards(manifest: Manifest | None, split: str, locations: Sequence[ShardLocation]) -> frozenset[int]:
-    """Numbers of the shards with a ``.mask``."""
+    """Return the numbers of the shards with a ``.mask``."""
     if manifest is None:
         stem = locations[0].stem
         return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])

@@ -1,4 +1,4 @@
-"""The documents of a store that hold media of some kinds, or none, as a store of their own."""
+"""Filter of a store's documents by the kinds of media they hold."""
 
 from dataclasses import replace
 
@@ -16,15 +16,17 @@ from batchloom.store.read.stored_media import StoreMedia
 
 NO_MEDIA, ANY_MEDIA = "none", "any"
 _KIND_SEPARATOR = "+"
-# One for each set of kinds, by its bits in the order of MEDIUM_KINDS.
+# Number of sets of kinds. A set is encoded as bits in the order of MEDIUM_KINDS.
 _KIND_SETS = 1 << len(MEDIUM_KINDS)
 
 
 def normalize_media_filter(media_filter: object) -> str:
-    """What documents are to hold, spelled one way: ``none``, ``any``, or kinds in the order of ``MEDIUM_KINDS``.
+    """Return the canonical spelling of a media filter.
+
+    It is ``none``, ``any``, or kinds joined by ``+`` in the order of ``MEDIUM_KINDS``.
 
     Raises:
-        SettingsError: it is none of these.
+        SettingsError: the filter is invalid.
     """
     words = media_filter.split(_KIND_SEPARATOR) if isinstance(media_filter, str) else []
     if media_filter in (NO_MEDIA, ANY_MEDIA):
@@ -39,18 +41,18 @@ def normalize_media_filter(media_filter: object) -> str:
 
 
 def filter_by_media(store: Store, media_filter: object) -> Store:
-    """A store as it is, under whose lengths a plan serves only documents that hold what is asked for.
+    """Return a store whose lengths are 0 for documents that do not match the filter.
 
-    Which sets there are splits the documents: each is of exactly one.
+    A document matches a filter of kinds only if it holds exactly these kinds.
 
     Args:
-        store: one that is open, with all its documents.
+        store: an open store with all its documents.
         media_filter: ``none``, ``any``, a kind (``image``: images and nothing else), or several joined by ``+``.
 
     Raises:
-        SettingsError: it is none of these, or the store is a bare prefix or made up.
-        InputError: no document holds that; says what they hold.
-        StoreError: a file of media is missing or damaged.
+        SettingsError: the filter is invalid, or the store is a bare prefix or synthetic.
+        InputError: no document matches; lists the kinds that exist.
+        StoreError: a ``.media`` file is missing or damaged.
     """
     media, lengths = normalize_media_filter(media_filter), store.lengths
     if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):
@@ -79,7 +81,7 @@ def _format_kinds(kinds: int) -> str:
 
 
 def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
-    """Of each set of kinds whether a document that holds exactly it is meant, bool [sets]."""
+    """Return a mask of the sets of kinds that match a filter, bool [sets]."""
     if media == ANY_MEDIA:
         return np.arange(_KIND_SETS) > 0
     return np.array([_format_kinds(kinds) == media for kinds in range(_KIND_SETS)])
@@ -88,12 +90,12 @@ def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
 def _count_by_kind_set(
     store: Store, media: StoreMedia, lengths: StoreLengths | RemoteLengths
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Documents and tokens of the documents that hold each set of kinds, int64 [sets] each."""
+    """Return documents and tokens for each set of kinds, int64 [sets] each."""
     documents, tokens = np.zeros(_KIND_SETS, np.int64), np.zeros(_KIND_SETS, np.int64)
     for shard in range(len(store.shards)):
         numbers, kinds = media.holding(shard)
         documents += np.bincount(kinds, minlength=_KIND_SETS)
         tokens += np.bincount(kinds, lengths.take(numbers), _KIND_SETS).astype(np.int64)
-    # The lengths of those that hold none, most of a store perhaps, are not looked at.
+    # Documents without media, often most of a store, are counted without reading their lengths.
     documents[0], tokens[0] = len(store) - documents.sum(), store.tokens - tokens.sum()
     return documents, tokens

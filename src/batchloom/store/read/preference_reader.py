@@ -1,4 +1,4 @@
-"""What preference trainers read of a store: pairs of answers to one prompt, and labelled answers."""
+"""Preference pairs and labelled answers of a store, for preference trainers."""
 
 from functools import cached_property
 from typing import Any, final
@@ -16,17 +16,16 @@ Example = dict[str, Any]
 
 @final
 class PreferencePairs:
-    """The preference pairs of a store, one by one as preference trainers take them.
+    """Map-style dataset of the preference pairs of a store.
 
-    ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, what
-    TRL's ``DataCollatorForPreference`` takes. Prompt and answer together are the document, to the
-    last token. A map-style dataset, read from the mapped shards.
+    ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, the input of
+    TRL's ``DataCollatorForPreference``. Prompt and answer together are the complete document.
 
     Args:
         store: an open store of pairs.
 
     Attributes:
-        store: the same.
+        store: as given.
 
     Raises:
         InputError: the store holds no pairs.
@@ -39,7 +38,7 @@ class PreferencePairs:
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
-        # Both documents of a pair are removed or none.
+        # Removal always covers both documents of a pair.
         self._documents = _list_remaining(store, 2)
 
     def __len__(self) -> int:
@@ -47,7 +46,7 @@ class PreferencePairs:
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
-        """The id of each pair, ascending, uint64 [pairs]."""
+        """Id of each pair, ascending, uint64 [pairs]."""
         pair_ids = [self.store.shards.sides(shard).pairs[::2] for shard in range(len(self.store.shards))]
         ids: NDArray[np.uint64] = np.concatenate(pair_ids)[self._documents // 2]
         return ids
@@ -79,18 +78,18 @@ class PreferencePairs:
 
 @final
 class LabelledAnswers:
-    """The answers of a store that somebody called good or bad, as KTO trainers take them.
+    """Map-style dataset of good and bad answers, for KTO trainers.
 
-    ``labels[n]`` is a dict: ``prompt_ids`` and ``completion_ids`` (lists of ids) and ``label``, what
-    TRL's ``DataCollatorForUnpairedPreference`` takes. Of a store of pairs each chosen answer is a
-    good one and each rejected answer a bad one.
+    ``labels[n]`` is a dict: ``prompt_ids`` and ``completion_ids`` (lists of ids) and ``label``, the input of
+    TRL's ``DataCollatorForUnpairedPreference``. In a store of pairs, each chosen answer counts as
+    good and each rejected answer as bad.
 
     Args:
         store: an open store of labelled answers or of pairs.
 
     Attributes:
-        store: the same.
-        good: whether each answer is called good, bool [answers].
+        store: as given.
+        good: True for each good answer, bool [answers].
 
     Raises:
         InputError: the store holds no preferences.
@@ -119,7 +118,7 @@ class LabelledAnswers:
 
 
 def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
-    """Numbers of every ``step``-th document that is not removed, int64."""
+    """List every ``step``-th document that is not removed, int64."""
     numbers = np.arange(0, len(store), step)
     return numbers[~mask_removed(store.contents.removed, numbers)]
 
@@ -141,7 +140,10 @@ def _check_index(index: object, count: int, noun: str) -> int:
 
 
 def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:
-    """Of each document its ids, and where its answer begins: at the first token that is trained."""
+    """Read the ids of each document and the offset of its answer.
+
+    The answer begins at the first trained token.
+    """
     documents = np.array(numbers, np.int64)
     starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)
     answers = []

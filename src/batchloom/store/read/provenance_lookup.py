@@ -1,4 +1,4 @@
-"""Where many documents came from, and which documents came from a place: origins read by shard."""
+"""Lookup of documents by source record, and of source records by document."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,14 +13,14 @@ from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store
 
-# Documents that are looked at together, in a search and one after the other.
+# Documents per step of a search, and per step of a sequential scan.
 _SEARCH_POINTS, _SCAN_DOCUMENTS = 16, 1 << 16
-# Records of a part are fewer than 2 to the power of so many.
+# A part has fewer than 2**40 records.
 _RECORD_BITS = 40
 
 
 def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProvenance | None]:
-    """The origin of each document; None of a bare prefix, which does not say.
+    """Return the provenance of each document; None for a bare prefix.
 
     Raises:
         StoreError: a shard's ``.docs`` is missing or damaged.
@@ -43,24 +43,24 @@ def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProv
 
 
 def find_source_names(store: Store, name: str) -> list[str]:
-    """Names of the input files that are called so, or that belong to the data set of this name."""
+    """Return the names of input files with this name or of the data set of this name."""
     sources = store.manifest.sources if store.manifest else ()
     names = [source.name for source in sources if source.name == name]
     return names or [source.name for source in sources if source.dataset == name]
 
 
 def find_documents(store: Store, file: str, record: int) -> list[int]:
-    """Numbers of the documents of a record; none where it was left out.
+    """Return the numbers of the documents of a record; empty if it was left out.
 
-    Documents stand in the order of their records, so that a few are looked at.
+    Documents are in the order of their records, so that a search reads only a few.
 
     Args:
         store: an open store.
-        file: name of an input file of it.
-        record: counted from 0 in the file.
+        file: name of an input file of the store.
+        record: 0-based number of the record in the file.
 
     Raises:
-        InputError: the store does not say where documents came from, has no such file, or that no such record.
+        InputError: the store has no provenance, no such file, or the file no such record.
         StoreError: a shard's ``.docs`` is missing or damaged.
     """
     if store.manifest is None or not store.location.on_disk:
@@ -89,7 +89,7 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
 
 
 def _layer_bounds(store: Store) -> list[int]:
-    """Where the documents that each generation added begin, and documents at the end."""
+    """Return the first document of each layer, and the number of documents."""
     lengths = store.lengths
     if isinstance(lengths, StoreLengths | RemoteLengths | FilteredLengths):
         return [0, *np.cumsum(lengths.layers).tolist()]
@@ -97,7 +97,7 @@ def _layer_bounds(store: Store) -> list[int]:
 
 
 def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:
-    """Numbers of the documents of a record among those that a generation added."""
+    """Return the documents of a record in a layer."""
     low, high, step = start, stop, 2 * _SEARCH_POINTS
     is_ordered = True
     while is_ordered and high - low > _SEARCH_POINTS:
@@ -108,7 +108,7 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
         low = int(candidates[first - 1]) + 1 if first else low
         is_ordered = bool((records[1:] >= records[:-1]).all())
     if not is_ordered:
-        # Nothing of ours writes them so: then all are looked at.
+        # Batchloom writes records in ascending order; any other layer is scanned completely.
         low, step = start, _SCAN_DOCUMENTS
     documents: list[int] = []
     while low < stop:
@@ -122,7 +122,7 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
 
 
 def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Part and record of documents, as one number each, int64 [N]."""
+    """Read part and record of documents, combined into one number each, int64 [N]."""
     bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
     keys = np.empty(len(documents), np.int64)

@@ -1,4 +1,4 @@
-"""Blocks of a subset that lies elsewhere: fetched once a node, checked as they come, read where they are kept."""
+"""Blocks of a remote subset: fetched once per node, verified and cached."""
 
 import threading
 import time
@@ -43,25 +43,25 @@ from batchloom.remote import (
 from batchloom.store.format import compute_block_checksums, compute_checksum, parse_root_checksums
 from batchloom.store.read.remote_file_table import RemoteFileTable, RemoteStoreFile
 
-# A request asks for at most so many blocks, a file of the cache holds about so many: 1 MiB and 8 MiB.
+# Maximum blocks of a request (1 MiB), and approximate blocks of a cache file (8 MiB).
 _MAX_REQUEST_BLOCKS, _MAX_FILE_BLOCKS = 256, 2048
-# Groups on their way at the same time: what of them has come waits in memory.
+# Groups in flight at the same time; received parts of unfinished groups stay in memory.
 _MAX_CONCURRENT_GROUPS = 8
-# Blocks that nobody asked for may be so much of what comes, where that saves requests.
+# Maximum share of unrequested blocks that are fetched to save requests.
 _MAX_GAP_SHARE = 0.05
-# Of lengths and checksums, all of which an epoch uses, gaps of up to 64 KiB come with the rest: a request costs more.
+# An epoch uses all lengths and checksums, so gaps of up to 64 KiB are fetched: another request would cost more.
 _SMALL_GAP_BLOCKS = 16
-# What others fetched is checked about so many blocks at a time: 1 MiB, so that most extents are checked as a whole.
+# Blocks of other processes are verified in units of 1 MiB, so that most intervals are verified in one call.
 _CHECK_BLOCKS = 256
-# What comes wrong is asked for so often.
+# Attempts to fetch a block whose content does not match its checksum.
 MAX_FETCH_ATTEMPTS = 3
-# Before a call relies on what it fetches itself alone: rounds in which others deleted what it found, and waits.
+# After so many rounds without progress, or so long a wait for other processes, a call fetches all blocks itself.
 _MAX_ROUNDS, _POLL_SECONDS, _MAX_WAIT_SECONDS = 8, 0.01, 120.0
 
 
 @final
 class _FetchedBlocks:
-    """What one call has fetched itself, and holds."""
+    """Blocks that one call fetched itself and holds in memory."""
 
     def __init__(self) -> None:
         self.index, self.segments = EMPTY_INDEX, dict[int, NDArray[np.uint8]]()
@@ -69,15 +69,16 @@ class _FetchedBlocks:
 
 @final
 class RemoteBlocks:
-    """The blocks of the files of one subset. Safe to share between threads and to use after a fork.
+    """Cached blocks of the files of one remote subset.
+
+    Safe to share between threads and to use after a fork.
 
     Args:
-        ranges: asks for stretches of the store's files.
-        files: the files of the subset.
-        cache: where blocks are kept.
-        verify: ``first-read``: blocks that another process fetched are checked when this one first reads
-            them; ``full``: and every time they are read; ``off``: only as they come, and those that were written
-            before the machine was last started.
+        ranges: fetches byte ranges of the store's files.
+        files: files of the subset.
+        cache: block cache of the node.
+        verify: ``first-read``: blocks of other processes are verified when this process first reads
+            them; ``full``: at every read; ``off``: only when fetched, and if written before the last boot.
     """
 
     def __init__(self, ranges: RangeFetcher, files: RemoteFileTable, cache: BlockCache, verify: str) -> None:
@@ -89,8 +90,8 @@ class RemoteBlocks:
         self._reset()
 
     def after_fork(self) -> None:
-        """Begin anew: a thread that was at it does not live on in a child, but the locks it held would."""
-        # Those of a process that lives on stay as they are: other subsets share them.
+        """Reset the state in a forked child; inherited locks may stay locked forever."""
+        # Other subsets share these locks, so only a forked child may replace them.
         self._ranges.after_fork()
         self._cache.after_fork()
         self._reset()
@@ -102,20 +103,21 @@ class RemoteBlocks:
 
     @property
     def received(self) -> int:
-        """Bytes that this process fetched."""
+        """Number of bytes that this process fetched."""
         return self._ranges.received
 
     def read(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
-        """Stretches of files, as views of what is kept.
+        """Read byte ranges of files, as views of cached blocks.
 
         Args:
-            begins: where each begins: 4096 times the number of its file's first block, and its place in the file [N].
-            sizes: bytes of each [N].
-            dtype: of the items; begins and sizes are multiples of its.
+            begins: offset of each range in the block numbering, in bytes: 4096 times the first block of its file, plus
+                the offset in the file, int64 [N].
+            sizes: size of each range in bytes, int64 [N].
+            dtype: dtype of the items; begins and sizes are multiples of its size.
 
         Raises:
-            StoreError: a file is gone, or holds other bytes than its checksums say.
-            InputError: it cannot be reached.
+            StoreError: a file is missing, or its content does not match its checksums.
+            InputError: the store cannot be reached.
         """
         views = None if self._verify == "full" else self._read_verified(begins, sizes, dtype)
         if views is not None:
@@ -126,7 +128,7 @@ class RemoteBlocks:
         return view_ranges(cached_blocks, begins, sizes, dtype)
 
     def are_cached(self, numbers: Iterable[int]) -> bool:
-        """Whether all blocks of some files are mapped and known to be right: then there is nothing to fetch."""
+        """Return whether all blocks of some files are mapped and verified."""
         index = self._index
         if not index.sound.all() or subtract_intervals(self.files.list_intervals(numbers), index.intervals).size:
             return False
@@ -135,7 +137,7 @@ class RemoteBlocks:
             return all(cache_files[owner].data is not None for owner in np.unique(index.owners).tolist())
 
     def read_files(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
-        """The content of files that are checked as one, or by blocks, each copied together.
+        """Return contiguous copies of files, verified as files or by blocks.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
@@ -161,11 +163,11 @@ class RemoteBlocks:
         raise self._make_changed_error(self.files.files[damaged_files[0]], 0, self.files.files[damaged_files[0]].size)
 
     def obtain(self, intervals: Intervals, *, always: bool = False) -> CachedBlocks:
-        """Have blocks here: those that no process of the node has are fetched, once.
+        """Return blocks, fetching those that no process of the node has cached.
 
         Args:
             intervals: the blocks.
-            always: whether those that this process knows to be right are checked again.
+            always: whether verified blocks are verified again.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
@@ -193,11 +195,11 @@ class RemoteBlocks:
             with self._cache.open_fetch_locks() as fetch_locks:
                 locked_intervals = fetch_locks.acquire(split_intervals(missing, _MAX_REQUEST_BLOCKS))
                 if locked_intervals.size:
-                    # Somebody may have fetched them between the look and the claim.
+                    # Another process may have fetched the blocks before this one locked them.
                     self._refresh_index()
                     requested_intervals = merge_intervals(locked_intervals[:, 0], locked_intervals[:, 1])
                     self._fetch(subtract_intervals(requested_intervals, self._index.intervals), fetched_blocks)
-                    # Many processes that want the same come forward together, each by what it claimed.
+                    # Processes that need the same blocks share the work, so only a round without progress counts.
                     missing_count = count_interval_blocks(subtract_intervals(intervals, self._index.intervals))
                     rounds, fewest_missing = (
                         rounds + (missing_count >= fewest_missing),
@@ -206,14 +208,17 @@ class RemoteBlocks:
                     continue
             time.sleep(_POLL_SECONDS)
             is_refreshed, waited_seconds = False, waited_seconds + _POLL_SECONDS
-        # What others keep is deleted as fast as it is found: all of it is fetched, and nothing else relied on.
+        # Cached blocks are evicted as fast as they are found, so this call fetches all of them itself.
         self._fetch(subtract_intervals(intervals, fetched_blocks.index.intervals), fetched_blocks)
         return CachedBlocks(fetched_blocks.index, fetched_blocks.segments)
 
     def _read_verified(
         self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
     ) -> list[NDArray[Any]] | None:
-        """What :meth:`read` gives, where all of it is mapped and known to be right, as nearly always; else None."""
+        """Return the views of :meth:`read` if all is mapped and verified, else None.
+
+        This is the fast path of nearly all reads.
+        """
         index, ends = self._index, begins + sizes
         first_rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
         if not first_rows.size or not index.starts.size or first_rows.min() < 0:
@@ -245,10 +250,10 @@ class RemoteBlocks:
         return views
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
-        """The blocks that the index has, mapped and checked; None where some turned out to be gone or wrong."""
+        """Map and verify indexed blocks; None if some are missing or damaged."""
         with self._lock:
             index = self._index
-            # Another thread may have given some of it up meanwhile.
+            # Another thread may have dropped blocks from the index meanwhile.
             if subtract_intervals(intervals, index.intervals).size:
                 return None
             rows, subintervals = split_by_ranges(intervals, index.starts, index.stops)
@@ -275,17 +280,17 @@ class RemoteBlocks:
         *,
         always: bool,
     ) -> bool:
-        """Whether blocks are right; those that are not are given up.
+        """Return whether blocks match their checksums; damaged ones are discarded.
 
         Args:
-            cached_blocks: all that is asked for.
-            cache_files: its segments.
-            candidates: rows of the index, and of each what is asked for of it.
-            always: whether blocks are looked at that are known to be right.
+            cached_blocks: all requested blocks.
+            cache_files: cache files of these blocks.
+            candidates: index rows, and the requested interval of each.
+            always: whether verified blocks are verified again.
         """
         index, (rows, subintervals) = cached_blocks.index, candidates
         if not always:
-            # What lies around it is read soon, and many small checks cost more than their bytes.
+            # Adjacent blocks are read soon, and many small checks cost more than their bytes.
             subintervals = _round_to_units(subintervals, index.starts[rows], index.stops[rows])
         block_offsets = index.block_offsets[rows] + subintervals[:, 0] - index.starts[rows]
         verified_flags = [
@@ -310,7 +315,7 @@ class RemoteBlocks:
         return True
 
     def _find_damaged(self, cached_blocks: CachedBlocks, intervals: Intervals) -> NDArray[np.int64]:
-        """Which of these extents hold other blocks than their checksums say."""
+        """Return the indices of intervals that do not match their checksums."""
         expected = self._list_expected(self._load_checksums(intervals), intervals)
         begins, sizes = BLOCK_BYTES * intervals[:, 0], self._compute_sizes(intervals)
         contents = view_ranges(cached_blocks, begins, sizes, np.dtype(np.uint8))
@@ -322,14 +327,17 @@ class RemoteBlocks:
         return np.array(damaged_indices, np.int64)
 
     def _compute_sizes(self, intervals: Intervals) -> NDArray[np.int64]:
-        """Bytes of extents; the last block of a file is shorter."""
+        """Return the sizes of intervals in bytes; the last block of a file is shorter."""
         numbers = self.files.locate_files(intervals)
         ends = BLOCK_BYTES * self.files.bases[numbers] + self.files.sizes[numbers]
         sizes: NDArray[np.int64] = np.minimum(BLOCK_BYTES * intervals[:, 1], ends) - BLOCK_BYTES * intervals[:, 0]
         return sizes
 
     def _map_cache_files(self, owners: set[int]) -> dict[int, NDArray[np.uint8]] | None:
-        """The bytes of segments; None where one is gone, which is forgotten then. Holds the lock."""
+        """Map cache files and return their bytes; the caller holds the lock.
+
+        Returns None, and forgets the file, if one is missing.
+        """
         arrays: dict[int, NDArray[np.uint8]] = {}
         for owner in owners:
             cache_file = self._cache_files.cache_files.get(owner)
@@ -353,7 +361,7 @@ class RemoteBlocks:
             self._index = remove_from_index(self._index, owners)
 
     def _discard(self, intervals: Intervals) -> None:
-        """Delete what is kept of some blocks: their bytes are wrong."""
+        """Delete the cache files that hold damaged blocks."""
         with self._lock:
             is_overlapping = mask_overlaps(self._index.intervals, intervals)
             owners = set(self._index.owners[is_overlapping].tolist())
@@ -365,7 +373,7 @@ class RemoteBlocks:
             self._forget(owners)
 
     def _refresh_index(self) -> None:
-        """Learn what other processes keep."""
+        """Update the index with the cache files of other processes."""
         names = self._cache.list_names()
         with self._lock:
             numbers_by_name = self._cache_files.names
@@ -382,7 +390,7 @@ class RemoteBlocks:
                     self._add_cache_file(CacheFile(name, table, None, np.zeros(blocks, bool)))
 
     def _add_cache_file(self, cache_file: CacheFile) -> None:
-        """Add a segment that another process made, as far as it is of these files."""
+        """Index the blocks of another process's cache file that belong to these files."""
         rows = cache_file.table.rows
         blocks = rows["blocks"].astype(np.int64)
         block_offsets = np.cumsum(blocks) - blocks
@@ -394,13 +402,13 @@ class RemoteBlocks:
         intervals = np.stack([starts, starts + blocks], axis=1)[is_listed]
         is_verified = np.zeros(len(intervals), bool)
         if self._verify == "off" and cache_file.table.written_this_boot:
-            # What others are checked by is checked itself.
+            # Checksum entries are always verified, even when verification is off.
             is_verified = self.files.by_blocks[numbers[is_listed]]
         owner = self._cache_files.add(cache_file)
         self._index = add_to_index(self._index, owner, intervals, block_offsets[is_listed], is_verified)
 
     def _load_checksums(self, intervals: Intervals) -> CachedBlocks:
-        """What some blocks are checked by, all of it checked itself."""
+        """Return the verified checksum entries of blocks."""
         files = self.files.files
         starts, stops, heads = [], [], set()
         for number, (first, stop) in zip(self.files.locate_files(intervals).tolist(), intervals.tolist(), strict=True):
@@ -420,7 +428,7 @@ class RemoteBlocks:
         return self.obtain(merge_intervals(starts, stops)) if starts else CachedBlocks(EMPTY_INDEX, {})
 
     def _list_expected(self, checksum_blocks: CachedBlocks, intervals: Intervals) -> list[NDArray[np.uint64] | None]:
-        """The checksums of the blocks of each extent; None for those that are not checked one by one."""
+        """List the checksums of each interval's blocks; None if not verified by blocks."""
         expected_checksums: list[NDArray[np.uint64] | None] = [None] * len(intervals)
         indices, begins, sizes, widths = [], [], [], []
         numbers = self.files.locate_files(intervals).tolist()
@@ -440,7 +448,7 @@ class RemoteBlocks:
         return expected_checksums
 
     def _fetch(self, intervals: Intervals, fetched_blocks: "_FetchedBlocks") -> None:
-        """Fetch blocks, check them and keep them, a bounded number at a time."""
+        """Fetch, verify and cache blocks, with a bounded number in flight."""
         if not intervals.size:
             return
         numbers = self.files.locate_files(intervals)
@@ -480,7 +488,7 @@ class RemoteBlocks:
         checksum_blocks: CachedBlocks,
         fetched_blocks: "_FetchedBlocks",
     ) -> None:
-        """Check what came of a group, and keep it."""
+        """Verify and cache the blocks received for a group."""
         expected_checksums = self._list_expected(checksum_blocks, group)
         contents = [
             self._receive_verified(future, first, stop, checksums)
@@ -555,19 +563,25 @@ class RemoteBlocks:
 
 
 def _count_bytes(file: RemoteStoreFile, first: int, stop: int) -> int:
-    """Bytes in blocks of a file, whose last is shorter."""
+    """Return the bytes of blocks of a file, whose last block is shorter."""
     return min(BLOCK_BYTES * (stop - file.base), file.size) - BLOCK_BYTES * (first - file.base)
 
 
 def _round_to_units(subintervals: Intervals, starts: IntArray, stops: IntArray) -> Intervals:
-    """Pieces of extents made whole units of blocks, counted in their extents; they may overlap then."""
+    """Round subintervals to verification units of their interval.
+
+    The results may overlap.
+    """
     begins = subintervals[:, 0] - (subintervals[:, 0] - starts) % _CHECK_BLOCKS
     ends = starts - (starts - subintervals[:, 1]) // _CHECK_BLOCKS * _CHECK_BLOCKS
     return np.stack([begins, np.minimum(ends, stops)], axis=1)
 
 
 def _find_unverified(starts: IntArray, verified_flags: list[NDArray[np.bool_]]) -> Intervals:
-    """The blocks of stretches, of which each begins at a block and has a bit for each, whose bits are not set."""
+    """Return the blocks without a set flag.
+
+    ``starts`` holds the first block of each array of flags.
+    """
     blocks = [start + np.flatnonzero(~flags) for start, flags in zip(starts.tolist(), verified_flags, strict=True)]
     unverified_blocks = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
     return merge_intervals(unverified_blocks, unverified_blocks + 1)

@@ -1,7 +1,7 @@
-"""The files of a subset that lies elsewhere: how large each is, how it is checked, and its blocks among all.
+"""Table of the files of a remote subset: sizes, checksums and block numbers.
 
-The blocks of all files are numbered through, file by file, so that what is wanted, what is kept and what is
-claimed are numbers alone. Between two files one number belongs to none.
+Blocks are numbered consecutively through all files. Requested, cached and locked blocks are therefore plain
+integer intervals. One unused number separates adjacent files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,22 +26,22 @@ from batchloom.store.format import (
     count_header_bytes,
 )
 
-# whole: as one, by its checksum; blocks: each by an entry; entries: by the roots in their head.
+# whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
 CheckMethod = Literal["whole", "blocks", "entries", "nothing"]
 
 
 class RemoteStoreFile(NamedTuple):
-    """One file; of a ``.sums`` its head and its entries are two.
+    """One remote file; header and entries of a ``.sums`` count as two.
 
     Attributes:
-        name: under the store's URL.
-        size: in bytes, as the manifest gives it.
-        checksum: in the manifest; it names the content.
-        check_method: how.
-        checksum_file: number of the file that its blocks are checked by; -1 without one.
-        width: of a file checked by blocks the bytes of an entry.
-        covered_bytes: of a head the bytes of the file that it is for.
-        offset: where it begins in the file of its name.
+        name: path relative to the store's URL.
+        size: size in bytes, from the manifest.
+        checksum: checksum in the manifest, which identifies the content.
+        check_method: verification method.
+        checksum_file: number of the file with its block checksums; -1 if there is none.
+        width: bytes per checksum entry, for a file verified by blocks.
+        covered_bytes: for a ``.sums`` header, the size of the checksummed file.
+        offset: byte offset in the file of that name.
         base: number of its first block.
     """
 
@@ -57,24 +57,23 @@ class RemoteStoreFile(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks it has."""
+        """Number of blocks of the file."""
         return -(-self.size // BLOCK_BYTES)
 
 
 @final
 class RemoteFileTable:
-    """The files of a subset, numbered.
+    """Numbered files of a remote subset.
 
     Attributes:
-        files: all of them.
-        lengths, bins, masks, docs, pairs, media, blobs: numbers of the files of each layer or shard; -1 for one that
-            is not there.
-        removed: number of the file of removed documents; -1 without one.
+        files: all files.
+        lengths, bins, masks, docs, pairs, media, blobs: file numbers for each layer or shard; -1 for a missing file.
+        removed: number of the file of removed documents; -1 if there is none.
         bases: first block of each file, ascending, int64.
-        sizes: bytes of each file, int64.
-        by_blocks: whether the blocks of each are checked one by one, bool.
-        dense: 1 for lengths and checksums, of which a little is used for many tokens, 0 for others.
-        keys: low and high half of what names the content of each, uint64 [N, 2].
+        sizes: size of each file in bytes, int64.
+        by_blocks: True for files verified by blocks, bool.
+        dense: 1 for lengths and checksums, whose few bytes serve many tokens; 0 for others.
+        keys: low and high half of the cache key of each file, uint64 [N, 2].
     """
 
     def __init__(self, manifest: Manifest, subset: str) -> None:
@@ -117,7 +116,7 @@ class RemoteFileTable:
         return self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
 
     def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str | None, width: int) -> int:
-        """Add a file, and its ``.sums`` where it has one."""
+        """Add a file, and its ``.sums`` if it has one."""
         if checksum is None:
             return self._add(file)
         size = count_header_bytes(file.size, width)
@@ -127,7 +126,7 @@ class RemoteFileTable:
         return self._add(file._replace(check_method="blocks", checksum_file=entries, width=width))
 
     def _add_blobs(self, stem: str, shard: ShardEntry) -> int:
-        """Add the media that a shard holds, and their checksums; -1 where it holds none."""
+        """Add the ``.blobs`` of a shard and its checksums; return -1 if there is none."""
         if shard.blobs is None or shard.blobs_bytes is None:
             return -1
         file = RemoteStoreFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
@@ -142,11 +141,11 @@ class RemoteFileTable:
         return len(self.files) - 1
 
     def locate_files(self, intervals: Intervals) -> NDArray[np.int64]:
-        """Number of the file of each extent."""
+        """Return the file number of each interval."""
         return self.bases.searchsorted(intervals[:, 0], side="right") - 1
 
     def round_intervals(self, intervals: Intervals, unit: int) -> Intervals:
-        """Extents made whole units of so many blocks, counted in each file."""
+        """Extend intervals to multiples of ``unit`` blocks within each file."""
         numbers = self.locate_files(intervals)
         bases = self.bases[numbers]
         ends = bases + np.array([self.files[number].blocks for number in numbers.tolist()], np.int64)
@@ -155,13 +154,16 @@ class RemoteFileTable:
         return merge_intervals(starts, np.minimum(stops, ends))
 
     def list_intervals(self, numbers: Iterable[int]) -> Intervals:
-        """All blocks of some files."""
+        """Return the intervals of all blocks of some files."""
         files = [self.files[number] for number in numbers]
         return merge_intervals([file.base for file in files], [file.base + file.blocks for file in files])
 
 
 def _cache_key(file: RemoteStoreFile) -> tuple[int, int]:
-    """Low and high half of the checksum; entries are told from their head, which has the same, by one bit."""
+    """Return the low and high half of a file's cache key.
+
+    One flipped bit separates the entries of a ``.sums`` from its header, which has the same checksum.
+    """
     digest = int(file.checksum, 16)
     return digest & (1 << 64) - 1 ^ int(file.check_method == "entries"), digest >> 64
 

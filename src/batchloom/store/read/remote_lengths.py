@@ -1,4 +1,4 @@
-"""The lengths of a store that lies elsewhere: of a large one only the blocks that are asked for."""
+"""Document lengths of a remote store; large ones are fetched by blocks."""
 
 from typing import final
 
@@ -10,7 +10,7 @@ from batchloom.store.format import StoreLengths
 from batchloom.store.read.remote_blocks import RemoteBlocks
 
 _LENGTHS_PER_BLOCK = BLOCK_BYTES // 4
-# Up to so many, lengths are had as a whole: 16 MiB of them, and 32 MiB of where each document begins.
+# Up to this many lengths are held in memory: 16 MiB of lengths, and 32 MiB of document offsets.
 MAX_LOCAL_LENGTHS = 1 << 22
 
 Ids = NDArray[np.int64]
@@ -18,10 +18,10 @@ Ids = NDArray[np.int64]
 
 @final
 class LocalLengths:
-    """Where documents begin, of a store whose lengths are all here.
+    """Lengths and token offsets of all documents, held in memory.
 
     Attributes:
-        lengths: of all documents.
+        lengths: lengths of all documents.
     """
 
     def __init__(self, blocks: RemoteBlocks) -> None:
@@ -32,22 +32,22 @@ class LocalLengths:
         self._begins = np.concatenate([np.zeros(1, np.int64), ends])
 
     def spans(self, documents: Ids) -> tuple[Ids, NDArray[np.uint32]]:
-        """Tokens of the subset before each document, int64, and its own, uint32."""
+        """Return token offsets in the subset, int64, and lengths, uint32."""
         return self._begins[documents], self.lengths.take(documents)
 
 
 @final
 class RemoteLengths:
-    """The lengths of the documents of a subset, and where these begin, a few blocks at a time.
+    """Lengths and token offsets of documents, fetched a few blocks at a time.
 
     Args:
-        blocks: the blocks of the subset's files.
-        layers: how many documents each generation added.
-        tokens: how many tokens each generation added.
+        blocks: blocks of the subset's files.
+        layers: number of documents that each generation added.
+        tokens: number of tokens that each generation added.
 
     Attributes:
-        layers: how many documents each generation added; a plan packs no two of them together.
-        size: documents of all.
+        layers: number of documents that each generation added; a plan never packs documents of two layers together.
+        size: number of documents.
     """
 
     def __init__(self, blocks: RemoteBlocks, layers: list[int], tokens: list[int]) -> None:
@@ -62,35 +62,38 @@ class RemoteLengths:
 
     @property
     def lengths(self) -> "RemoteLengths":
-        """Itself: what a plan takes lengths from."""
+        """This object, for the planner."""
         return self
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Lengths of these documents in tokens, uint32 of the same length."""
+        """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         table, rows, columns, _ = self._read_rows(documents)
         lengths: NDArray[np.uint32] = table[rows, columns]
         return lengths
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``."""
+        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
         return self.take(np.arange(start, stop))
 
     def spans(self, documents: Ids) -> tuple[Ids, NDArray[np.uint32]]:
-        """Tokens of the subset before each document, int64, and its own, uint32."""
+        """Return token offsets in the subset, int64, and lengths, uint32."""
         if not documents.size:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
         table, rows, columns, preceding_tokens = self._read_rows(documents)
         block_tokens = np.zeros(len(documents), np.int64)
         inner_rows = np.flatnonzero(columns)
         if inner_rows.size:
-            # Sums of the part of a block before each document, all in one call.
+            # One reduceat call sums the lengths before each document in its block.
             starts = rows[inner_rows] * _LENGTHS_PER_BLOCK
             bounds = np.stack([starts, starts + columns[inner_rows]], axis=1).ravel()
             block_tokens[inner_rows] = np.add.reduceat(table.ravel(), bounds, dtype=np.int64)[::2]
         return preceding_tokens[rows] + block_tokens, table[rows, columns]
 
     def _read_rows(self, documents: Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], Ids]:
-        """The blocks that hold these lengths [K, 1024]; row and column of each; tokens before each row."""
+        """Read the blocks that hold these lengths.
+
+        Returns the blocks [K, 1024], row and column of each document, and the tokens before each block.
+        """
         layers = self._starts.searchsorted(documents, side="right") - 1
         layer_documents = documents - self._starts[layers]
         keys = (layers << 44) | (layer_documents // _LENGTHS_PER_BLOCK)

@@ -1,4 +1,4 @@
-"""Reader of a subset of a remote store, and of the manifest there."""
+"""Reader of a subset of a remote store, and of its manifest."""
 
 import contextlib
 import os
@@ -71,13 +71,13 @@ from batchloom.tokens import Tokenizer
 VerifyMode = Literal["off", "first-read", "full"]
 VERIFY_MODES: tuple[str, ...] = get_args(VerifyMode)
 CACHE_LIMIT = 50 * 10**9
-# A subset that may be fetched whole: the cache holds it, and what else there is.
+# The neighbours of documents are fetched too if the cache limit is at least this multiple of the subset's bytes.
 _CACHE_ROOM_FACTOR = 2
-# Blocks that come together then: 256 KiB.
+# Number of blocks in such an aligned fetch: 256 KiB.
 _NEIGHBOUR_BLOCKS = 64
-# Shards whose media are kept in memory, as stored_media keeps those of files.
+# Maximum number of shards whose media index stays in memory, as in stored_media.
 _MAX_CACHED_MEDIA = 256
-# A small file of up to so many bytes takes one request; of a larger one its size is asked for first.
+# A small file of up to this many bytes takes one request; a larger one takes a size request and a second read.
 _FIRST_BYTES = 8 << 20
 
 Ids = NDArray[np.int64]
@@ -85,12 +85,12 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RemoteStoreSettings:
-    """How a store that lies elsewhere is read.
+    """Settings for reading a remote store.
 
     Attributes:
-        cache: folder of the blocks that are kept, for all stores and all processes of a node; None for
+        cache: folder of cached blocks, shared by all stores and processes of a node; None for
             ``batchloom/blocks`` in the user's cache folder.
-        limit: bytes that are kept there at most.
+        limit: maximum size of the cache in bytes.
         verify: see :func:`~batchloom.store.open_store`.
     """
 
@@ -109,7 +109,7 @@ class RemoteStoreSettings:
 
     @property
     def folder(self) -> Path:
-        """The cache."""
+        """Absolute path of the cache folder."""
         if self.cache is not None:
             return self.cache.expanduser().absolute()
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -120,13 +120,13 @@ def open_remote_manifest(url: str, generation: int | None = None) -> Manifest:
     """Read and check the manifest of the store at a URL.
 
     Args:
-        url: of the store's folder.
-        generation: an older one; None for the newest.
+        url: URL of the store's folder.
+        generation: an older generation; None for the newest.
 
     Raises:
-        StoreMissingError: there is none.
+        StoreMissingError: there is no manifest.
         GenerationError, StoreError: as :func:`~batchloom.store.read_manifest`.
-        InputError: it cannot be reached, or may not be read.
+        InputError: the URL cannot be reached or access is denied.
     """
     check_url(url)
     base = url.rstrip("/")
@@ -134,7 +134,10 @@ def open_remote_manifest(url: str, generation: int | None = None) -> Manifest:
 
 
 def _read_remote_file(base: str, name: str) -> bytes:
-    """All of a small file; raises FileNotFoundError where there is none."""
+    """Read a small file of a store.
+
+    Raises FileNotFoundError if it is missing, and StoreMissingError for a missing manifest.
+    """
     url = f"{base}/{name}"
     try:
         data = run_with_retries(url, lambda: fetch(url, 0, _FIRST_BYTES, _FIRST_BYTES))
@@ -156,7 +159,7 @@ def _read_remote_file(base: str, name: str) -> bytes:
             f"prepare "
             "command again where it is unfinished, or check the address."
         ) from None
-    # No file of a store begins so.
+    # No file of a store begins with HTML.
     if data[:64].lstrip().lower().startswith((b"<!doctype html", b"<html")):
         raise make_html_page_error(url)
     return data
@@ -164,15 +167,15 @@ def _read_remote_file(base: str, name: str) -> bytes:
 
 @final
 class RemoteFiles:
-    """Reads the files beside the tokens of a subset of a remote store.
+    """Sidecar files of a subset of a remote store.
 
     Args:
-        url: of the store's folder.
-        manifest: of the generation that is open.
-        subset: its name.
-        table: the shards of the subset.
-        files: the files of the subset, by number.
-        blocks: reads and caches their blocks.
+        url: URL of the store's folder.
+        manifest: manifest of the open generation.
+        subset: name of the subset.
+        table: shards of the subset.
+        files: numbered files of the subset.
+        blocks: reads and caches blocks of the files.
     """
 
     def __init__(
@@ -189,11 +192,11 @@ class RemoteFiles:
         self._media: dict[int, MediaRows] = {}
 
     def media(self, shard: int) -> MediaRows:
-        """The ``.media`` of a shard that has one; those of some shards are kept.
+        """Return the media index of a shard that has one; some are cached in memory.
 
         Raises:
-            StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
-            InputError: it cannot be reached.
+            StoreError: the file is missing, was changed or contradicts itself, or the manifest lacks its size.
+            InputError: the store cannot be reached.
         """
         media_rows = self._media.get(shard)
         if media_rows is None:
@@ -211,11 +214,11 @@ class RemoteFiles:
         return media_rows
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
+        """Read bytes of a shard's ``.blobs``, fewer at the end of the file.
 
         Raises:
-            StoreError: it is gone, or was changed.
-            InputError: it cannot be reached.
+            StoreError: the file is missing or was changed.
+            InputError: the store cannot be reached.
         """
         number = self._files.blobs[shard]
         available_bytes = 0 if number < 0 else self._files.files[number].size - begin
@@ -226,13 +229,13 @@ class RemoteFiles:
         return data.tobytes()
 
     def find_blobs(self, shard: int) -> int:
-        """Return where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
+        """Return the offset of a shard's ``.blobs`` in the block numbering, in bytes."""
         return BLOCK_BYTES * self._files.files[self._files.blobs[shard]].base
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None.
+        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None.
 
-        Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
+        For ``rows``, only their blocks are fetched, and they are not verified against a checksum.
         """
         if rows is None:
             provenance = parse_provenance(*self.read_whole(self._files.docs[shard]))
@@ -263,17 +266,17 @@ class RemoteFiles:
         )
 
     def sides(self, shard: int) -> PairIndex:
-        """The ``.pairs`` of a shard of a store of preferences."""
+        """Read the pairs and sides of a shard of a preference store."""
         content = self.read_whole(self._files.pairs[shard])
         return parse_pair_index(*content, self._entry.shards[shard].documents, self._manifest.preferences)
 
     def read_whole(self, number: int) -> tuple[memoryview, Path]:
-        """The content of a file, and its name for the words of errors."""
+        """Return the content of a file, and its name for error messages."""
         name = f"{redact_url(self.url)}/{self._files.files[number].name}"
         return self._blocks.read_files([number])[0].data, Path(name)
 
     def file(self, name: str) -> bytes:
-        """A small file of the store that no process keeps; raises FileNotFoundError."""
+        """Read a small file of the store without caching; raises FileNotFoundError."""
         return _read_remote_file(self.url, name)
 
     def read_tokenizer(self) -> Tokenizer:
@@ -281,26 +284,26 @@ class RemoteFiles:
         return load_stored_tokenizer(self.file, redact_url(self.url), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None."""
+        """Read the current manifest of a generation, or of the newest if None."""
         return open_remote_manifest(self.url, generation)
 
 
 @final
 class RemoteSubset:
-    """Reads a subset of a remote store through a cache of blocks on this machine.
+    """Reader of a subset of a remote store through a local block cache.
 
     Args:
-        url: of the store's folder.
-        subset: its name.
-        manifest: of the generation that is open.
-        settings: how it is read.
+        url: URL of the store's folder.
+        subset: name of the subset.
+        manifest: manifest of the open generation.
+        settings: cache and verification settings.
 
     Attributes:
         url, settings: as given.
         lengths: lengths of the documents.
     """
 
-    # Nothing is mapped as a whole shard.
+    # Remote shards are read by blocks and never mapped.
     mapped: MappedShards | None = None
 
     def __init__(self, url: str, subset: str, manifest: Manifest, settings: RemoteStoreSettings) -> None:
@@ -308,7 +311,7 @@ class RemoteSubset:
         entry = self._entry = manifest.subsets[subset]
         self._manifest, self._split = manifest, subset
         history = manifest.all_history
-        # Generations share what they have in common.
+        # All generations use the cache name of the first one, to share their common blocks.
         cache_name = next(
             filter(None, (generation_entry.fingerprints.get(subset) for generation_entry in history)),
             subset,
@@ -338,7 +341,7 @@ class RemoteSubset:
         files = self._files.files
         self._own_bytes = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
         bins = BLOCK_BYTES * np.array([files[number].base for number in self._files.bins], np.int64)
-        # From the tokens of the subset before a document to where it lies among the blocks of all files.
+        # Added to the byte offset of a token in the subset, a shift gives its byte offset in the block numbering.
         self._shifts = bins - tokens[:-1] * self.dtype.itemsize
         self._ends = ends[1:]
         self.tokens = int(tokens[-1])
@@ -355,25 +358,25 @@ class RemoteSubset:
 
     @property
     def trained_tokens(self) -> int:
-        """Number of tokens of the subset that are trained."""
+        """Number of trained tokens of the subset."""
         return self._entry.trained_tokens
 
     @property
     def fingerprint(self) -> str:
-        """Name of the content: counts and checksums."""
+        """Fingerprint of the subset's content."""
         return compute_subset_fingerprint(self._manifest, self._split)
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes that this process fetched of the subset."""
+        """Number of bytes of the subset that this process fetched."""
         return self._blocks.received
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[Any]]:
-        """The ids of spans of documents, as views of what is kept.
+        """Read token ranges of documents, as views of cached blocks.
 
         Raises:
-            StoreError: a shard is gone, or was changed.
-            InputError: it cannot be reached.
+            StoreError: a shard is missing or was changed.
+            InputError: the store cannot be reached.
         """
         begins, sizes = self._locate_bytes(documents, starts, lengths)
         ranges = self._blocks.read(begins, sizes, self.dtype)
@@ -385,19 +388,19 @@ class RemoteSubset:
 
     @property
     def bytes_a_token(self) -> int:
-        """Bytes that come for a token of the subset on average, with the media that it holds."""
+        """Average number of bytes fetched per token, including stored media."""
         tokens = int(self._tokens[-1])
         return max(self.dtype.itemsize, -(-self._own_bytes // max(tokens, 1)))
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Have documents here, and their neighbours in blocks of so many documents; of media those held of documents.
+        """Fetch documents with all documents of their blocks, and their stored media.
 
-        Where a plan permutes single documents and all of the subset has room in the cache, what lies around
-        them comes too: it is used later, and requests for a few KiB each are slow.
+        If ``block`` is 1 and the cache has room for the complete subset, adjacent bytes are
+        fetched too: they are used later, and requests of a few KiB each are slow.
 
         Args:
-            documents: their numbers, ascending [N].
-            block: documents of a block.
+            documents: document numbers, ascending, int64 [N].
+            block: number of documents in a block.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
@@ -408,20 +411,20 @@ class RemoteSubset:
         if block == 1 and self._own_bytes * _CACHE_ROOM_FACTOR <= self.settings.limit:
             intervals = self._files.round_intervals(intervals, _NEIGHBOUR_BLOCKS)
         self._blocks.obtain(intervals)
-        # What of media is gone or damaged is told by who reads it, with its document.
+        # Missing or damaged media are reported when they are read, with their document.
         with contextlib.suppress(StoreError):
             is_present = ~mask_removed(self.removed, documents)
             self._blocks.obtain(self._find_media_intervals(documents[is_present]))
 
     @property
     def is_fully_cached(self) -> bool:
-        """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
+        """True if all tokens and media of the subset are cached locally and verified."""
         files = self._files
         media = [number for number in (*files.media, *files.blobs) if number >= 0]
         return self._blocks.are_cached([*files.bins, *media])
 
     def _find_media_intervals(self, documents: Ids) -> Intervals:
-        """The blocks of 4 KiB that hold the media of documents."""
+        """Return the blocks of 4 KiB that hold the media of documents."""
         shards = self._ends.searchsorted(documents, side="right")
         starts, stops = [], []
         for shard in np.unique(shards).tolist():
@@ -432,7 +435,7 @@ class RemoteSubset:
             rows = self.files.media(shard).rows
             size = self._files.files[self._files.blobs[shard]].size
             media_rows = rows[is_requested[rows["document"]] & (rows["blob"] != NOT_STORED)]
-            # What a damaged file says lies elsewhere is told by who reads it.
+            # Offsets beyond the file, in a damaged index, are reported when the medium is read.
             media_rows = media_rows[(media_rows["blob"] <= size) & (media_rows["size"] <= size)]
             media_rows = media_rows[media_rows["blob"] + media_rows["size"] <= size]
             begins = self.files.find_blobs(shard) + media_rows["blob"].astype(np.int64)
@@ -443,13 +446,13 @@ class RemoteSubset:
         return merge_intervals(np.concatenate(starts), np.concatenate(stops))
 
     def _add_neighbours(self, documents: Ids, block: int) -> Intervals:
-        """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
+        """Return the 4 KiB blocks of documents and their neighbours in the same layer."""
         bounds = np.cumsum([0, *self.lengths.layers])
         starts = bounds[bounds[1:].searchsorted(documents, side="right")]
         first = np.unique(starts + (documents - starts) // block * block)
         stops = bounds[1:][bounds[1:].searchsorted(first, side="right")]
         last = np.minimum(first + block, stops) - 1
-        # A shard may end inside a block: then its two parts lie in two files.
+        # A block of documents may cross a shard boundary; its parts are in different files.
         ends = self._documents[1:]
         first_shards = ends.searchsorted(first, side="right")
         is_split = ends.searchsorted(last, side="right") != first_shards
@@ -465,7 +468,7 @@ class RemoteSubset:
         return merge_intervals(begins // BLOCK_BYTES, -(-(lasts + sizes) // BLOCK_BYTES))
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Read the loss masks of token ranges."""
+        """Read the trained flags of token ranges."""
         if not self.masked:
             return all_trained(lengths)
         shards = self._ends.searchsorted(documents, side="right")
@@ -497,7 +500,7 @@ class RemoteSubset:
         return parse_mask(*self.files.read_whole(self._files.masks[shard]), self._entry.shards[shard].tokens)
 
     def limit_mapped(self, shards: int) -> None:
-        """Keep at most so many masks of shards."""
+        """Limit the number of shard masks in memory."""
         self._masks.limit = min(self._masks.limit, shards)
 
     def for_lengths(self, lengths: FilteredLengths) -> "RemoteSubset":  # noqa: ARG002 - ranges are checked as they are

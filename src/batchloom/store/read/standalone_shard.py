@@ -1,4 +1,4 @@
-"""Shards named without their store, where the store says of them what they do not say themselves."""
+"""Refusal of reads that would lose what only a store's manifest records."""
 
 from pathlib import Path
 
@@ -9,15 +9,16 @@ from batchloom.store.read.synthetic_store import is_synthetic
 
 
 def refuse_standalone_shard(stem: Path) -> None:
-    """Refuse a shard of a store of synthetic documents, of preferences or of media, or that held removed ones.
+    """Refuse a shard of a store whose documents must not be read without it.
 
-    Its files alone would pass for real data, or for answers that are all to be imitated.
+    These stores hold synthetic documents, preferences, media or removed documents. The shard alone would pass for real
+    data, or for answers that are all to be imitated.
 
     Args:
-        stem: the prefix of the shard.
+        stem: prefix of the shard.
 
     Raises:
-        InputError: it is one; names the store.
+        InputError: the shard belongs to such a store; names the store.
     """
     folder = stem.absolute().parent
     store = folder.parent
@@ -26,7 +27,7 @@ def refuse_standalone_shard(stem: Path) -> None:
     try:
         manifest = read_manifest(store)
     except StoreError:
-        # Nothing is known of them then, as of anybody's prefix.
+        # With an unreadable manifest the shard is treated as any other prefix.
         return
     if is_synthetic(manifest):
         content = f"made-up documents (source={SYNTHETIC})"
@@ -44,15 +45,15 @@ def refuse_standalone_shard(stem: Path) -> None:
 
 
 def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> None:
-    """Refuse a store with images or audio where its tokens alone are read.
+    """Refuse a store with images or audio for a reader of tokens only.
 
     Args:
-        manifest: of the store; None for what has none.
-        store_name: the store, for the words of the error.
-        reader: reads them, in words.
+        manifest: manifest of the store; None for data without a manifest.
+        store_name: the store, for the error message.
+        reader: the reader, for the error message.
 
     Raises:
-        InputError: it is one.
+        InputError: the store holds images or audio.
     """
     if manifest is not None and manifest.processor is not None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Opening a store, a bare Megatron prefix, or synthetic data that is asked for by name."""
+"""Opening a store, a bare Megatron prefix, or synthetic data by name."""
 
 import contextlib
 import os
@@ -45,32 +45,32 @@ def open_store(
     verify: VerifyMode | None = None,
     media: str | None = None,
 ) -> Store:
-    """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
+    """Open one subset of a store, a bare Megatron prefix, or synthetic data by name.
 
     Args:
         path: a store's folder, or its URL (``s3://``, ``gs://``, ``https://``, anything fsspec reads:
-            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of any integer
-            dtype), also given with one of the two endings. A ``name.mask`` beside it says which tokens are
-            trained. Where there is nothing of that name, ``dummy`` and ``distributed_dummy``, also with settings
-            (``dummy:documents=1000,kind=text``): documents made up as they are read, by docs/synthetic.md.
+            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair from any writer and of any integer
+            dtype, with or without one of the two suffixes. An adjacent ``name.mask`` marks the trained tokens. If
+            the path does not exist, ``dummy`` and ``distributed_dummy``, also with settings
+            (``dummy:documents=1000,kind=text``), name synthetic data (docs/synthetic.md).
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
-        generation: of a store that was appended to or taken from, which of its generations; None
+        generation: number of a generation, for a store with appended or removed documents; None
             for the newest.
-        cache: of a store behind a URL, the folder of what is kept, for all processes of a node; None:
+        cache: cache folder of a remote store, shared by all processes of a node; None:
             ``batchloom/blocks`` in the user's cache folder.
-        cache_limit: bytes kept there at most; None: 50 GB.
+        cache_limit: maximum size of the cache in bytes; None: 50 GB.
         verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
-            reads it; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, else ``off``.
-        media: read only documents that hold such media: ``none``, ``any``, ``image`` or ``audio`` alone, or both
-            as ``image+audio``. Plans leave the others out; numbers stay those of the subset. None for all.
+            reads it; ``full``: every time; ``off``: never. None: ``first-read`` for a URL, else ``off``.
+        media: read only documents that hold exactly these media: ``none``, ``image``, ``audio`` or ``image+audio``;
+            ``any`` for all with media. Plans skip the others; document numbers stay the same. None for all.
 
     Raises:
         StoreMissingError: there is neither a store nor a prefix at ``path``.
-        GenerationError: the generation never was, or was compacted away; names those that are there.
+        GenerationError: the generation never existed or was compacted away; lists the available ones.
         StoreError: the store is damaged, of another format, or names files outside itself.
-        InputError: the subset does not exist or is empty, or holds no such media; ``path`` is no path, or a shard of
-            a store of synthetic documents or preferences; a URL cannot be reached.
-        SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
+        InputError: the subset does not exist, is empty, or holds no such media; ``path`` is not a path, or is a shard
+            of a store of synthetic documents or preferences; a URL cannot be reached.
+        SettingsError: a setting is invalid, a generation is given for data without any, or a cache for a local store.
     """
     if media is not None:
         normalize_media_filter(media)
@@ -107,17 +107,17 @@ def open_store(
 
 
 def _resolve_cache_folder(cache: object) -> Path:
-    """The folder that is given as a cache, whatever folder the process changes to."""
+    """Return the absolute cache folder, independent of later changes of directory."""
     folder = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
     if isinstance(folder, str) and folder and "\0" not in folder and not is_url(folder):
-        # Where there is no such user, this is no folder either.
+        # A path of an unknown user (~name) raises RuntimeError and is refused below.
         with contextlib.suppress(RuntimeError):
             return Path(strip_file_scheme(folder)).expanduser().absolute()
     raise SettingsError([f"cache: {quote_value(cache)} is no folder of this machine: give its path, as a string"])
 
 
 def _open_local(path: str, split: str, generation: int | None, verify: VerifyMode) -> Store:
-    # Files are mapped when they are first read, perhaps after the process has changed its folder.
+    # Files are mapped at their first read, perhaps after the process changed its working directory.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
     try:

@@ -1,4 +1,4 @@
-"""An open store: the documents of one subset, of a bare Megatron prefix or of synthetic data.
+"""An open store: one subset, a bare Megatron prefix or synthetic data.
 
 :class:`Store` has what most users need. Rarely used groups are members of it: ``location``, ``contents``,
 ``provenance``, ``shards`` and ``reader``.
@@ -37,17 +37,17 @@ from batchloom.tokens import Tokenizer
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLocation:
-    """Place of an open store, and how to open it again.
+    """Address of an open store and the options to reopen it.
 
     Attributes:
-        address: first argument of ``open_store``: a folder, a prefix, a name of synthetic data, or a URL with all
-            it holds, credentials too.
-        name: the same without credentials, for messages.
+        address: first argument of ``open_store``: a folder, a prefix, a name of synthetic data, or a URL including
+            its credentials.
+        name: the address without credentials, for messages.
         options: further arguments of ``open_store``, as plain JSON values.
-        open: ``open_store`` itself.
-        is_remote: whether the store lies behind a URL.
-        on_disk: whether there are files to read; synthetic data opened by its name has none.
-        replicated: whether every rank is to read rank 0's share: synthetic data opened as ``dummy``.
+        open: the function ``open_store``.
+        is_remote: whether the store is behind a URL.
+        on_disk: whether the data are in files; False for synthetic data opened by its name.
+        replicated: whether every rank reads rank 0's share: synthetic data opened as ``dummy``.
     """
 
     address: str
@@ -60,7 +60,7 @@ class StoreLocation:
 
     @property
     def generation(self) -> int | None:
-        """Number of the generation that is open; None for a bare prefix and synthetic data."""
+        """Number of the open generation; None for a bare prefix and synthetic data."""
         number: int | None = self.options.get("generation")
         return number
 
@@ -70,10 +70,10 @@ class StoreContents:
     """Facts about the documents of an open store.
 
     Attributes:
-        media: media that the documents hold which are read alone (``open_store(media=...)``), others having
+        media: media filter of the store (``open_store(media=...)``): documents that do not match it have
             length 0; ``""`` for all documents.
-        removed: numbers of the removed documents, ascending, int64. They read as end tokens that are not
-            trained, so that lengths and plans survive.
+        removed: numbers of the removed documents, ascending, int64. They read as untrained end tokens,
+            so that lengths and plans survive.
     """
 
     def __init__(self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: LengthReader) -> None:
@@ -86,35 +86,35 @@ class StoreContents:
 
     @cached_property
     def synthetic(self) -> bool:
-        """Whether the documents, or some of them, are synthetic, by the manifest."""
+        """True if the manifest lists a synthetic source."""
         return is_synthetic(self._manifest)
 
     @property
     def preferences(self) -> PreferenceKind:
-        """``pairs`` or ``labels`` if the documents are preferences, else empty.
+        """Kind of preferences, ``pairs`` or ``labels``; empty for other documents.
 
-        ``batchloom.store.PreferencePairs`` and ``Labels`` read them.
+        ``batchloom.store.PreferencePairs`` and ``LabelledAnswers`` read them.
         """
         return self._manifest.preferences if self._manifest else ""
 
     @property
     def conversations(self) -> bool:
-        """Whether every document of the store is a conversation."""
+        """True if every document of the store is a conversation."""
         return bool(self._sources) and all(source.conversations for source in self._sources)
 
     @property
     def mixed(self) -> bool:
-        """Whether the store holds conversations and other documents."""
+        """True if the store holds both conversations and other documents."""
         return any(source.conversations for source in self._sources) and not self.conversations
 
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
-        """Inputs with a weight, each with its weight. They are recorded; nothing applies them."""
+        """Pairs of input name and recorded weight. Nothing applies the weights."""
         return read_recorded_weights(self._manifest)
 
     @property
     def trained_tokens(self) -> int:
-        """Number of tokens that are trained."""
+        """Number of trained tokens."""
         if self._filtered_lengths:
             return count_trained_tokens(self._reader.mask, self._filtered_lengths)
         return self._reader.trained_tokens
@@ -138,7 +138,10 @@ class StoreContents:
         return document_numbers
 
     def find_generation(self, fingerprint: str) -> int | None:
-        """Return the first generation, up to the open one, whose subset had a fingerprint; None if there is none."""
+        """Return the first generation whose subset had a fingerprint; None if none had.
+
+        Generations after the open one are not searched.
+        """
         if self._manifest is None:
             return None
         return find_generation(self._manifest, self._split, fingerprint, self.media)
@@ -156,7 +159,7 @@ class StoreProvenance:
         """Return the provenance of a document.
 
         Raises:
-            StoreError: the store does not say (a bare prefix), or its ``.docs`` is missing or damaged.
+            StoreError: the store is a bare prefix without provenance, or its ``.docs`` is missing or damaged.
             IndexError: there is no such document.
         """
         if self._manifest is None:
@@ -165,7 +168,7 @@ class StoreProvenance:
         return make_part_table(self._manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
-        """Return the provenance of documents of a shard; of a remote store, only theirs is fetched.
+        """Return the provenance of rows of a shard; only these are fetched if remote.
 
         Raises:
             StoreError: the ``.docs`` of the shard is missing or damaged.
@@ -173,7 +176,7 @@ class StoreProvenance:
         return self._reader.files.provenance(shard, rows)
 
     def shard(self, shard: int) -> ProvenanceTable:
-        """Return the provenance of all documents of a shard: hashes, records, offsets and parts.
+        """Return the provenance of all documents of a shard.
 
         Raises:
             StoreError: the ``.docs`` of the shard is missing or damaged.
@@ -183,7 +186,7 @@ class StoreProvenance:
 
 @final
 class StoreShards:
-    """Shards of the subset of an open store; ``len`` is their number, 0 of synthetic data."""
+    """Shards of an open subset; ``len`` is their number, 0 for synthetic data."""
 
     def __init__(self, location: StoreLocation, split: str, reader: SubsetReader) -> None:
         self._location, self._split, self._reader = location, split, reader
@@ -198,7 +201,7 @@ class StoreShards:
 
     @property
     def stems(self) -> tuple[Path, ...]:
-        """Path of each shard without ending.
+        """Path of each shard without suffix.
 
         Raises:
             InputError: the store is remote.
@@ -211,19 +214,19 @@ class StoreShards:
 
     @property
     def mapped(self) -> list[MappedShard | None] | None:
-        """The shards that are mapped now, None for others, in a list that is kept up to date.
+        """Live list of the mapped shards, None for unmapped ones.
 
-        None if documents are not read exactly as they lie in the shards: then use :meth:`Store.read`.
+        None if documents are not read exactly as stored in the shards: then use :meth:`Store.read`.
         """
         mapped = self._reader.mapped
         return None if mapped is None else mapped.opened
 
     def map(self, shard: int) -> MappedShard:
-        """Return a mapped shard, one of those that ``mapped`` is a list of.
+        """Return a mapped shard, mapping it if ``mapped`` does not hold it yet.
 
         Raises:
-            StoreError: it is missing, damaged, or contradicts the lengths.
-            InputError: documents are not read as they lie in shards, so that ``mapped`` is None.
+            StoreError: the shard is missing, damaged, or contradicts the lengths.
+            InputError: ``mapped`` is None because documents are not read as stored.
         """
         mapped = self._reader.mapped
         if mapped is None:
@@ -231,19 +234,19 @@ class StoreShards:
         return mapped.opened[shard] or mapped.map(shard)
 
     def limit_mapped(self, shards: int) -> None:
-        """Keep at most so many shards mapped, if other stores need file descriptors, too."""
+        """Limit the number of mapped shards, to leave file descriptors to other stores."""
         self._reader.limit_mapped(shards)
 
     def sides(self, shard: int) -> PairIndex:
-        """Return the ``.pairs`` of a shard of preferences.
+        """Return the pairs and sides of a shard of a preference store.
 
         Raises:
-            StoreError: it is missing or damaged.
+            StoreError: the ``.pairs`` file is missing or damaged.
         """
         return self._reader.files.sides(shard)
 
     def name_of(self, document: int) -> str:
-        """Return the shard that holds a document, as errors name it."""
+        """Return the name of the shard that holds a document, for error messages."""
         table = self._reader.table
         if not table.locations:
             return self._location.name
@@ -253,24 +256,24 @@ class StoreShards:
 
 @final
 class Store:
-    """One subset of a store (or a bare prefix, or synthetic data), open for reading. Use :func:`batchloom.open_store`.
+    """One open subset of a store, bare prefix or synthetic data.
 
-    ``len(store)`` is its number of documents, ``store[n]`` one of them.
+    Use :func:`batchloom.open_store` to open it. ``len(store)`` is its number of documents, ``store[n]`` one of them.
     Files are mapped when a document in them is first read; a bounded number stays mapped.
-    Safe to share between threads and to use after a fork. A pickled store is opened anew.
+    Safe to share between threads and to use after a fork. Unpickling reopens the store.
 
     Attributes:
-        path: the store's folder, or the prefix; the name of what does not lie on this machine.
+        path: the store's folder or the prefix; the address without credentials if there is no local path.
         split: name of the subset; ``""`` for a bare prefix.
         manifest: the store's manifest; None for a bare prefix.
         lengths: lengths of the subset's documents.
         tokens: number of tokens in the subset.
         dtype: dtype of a token on disk.
-        location: place of the store, and how to open it again.
+        location: address of the store and the options to reopen it.
         contents: facts about the documents: kinds, counts, removed ones.
-        provenance: where documents came from.
-        shards: the files that hold the subset.
-        reader: gives the content of the subset; fetches from a remote store.
+        provenance: source records of the documents.
+        shards: shards of the subset.
+        reader: reader of the subset's content; it fetches from a remote store.
     """
 
     def __init__(
@@ -307,7 +310,7 @@ class Store:
         return f"open_store({self.location.name!r}{split})  # {counts}"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        # What is open stays of its generation.
+        # The options hold the generation number, so that unpickling opens the same generation.
         return partial(self.location.open, **self.location.options), (
             self.location.address,
             self.split,
@@ -319,16 +322,16 @@ class Store:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.generic]]:
-        """Read token ranges of documents, as views of the mapped shards in the store's dtype.
+        """Read token ranges of documents, as views of the mapped shards where possible.
 
         Args:
-            documents: number of each range's document [N].
-            starts: first token of each range inside its document [N].
-            lengths: tokens of each range [N].
+            documents: document number of each range, int64 [N].
+            starts: first token of each range inside its document, int64 [N].
+            lengths: number of tokens of each range, int64 [N].
 
         Raises:
-            StoreError: a shard is missing, damaged, or contradicts the lengths; or a range does
-                not lie in its document.
+            StoreError: a shard is missing, damaged, or contradicts the lengths; or a range ends
+                beyond its document.
             InputError: a remote store cannot be reached.
         """
         return self.reader.read(documents, starts, lengths)
@@ -339,7 +342,7 @@ class Store:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.bool_]]:
-        """Read the loss masks of token ranges: for each token whether it is trained; arguments as of :meth:`read`.
+        """Read the trained flags of token ranges; arguments as of :meth:`read`.
 
         Raises:
             StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
@@ -348,7 +351,7 @@ class Store:
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens of the subset are not trained; then :meth:`mask` says which."""
+        """True if some tokens of the subset are not trained; see :meth:`mask`."""
         return self.reader.masked
 
     @property
@@ -362,7 +365,7 @@ class Store:
         """Open another subset of the same generation.
 
         Raises:
-            InputError: there is none of that name, or it is empty.
+            InputError: the subset does not exist or is empty.
         """
         location = self.location
         store: Store = location.open(location.address, split, **location.options)
@@ -370,26 +373,29 @@ class Store:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Name of the content: counts and checksums, or a prefix's sizes and its edges; 32 hex digits."""
+        """Fingerprint of the content, 32 hex digits.
+
+        It covers counts and checksums; for a prefix, the sizes and edges of its files.
+        """
         return compute_filtered_fingerprint(self.reader.fingerprint, self.contents.media)
 
     @property
     def end_id(self) -> int:
-        """The end-of-document id, which also fills padding; 0 for a bare prefix."""
+        """End-of-document id, which also fills padding; 0 for a bare prefix."""
         return self.reader.end_id
 
     @property
     def vocab_size(self) -> int | None:
-        """Number that every id is below; None for a bare prefix, which does not say."""
+        """Exclusive upper bound of the ids; None for a bare prefix, where it is unknown."""
         return self.manifest.tokenizer.vocab_size if self.manifest else None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that lies in the store.
+        """Tokenizer saved in the store.
 
         Raises:
-            StoreError: there is none (a bare prefix), or it is not the manifest's.
-            TokenizerError: what lies there is no state of a tokenizer, or is damaged.
+            StoreError: the store is a bare prefix, or the tokenizer is not the manifest's.
+            TokenizerError: the tokenizer state is invalid or damaged.
         """
         return self.reader.files.read_tokenizer()
 
@@ -405,12 +411,12 @@ class StoredDocument:
 
     @property
     def text(self) -> str:
-        """The decoded text, control tokens spelled out."""
+        """Decoded text with control tokens spelled out."""
         return self._store.tokenizer.decode(self.ids)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Whether each token is trained, bool [tokens]."""
+        """Trained flag of each token, bool [tokens]."""
         if not self._store.masked:
             return np.ones(len(self.ids), bool)
         token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
@@ -418,17 +424,17 @@ class StoredDocument:
 
     @property
     def trained_text(self) -> str:
-        """The decoded text of the trained tokens, control tokens spelled out."""
+        """Decoded text of the trained tokens with control tokens spelled out."""
         return self._store.tokenizer.decode(self.ids[self.mask])
 
     @property
     def provenance(self) -> DocumentProvenance:
-        """Where the document came from."""
+        """Source record of the document."""
         return self._store.provenance.of(self.number)
 
 
 def _as_document(index: object, documents: int) -> int:
-    """Return a document number, counted from the end if negative."""
+    """Validate a document number; negative numbers count from the end."""
     number = as_int(index)
     if number is None:
         raise TypeError(

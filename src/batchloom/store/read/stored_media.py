@@ -1,4 +1,4 @@
-"""The media of an open store's documents, and the processor that its tokens were made for."""
+"""Media and processor state of an open store."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -27,22 +27,22 @@ from batchloom.store.format import (
 from batchloom.store.read.store_reader import Store
 
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
-# Shards whose media are kept mapped.
+# Maximum number of shards whose media stay mapped.
 _MAX_MAPPED = 256
 
 
 def read_processor_state(
     read_file: Callable[[str], bytes], store_path: Path | str, entry: ProcessorEntry
 ) -> dict[str, Any]:
-    """What a store keeps of its processor.
+    """Read the processor state of a store.
 
     Args:
-        read_file: gives the content of a file of the store.
-        store_path: the store, for the words of errors.
-        entry: what the manifest says of it.
+        read_file: returns the content of a file of the store.
+        store_path: the store, for error messages.
+        entry: manifest entry of the processor.
 
     Raises:
-        StoreError: it cannot be read, or is not what the manifest says.
+        StoreError: the state cannot be read or is not the manifest's.
     """
     path = f"{store_path}/{PROCESSOR_NAME}"
     try:
@@ -58,7 +58,7 @@ def read_processor_state(
 
 
 def has_media(store: Store) -> bool:
-    """Whether any document that is read of an open store holds a medium."""
+    """Return whether an open store may yield documents with media."""
     entry = store.manifest.subsets.get(store.split) if store.manifest else None
     if store.contents.media == "none":
         return False
@@ -66,7 +66,7 @@ def has_media(store: Store) -> bool:
 
 
 class MediaCount(NamedTuple):
-    """Media of one kind: how many, in how many documents, and how many tokens stand for them."""
+    """Number of media of one kind, of their documents and of their tokens."""
 
     media: int
     documents: int
@@ -74,14 +74,14 @@ class MediaCount(NamedTuple):
 
 
 class _ShardMediaSummary(NamedTuple):
-    """The media of a shard, and what is asked of its documents that hold some [D], ascending.
+    """Media of a shard, with totals of its documents that hold some [D], ascending.
 
     Attributes:
-        rows: of the media.
-        owners: the document of each, in an array of its own, which is searched faster.
-        documents: those that hold media, by their numbers in the shard, uint32.
-        tokens: that stand for the media of each, int64.
-        kinds: of each, one bit a kind in the order of ``MEDIUM_KINDS``, uint8.
+        rows: media of the shard.
+        owners: document of each medium, as a contiguous array for faster searches.
+        documents: shard-relative numbers of documents with media, uint32 [D].
+        tokens: placeholder tokens of each document, int64 [D].
+        kinds: kinds of each document, one bit per kind in the order of ``MEDIUM_KINDS``, uint8 [D].
     """
 
     rows: MediaRows
@@ -103,7 +103,7 @@ def _summarize_rows(rows: MediaRows) -> _ShardMediaSummary:
 
 @final
 class StoreMedia:
-    """Which media documents of a store hold, and where these lie.
+    """Media of the documents of a store, and their locations.
 
     Args:
         store: an open store.
@@ -119,15 +119,15 @@ class StoreMedia:
 
     @property
     def any(self) -> bool:
-        """Whether any document holds a medium."""
+        """True if any document holds a medium."""
         return any(self._shard_has_media)
 
     @cached_property
     def processor(self) -> dict[str, Any] | None:
-        """The state of the processor; None where the store has none.
+        """State of the processor; None if the store has none.
 
         Raises:
-            StoreError: it cannot be read, or is not the manifest's.
+            StoreError: the state cannot be read or is not the manifest's.
         """
         entry = self._store.manifest.processor if self._store.manifest else None
         if entry is None:
@@ -137,7 +137,7 @@ class StoreMedia:
 
     @cached_property
     def folders(self) -> list[dict[str, str]]:
-        """Where paths of media begin, by the source that names them, of each generation that read inputs.
+        """Base folders of media paths by source name, one dict per generation.
 
         Raises:
             StoreError: a report is damaged.
@@ -151,27 +151,27 @@ class StoreMedia:
 
     @cached_property
     def _only_folder(self) -> str | None:
-        """The folder where all paths begin; None where there are several or none."""
+        """The single base folder of all paths; None if there are several or none."""
         folders = {folder for generation_folders in self.folders for folder in generation_folders.values()}
         return next(iter(folders)) if len(folders) == 1 else None
 
     @cached_property
     def _parts(self) -> NDArray[np.int64]:
-        """How many parts the sources up to each have, of which there may be as many as documents [sources]."""
+        """Cumulative part counts of the sources, int64 [sources]; parts can be many."""
         sources = self._store.manifest.sources if self._store.manifest else ()
         return np.cumsum([len(source.parts) for source in sources], dtype=np.int64)
 
     @cached_property
     def _generations(self) -> list[int]:
-        """How many sources the generations up to each have."""
+        """Number of sources after each generation."""
         manifest = self._store.manifest
         return [entry.sources for entry in manifest.all_history] if manifest else []
 
     def counts(self) -> dict[MediumKind, MediaCount]:
-        """How many media of each kind there are, and how many tokens stand for them.
+        """Count the media, documents and tokens of each kind.
 
         Raises:
-            StoreError: a file of media is missing or damaged.
+            StoreError: a ``.media`` file is missing or damaged.
         """
         totals = np.zeros((3, len(MEDIUM_KINDS)), np.int64)
         for shard in np.flatnonzero(self._shard_has_media).tolist():
@@ -190,12 +190,13 @@ class StoreMedia:
         return {kind: count for kind, count in counts_by_kind.items() if count.media}
 
     def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[MediumKind, int]:
-        """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
+        """Return an example document for each kind of media.
 
-        None of those that are ``banned``, ascending [B].
+        It is the shortest eligible document of the first shard that has any. Eligible documents have at most
+        ``longest`` tokens, are not removed, and are not in ``banned``, int64 [B].
 
         Raises:
-            StoreError: a file of media is missing or damaged.
+            StoreError: a ``.media`` file is missing or damaged.
         """
         documents_by_kind: dict[MediumKind, int] = {}
         required_kinds = set(self.processor.get("tokens", MEDIUM_KINDS)) if self.processor else set()
@@ -214,7 +215,7 @@ class StoreMedia:
         return documents_by_kind
 
     def folder_of(self, document: int) -> str | None:
-        """Where paths of media begin that a document's source names; None where no report says."""
+        """Return the base folder of a document's media paths; None if no report names it."""
         if self._only_folder is not None:
             return self._only_folder
         manifest = self._store.manifest
@@ -227,13 +228,13 @@ class StoreMedia:
         return self.folders[generation].get(manifest.sources[source].name)
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
-        """The media of documents [N], each in the order of its tokens.
+        """Return the media of each document [N], in the order of their tokens.
 
         Raises:
-            StoreError: a file of media is missing or damaged.
+            StoreError: a ``.media`` file is missing or damaged.
         """
         media: list[list[StoredMedium]] = [[] for _ in documents]
-        if not self.any:  # bare prefixes and made-up documents have no shards listed
+        if not self.any:  # Bare prefixes and synthetic data list no shards.
             return media
         shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -248,7 +249,7 @@ class StoreMedia:
         positions: NDArray[np.int64],
         documents: NDArray[np.int64],
     ) -> None:
-        """Put the media of those documents that lie in a shard where they belong."""
+        """Set ``media`` at the positions of the documents that a shard holds."""
         rows, owners, *_ = self._get_summary(shard)
         first, blobs = int(self._bounds[shard]), self._path(shard, ".blobs")
         shard_documents = (documents[positions] - first).astype(np.uint32)
@@ -258,10 +259,10 @@ class StoreMedia:
             media[position] = make_stored_media(rows, range(begin, end), first, blobs)
 
     def count_tokens(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many tokens stand for the media of documents [N], int64 [N].
+        """Return the number of placeholder tokens in each document, int64 [N].
 
         Raises:
-            StoreError: a file of media is missing or damaged.
+            StoreError: a ``.media`` file is missing or damaged.
         """
         token_counts = np.zeros(len(documents), np.int64)
         for positions, summary, indices in self._find_holding(documents):
@@ -269,10 +270,12 @@ class StoreMedia:
         return token_counts
 
     def list_kinds(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Which kinds of media documents [N] hold, one bit a kind in the order of ``MEDIUM_KINDS``, uint8 [N].
+        """Return the kinds of media in each document, uint8 [N].
+
+        Each kind is one bit, in the order of ``MEDIUM_KINDS``.
 
         Raises:
-            StoreError: a file of media is missing or damaged.
+            StoreError: a ``.media`` file is missing or damaged.
         """
         kinds = np.zeros(len(documents), np.uint8)
         for positions, summary, indices in self._find_holding(documents):
@@ -280,10 +283,10 @@ class StoreMedia:
         return kinds
 
     def holding(self, shard: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """The documents of a shard that hold media, ascending, int64 [D], and their kinds, uint8 [D].
+        """Return the documents of a shard with media, int64 [D], and kinds, uint8 [D].
 
         Raises:
-            StoreError: its file of media is missing or damaged.
+            StoreError: the ``.media`` file is missing or damaged.
         """
         if not self.any or not self._shard_has_media[shard]:
             return np.zeros(0, np.int64), np.zeros(0, np.uint8)
@@ -293,8 +296,11 @@ class StoreMedia:
     def _find_holding(
         self, documents: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.intp], _ShardMediaSummary, NDArray[np.intp]]]:
-        """Of each shard which of these documents hold media, the shard, and their places among its own."""
-        if not self.any:  # bare prefixes and made-up documents have no shards listed
+        """Yield, for each shard, the documents that hold media.
+
+        Each item holds positions in ``documents``, the shard's summary, and indices into the summary.
+        """
+        if not self.any:  # Bare prefixes and synthetic data list no shards.
             return
         shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -308,7 +314,7 @@ class StoreMedia:
             yield positions[is_present], summary, indices[is_present]
 
     def _get_summary(self, shard: int) -> _ShardMediaSummary:
-        """The media of a shard, mapped and summed when they are first asked for."""
+        """Return the summary of a shard's media, mapping it at the first request."""
         summary = self._mapped.get(shard)
         if summary is None:
             summary = self._mapped[shard] = _summarize_rows(self._store.reader.files.media(shard))
@@ -317,11 +323,11 @@ class StoreMedia:
         return summary
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """The bytes of a medium that the store holds, as far as they are there.
+        """Return the stored bytes of a medium; fewer if the file ends earlier.
 
         Raises:
-            StoreError: they cannot be read; of a store elsewhere also where they are others than its checksums say.
-            InputError: a store elsewhere cannot be reached.
+            StoreError: the bytes cannot be read, or those of a remote store do not match their checksums.
+            InputError: a remote store cannot be reached.
         """
         if medium.blob is None:
             raise AssertionError(f"a medium of document {medium.document} is named only")
@@ -329,12 +335,12 @@ class StoreMedia:
         return self._store.reader.files.blob(shard, medium.blob[1], medium.size)
 
     def _path(self, shard: int, suffix: str) -> Path:
-        """A file of a shard; of a store elsewhere its name, which is no place of this machine."""
+        """Return the path of a file of a shard; for a remote store it is only a name."""
         return self._store.path / self._store.split / f"{self._names[shard]}{suffix}"
 
 
 class _MediaReport(msgspec.Struct, frozen=True):
-    """What a report says of where paths of media begin."""
+    """Field of a report that holds the base folders of media paths."""
 
     media: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""The tokenizer that lies in a store."""
+"""Loading of the tokenizer saved in a store."""
 
 import json
 from collections.abc import Callable
@@ -12,16 +12,9 @@ _RESTORE_REMEDY = "restore it from where the store was made"
 
 
 def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, entry: TokenizerEntry) -> Tokenizer:
-    """The tokenizer of a store, which must be the one its manifest names.
+    """Load the tokenizer of a store and check it against the manifest.
 
-    Args:
-        read_file: gives the content of a file of the store.
-        store_path: the store, for the words of errors.
-        entry: what the manifest says of it.
-
-    Raises:
-        StoreError: it cannot be read, or is another one.
-        TokenizerError: what lies there is no state of a tokenizer, or is damaged.
+    Raises StoreError if it cannot be read or is not the manifest's, and TokenizerError if its state is invalid.
     """
     path = f"{store_path}/{TOKENIZER_NAME}"
     try:

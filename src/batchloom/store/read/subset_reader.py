@@ -1,4 +1,4 @@
-"""Protocol of the readers that give a store the content of one subset, and the loss masks they share."""
+"""Protocol of the subset readers, and the loss masks they share."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, final
@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 
 
 class LengthReader(Protocol):
-    """Lengths of numbered documents, in tokens."""
+    """Lengths of documents in tokens."""
 
     @property
     def size(self) -> int:
@@ -32,7 +32,7 @@ class LengthReader(Protocol):
         ...
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Return the lengths of these documents, uint32 of the same length."""
+        """Return the lengths of ``documents``, uint32 of the same length."""
         ...
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
@@ -41,10 +41,10 @@ class LengthReader(Protocol):
 
 
 class StoreFiles(Protocol):
-    """Reads what lies beside the tokens of a subset: files of its shards, and small files of the store."""
+    """Sidecar files of a subset's shards, and small files of the store."""
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None.
+        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None.
 
         Raises:
             StoreError: the ``.docs`` of the shard is missing or damaged.
@@ -52,7 +52,7 @@ class StoreFiles(Protocol):
         ...
 
     def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of preferences.
+        """Read the pairs and sides of a shard of a preference store.
 
         Raises:
             StoreError: the ``.pairs`` of the shard is missing or damaged.
@@ -68,10 +68,10 @@ class StoreFiles(Protocol):
         ...
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches.
+        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file.
 
         Raises:
-            StoreError: they cannot be read, or differ from their checksums.
+            StoreError: the bytes cannot be read, or do not match their checksums.
         """
         ...
 
@@ -88,15 +88,18 @@ class StoreFiles(Protocol):
         ...
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None; raises as ``open_store``."""
+        """Read the current manifest of a generation, or of the newest if None.
+
+        Raises as ``open_store``.
+        """
         ...
 
 
 class SubsetReader(Protocol):
-    """Reads the content of one subset, wherever it lies.
+    """Reader of the content of one subset.
 
-    Local files, a remote store and synthetic data each implement it. Batches need ``end_id``, ``masked``,
-    ``read`` and ``mask`` of it, which several stores that are read as one have, too.
+    Local files, a remote store and synthetic data each implement it. Batches need only ``end_id``, ``masked``,
+    ``read`` and ``mask``, which a combination of several stores provides too.
     """
 
     @property
@@ -106,7 +109,7 @@ class SubsetReader(Protocol):
 
     @property
     def table(self) -> ShardTable:
-        """Shards of the subset; none of synthetic data."""
+        """Shards of the subset; empty for synthetic data."""
         ...
 
     @property
@@ -116,7 +119,7 @@ class SubsetReader(Protocol):
 
     @property
     def trained_tokens(self) -> int:
-        """Number of tokens of the subset that are trained."""
+        """Number of trained tokens of the subset."""
         ...
 
     @property
@@ -126,12 +129,12 @@ class SubsetReader(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Name of the content of the subset, 32 hex digits."""
+        """Fingerprint of the subset's content, 32 hex digits."""
         ...
 
     @property
     def end_id(self) -> int:
-        """The end-of-document id, which also fills padding and removed documents."""
+        """End-of-document id, which also fills padding and removed documents."""
         ...
 
     @property
@@ -141,17 +144,17 @@ class SubsetReader(Protocol):
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are not trained."""
+        """True if some tokens are not trained."""
         ...
 
     @property
     def mapped(self) -> MappedShards | None:
-        """The mapped shards, if documents are read exactly as they lie there; else None."""
+        """Mapped shards, if documents are read exactly as stored; else None."""
         ...
 
     @property
     def is_fully_cached(self) -> bool:
-        """Whether all tokens and held media are on this machine and verified, so that nothing is fetched."""
+        """True if all tokens and stored media are local and verified."""
         ...
 
     @property
@@ -168,15 +171,15 @@ class SubsetReader(Protocol):
         ...
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Read the loss masks of token ranges; see :meth:`Store.mask`."""
+        """Read the trained flags of token ranges; see :meth:`Store.mask`."""
         ...
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Fetch documents of a remote store in few requests; does nothing if there is nothing to fetch.
+        """Fetch documents of a remote store in few requests; a no-op for local data.
 
         Args:
-            documents: their numbers, ascending [N].
-            block: documents that are used together; all of a block are fetched.
+            documents: document numbers, ascending, int64 [N].
+            block: number of documents that are used together; complete blocks are fetched.
 
         Raises:
             StoreError, InputError: as :meth:`Store.read`.
@@ -185,15 +188,15 @@ class SubsetReader(Protocol):
 
     @property
     def files(self) -> StoreFiles:
-        """The files beside the tokens."""
+        """Sidecar files of the subset."""
         ...
 
     def limit_mapped(self, shards: int) -> None:
-        """Keep at most so many shards mapped, if other stores need file descriptors, too."""
+        """Limit the number of mapped shards, to leave file descriptors to other stores."""
         ...
 
     def for_lengths(self, lengths: FilteredLengths) -> "SubsetReader":
-        """Return a reader of the same subset for a store of these lengths."""
+        """Return a reader of the same subset that uses the given lengths."""
         ...
 
 
@@ -203,9 +206,9 @@ class SubsetMasks:
 
     Args:
         masked: numbers of the shards that have a mask; all tokens of other shards are trained.
-        removed: numbers of the removed documents, ascending, whose tokens are not trained.
+        removed: numbers of the removed documents, ascending; their tokens are not trained.
         load: returns the mask of a shard.
-        limit: masks that are kept.
+        limit: maximum number of masks in memory.
 
     Attributes:
         shards: as ``masked``.
@@ -217,7 +220,7 @@ class SubsetMasks:
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are not trained."""
+        """True if some tokens are not trained."""
         return bool(self.shards) or bool(self._removed.size)
 
     def get_mask(self, shard: int) -> LossMask:
@@ -233,10 +236,10 @@ class SubsetMasks:
         """Return the masks of token ranges.
 
         Args:
-            documents: number of each range's document [N].
-            shards: shard of each [N].
-            begins: first token of each range in its shard [N]; any number if the shard has no mask.
-            lengths: tokens of each range [N].
+            documents: document number of each range, int64 [N].
+            shards: shard of each range, int64 [N].
+            begins: first token of each range in its shard, int64 [N]; unused for a shard without a mask.
+            lengths: number of tokens of each range, int64 [N].
         """
         masks = [
             self.get_mask(shard).slice(begin, begin + length) if shard in self.shards else np.ones(length, bool)
@@ -248,12 +251,12 @@ class SubsetMasks:
 
 
 def all_trained(lengths: Ids) -> list[NDArray[np.bool_]]:
-    """Return the masks of token ranges that are trained as a whole."""
+    """Return masks that are True for every token of the ranges."""
     return [np.ones(length, bool) for length in lengths.tolist()]
 
 
 def removed_among(removed: Ids, documents: Ids) -> list[int]:
-    """Return the indices of the removed documents among these."""
+    """Return the indices of the removed documents among ``documents``."""
     if not removed.size:
         return []
     return np.flatnonzero(mask_removed(removed, documents)).tolist()
@@ -267,7 +270,7 @@ def fill_removed(ranges: list[NDArray[Any]], documents: Ids, removed: Ids, end_i
 
 
 def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, store: object) -> None:
-    """Raise StoreError if a token range ends behind its document."""
+    """Raise StoreError if a token range ends beyond its document."""
     is_beyond = stops > lengths.take(documents)
     if is_beyond.any():
         index = int(is_beyond.argmax())

@@ -31,13 +31,13 @@ from batchloom.store.read.subset_reader import all_trained, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer
 
 Ids = NDArray[np.int64]
-# What the in-memory face has instead of the subsets of a folder.
+# Name of the only subset of synthetic data that is not written to a store.
 SUBSET = "train"
 
 
 @final
 class SyntheticLengths:
-    """The lengths of synthetic documents, as :class:`~batchloom.store.StoreLengths` has them."""
+    """Document lengths of synthetic data, as :class:`~batchloom.store.StoreLengths`."""
 
     __slots__ = ("_data",)
 
@@ -50,23 +50,23 @@ class SyntheticLengths:
         return self._data.spec.documents
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Lengths of these documents in tokens, uint32 of the same length."""
+        """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         return self._data.lengths(documents)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Lengths of documents ``start`` to ``stop - 1``."""
+        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
         return self._data.lengths(np.arange(start, min(stop, self.size)))
 
 
 @final
 class SyntheticFiles:
-    """Stands for the files beside the tokens of a subset: synthetic data has provenance and a tokenizer alone.
+    """Sidecar files of synthetic data: it has provenance and a tokenizer only.
 
     Args:
-        spec: what the documents are made of.
+        spec: specification of the documents.
         read: reads the first tokens of a document.
         lengths: lengths of the documents.
-        tokenizer: the vocabulary.
+        tokenizer: tokenizer without text.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SyntheticFiles:
         self.spec, self._read, self._lengths, self._tokenizer = spec, read, lengths, tokenizer
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
-        """Return the provenance of documents: each is a record of the one source, hashed by its ids."""
+        """Return the provenance of documents: records of one source, hashed by their ids."""
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
             compute_checksum(self._read(number, length).astype("<u4").data)
@@ -91,44 +91,44 @@ class SyntheticFiles:
         return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
 
     def sides(self, shard: int) -> PairIndex:
-        """Refuse: synthetic documents are no preferences."""
+        """Raise StoreError: synthetic documents are not preferences."""
         raise self._make_missing_error("pairs", shard)
 
     def media(self, shard: int) -> MediaRows:
-        """Refuse: synthetic documents hold no media."""
+        """Raise StoreError: synthetic documents hold no media."""
         raise self._make_missing_error("media", shard)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
-        """Refuse: synthetic documents hold no media."""
+        """Raise StoreError: synthetic documents hold no media."""
         raise self._make_missing_error("media", shard)
 
     def _make_missing_error(self, content: str, shard: int) -> StoreError:
         return StoreError(f"{self.spec.spec_string} is synthetic data: it has no shard {shard} with {content}.")
 
     def file(self, name: str) -> bytes:
-        """Refuse: synthetic data has no files."""
+        """Raise FileNotFoundError: synthetic data has no files."""
         raise FileNotFoundError(name)
 
     def read_tokenizer(self) -> UnknownTokenizer:
-        """Return the vocabulary."""
+        """Return the tokenizer."""
         return self._tokenizer
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
-        """Refuse: the manifest of synthetic data lies nowhere."""
+        """Raise StoreMissingError: synthetic data has no manifest file."""
         raise make_missing_store_error(Path(self.spec.spec_string))
 
 
 @final
 class SyntheticReader:
-    """Reads synthetic data, which is computed as it is read.
+    """Reader of synthetic data, which is computed as it is read.
 
     Attributes:
-        spec: what the documents are made of.
-        lengths: their lengths.
-        tokens: the sum of these.
-        tokenizer: the vocabulary, of ids without text.
+        spec: specification of the documents.
+        lengths: lengths of the documents.
+        tokens: total number of tokens.
+        tokenizer: tokenizer whose ids stand for no text.
         dtype: dtype of a token.
-        manifest: what a store of them would say of itself, without shards.
+        manifest: manifest that a store of these documents would have, without shards.
     """
 
     is_fully_cached, masked, fetched_bytes = True, False, 0
@@ -156,16 +156,16 @@ class SyntheticReader:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: everything that decides it."""
+        """Fingerprint of the settings that determine the content."""
         return fingerprint(self.spec.identity)
 
     @property
     def replicated(self) -> bool:
-        """Whether every rank is to read the same."""
+        """True if every rank reads the same documents."""
         return self.spec.name == DUMMY
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """The ids of spans of documents; arguments as of ``Store.read``."""
+        """Compute the ids of token ranges; arguments as of ``Store.read``."""
         refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.spec_string))
         ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
         stops = np.cumsum(lengths).tolist()
@@ -176,7 +176,7 @@ class SyntheticReader:
         return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:  # noqa: ARG002 - see below
-        """Return the loss masks of token ranges: every token is trained."""
+        """Return masks of token ranges: every token is trained."""
         return all_trained(lengths)
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
@@ -191,7 +191,7 @@ class SyntheticReader:
 
 
 def make_synthetic_tokenizer(data: SyntheticDocuments) -> UnknownTokenizer:
-    """The vocabulary of synthetic ids, which stand for no text."""
+    """Build the tokenizer of synthetic ids, which stand for no text."""
     return UnknownTokenizer(data.spec.vocab, data.end_id)
 
 
@@ -204,7 +204,7 @@ def make_synthetic_manifest(
     subsets: dict[str, SubsetEntry],
     subset_overrides: dict[str, str] | None = None,
 ) -> Manifest:
-    """The manifest of all documents of a spec, which names their source as synthetic."""
+    """Build the manifest of all documents of a spec, with one synthetic source."""
     count = spec.documents
     entry = SourceEntry(
         name=spec.spec_string,
@@ -232,5 +232,5 @@ def make_synthetic_manifest(
 
 
 def is_synthetic(manifest: Manifest | None) -> bool:
-    """Whether a manifest says that its documents, or some of them, were made up."""
+    """Return whether some source of a manifest is synthetic."""
     return manifest is not None and any(source.kind == SYNTHETIC for source in manifest.sources)

@@ -1,22 +1,22 @@
-"""What a document begins with, for people."""
+"""Decoded beginnings of documents, for display."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.tokens import Tokenizer
 
-# A token that stands so often in a row, as of an image, is written once.
+# A token repeated at least this often in a row, such as an image placeholder, is written once.
 _MIN_RUN = 8
 _MAX_DECODED = 1 << 24
 
 
 def decode_beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], max_tokens: int) -> str:
-    """The text of the first tokens of a document; those that stand many times in a row as ``TOKEN[x64]``.
+    """Decode the first tokens of a document; long runs appear as ``TOKEN[x64]``.
 
     Args:
-        tokenizer: that made them.
-        ids: of the document [N].
-        max_tokens: tokens that are decoded, of a run one.
+        tokenizer: tokenizer of the document.
+        ids: token ids of the document [N].
+        max_tokens: maximum number of decoded tokens; a long run counts as one.
     """
     ids = ids[:_MAX_DECODED]
     if not len(ids):

@@ -1,4 +1,4 @@
-"""Writing stores: every file is written under a temporary name, synced and renamed.
+"""Writers of stores: every file gets a temporary name, is synced, and renamed.
 
 Read `store_writer.py` first.
 """

@@ -163,7 +163,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
-    """Write a shard's ``.mask``; return its checksum, or None if all tokens are trained."""
+    """Write a shard's ``.mask``; return its checksum, or None if all is trained."""
     data = bits.to_bytes()
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
 
@@ -189,7 +189,7 @@ class MediaFiles(NamedTuple):
 
 
 def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
-    """Write a shard's ``.media``, and ``.blobs`` with its checksums if bytes are stored."""
+    """Write a shard's ``.media``, and ``.blobs`` and checksums if bytes are stored."""
     if media is None or not len(media.rows):
         return MediaFiles()
     rows, byte_ranges = media.pack()

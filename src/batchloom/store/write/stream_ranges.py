@@ -72,10 +72,10 @@ def _hash_document_order(store: Store) -> int:
 
 
 def read_range_bounds(store: Store) -> NDArray[np.int64]:
-    """Read the range bounds of a store that a stream kept, int64 [S + 1].
+    """Read the range bounds of a store written by a stream, int64 [S + 1].
 
     Raises:
-        PlanError: no stream kept the store, or it changed since.
+        PlanError: no stream wrote the store, or the store changed since.
         StoreError: the file is damaged.
     """
     path = store.path / _FILE_NAME
