@@ -1,4 +1,4 @@
-"""Packing of documents into sequences, and the permutations of documents and sequences.
+"""Document packing into sequences, and permutations of documents and sequences.
 
 Read `strategies.py` and `pools.py` first.
 """

@@ -1,7 +1,7 @@
-"""What no packing of whole documents can do better: a bound from below on the sequences they take.
+"""Lower bound on the number of sequences of any packing.
 
-Documents of 1,100 to 1,500 tokens cannot fill sequences of 2,048, whatever the strategy; the bound
-says so in numbers, before anybody blames the packing.
+Documents of 1,100 to 1,500 tokens cannot fill sequences of 2,048, whatever the strategy. The bound shows whether
+padding is due to the lengths or to the strategy.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 
 def compute_min_sequences(lengths: NDArray[np.int64], seq_len: int) -> int:
-    """A number of sequences that every packing of these documents takes at least.
+    """Return a lower bound on the sequences of any packing.
 
-    The bound L2 of Martello and Toth (Lower Bounds and Reduction Procedures for the Bin Packing
-    Problem, Discrete Applied Mathematics 28, 1990): for each size K, documents above seq_len - K
-    stand alone among those of at least K, those above half of seq_len share with no other of that
-    kind, and what the rest has too many for the room beside them takes sequences of its own. A
-    document longer than ``seq_len`` counts as its whole sequences and its rest, as packing cuts it.
+    This is the bound L2 of Martello and Toth (Lower Bounds and Reduction Procedures for the Bin Packing Problem,
+    Discrete Applied Mathematics 28, 1990). For each size K, a document above seq_len - K shares its sequence with
+    no document of at least K. Two documents above half of seq_len never share a sequence. The remaining documents
+    of at least K fill the room next to the latter, and the excess needs sequences of its own. A document longer
+    than ``seq_len`` counts as full sequences and a remainder, as packing splits it.
 
     Args:
         lengths: tokens of each document, int64 [N].
@@ -24,7 +24,7 @@ def compute_min_sequences(lengths: NDArray[np.int64], seq_len: int) -> int:
     full_sequences = int((lengths // seq_len).sum())
     remainders = lengths % seq_len
     counts = np.bincount(remainders[remainders > 0], minlength=seq_len + 1).astype(np.int64)
-    # number[w], tokens[w]: of the documents of at most w tokens.
+    # documents[w], tokens[w]: number and tokens of the documents of at most w tokens.
     documents, tokens = np.cumsum(counts), np.cumsum(counts * np.arange(seq_len + 1))
     half = seq_len // 2
     smallest = np.arange(1, half + 1)

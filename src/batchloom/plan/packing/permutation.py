@@ -1,10 +1,10 @@
-"""A keyed bijection on range(n): any index in O(1), whole arrays at once, never materialised.
+"""Keyed bijection on range(n): any index in O(1), vectorized, never materialised.
 
-Above ``MAX_MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n
-(Black and Rogaway: Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel
-and cycle walking). A round adds a keyed, fully mixed hash of one half to the other half,
-modulo that half's radix. Because a x b exceeds n by less than a, about one index in sqrt(n)
-is walked a second time. At or below it, an argsort of keyed hashes is simpler and unbiased.
+Above ``MAX_MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n (Black and Rogaway:
+Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel and cycle walking). A round adds a keyed,
+fully mixed hash of one half to the other half, modulo that half's radix. Because a x b exceeds n by less than a,
+about one index in sqrt(n) is walked a second time. At or below it, an argsort of keyed hashes is simpler and
+unbiased.
 """
 
 import math
@@ -22,7 +22,7 @@ _U32 = np.uint64(32)
 
 @final
 class Permutation:
-    """The permutation of range(size) under a key.
+    """Keyed permutation of range(size).
 
     Args:
         size: number of items, 0 to 2**62.
@@ -39,7 +39,7 @@ class Permutation:
         self._keys = [np.uint64(k) for k in derive_round_keys(key, ROUNDS)]
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The items at ``positions`` (each in [0, size)), int64 of the same length."""
+        """Return the items at ``positions`` (each in [0, size)), int64 of the same length."""
         if self._table is not None:
             return self._table[positions]
         out = self._walk(positions.astype(np.uint64))
@@ -51,7 +51,7 @@ class Permutation:
         return out.view(np.int64)
 
     def find_positions(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions at which ``items`` stand, int64 of the same length: the way back of :meth:`at`."""
+        """Return the positions of ``items``, int64 [N]; inverse of :meth:`at`."""
         if self._table is not None:
             positions = np.empty(self.size, np.int64)
             positions[self._table] = np.arange(self.size)
@@ -88,7 +88,7 @@ class Permutation:
 
 
 def _hash(other_half: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
-    """A hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
+    """Return a hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
     value = mix_in_place(other_half ^ key)
     value >>= _U32
     value *= np.uint64(radix)
@@ -99,7 +99,7 @@ def _hash(other_half: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray
 def _subtract_hash(
     half: NDArray[np.uint64], other_half: NDArray[np.uint64], key: np.uint64, radix: int
 ) -> NDArray[np.uint64]:
-    """``(half - hash(other)) mod radix``."""
+    """Return ``(half - hash(other_half)) mod radix``."""
     value = half + np.uint64(radix) - _hash(other_half, key, radix)
     value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
     return value
@@ -108,7 +108,7 @@ def _subtract_hash(
 def _add_hash(
     half: NDArray[np.uint64], other_half: NDArray[np.uint64], key: np.uint64, radix: int
 ) -> NDArray[np.uint64]:
-    """``(half + hash(other)) mod radix``."""
+    """Return ``(half + hash(other_half)) mod radix``."""
     value = _hash(other_half, key, radix)
     value += half
     value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))

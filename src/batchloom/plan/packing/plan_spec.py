@@ -1,4 +1,4 @@
-"""The settings of a plan."""
+"""Settings of a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,30 +11,33 @@ from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_
 OverlongMode = Literal["split", "drop", "truncate", "error"]
 LastStepPolicy = Literal["fill", "drop"]
 
-# Membership and order change with this number; docs/order.md describes each version.
+# Any change to pool membership or order increments this number; docs/order.md describes each version.
 ORDER_VERSION = 1
 
 POOL_SIZE = 65_536
-# Of many sources or lanes each has a pool in memory: they are smaller.
+# With many sources or lanes the pools are smaller, because each source or lane has one in memory.
 SMALL_POOL_SIZE, MANY_SOURCES = 8_192, 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
 MAX_POOL_SIZE = 1 << 24
 MAX_LANES = 4096
-# The rows of a window are in memory, each in 52 bytes.
+# The rows of a window are in memory, at 52 bytes each.
 MAX_GROUPED_ROWS = 1 << 22
-# Steps of a window where nobody chooses: little padding is left, and transformers' sampler takes as many.
+# Default window in steps: little padding is left, and transformers' sampler uses the same number.
 DEFAULT_GROUPED_STEPS = 50
-# From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
+# From this many documents on, blocks of neighbouring documents are permuted (docs/order.md).
 MIN_BLOCKED_DOCUMENTS = 4_000_000
 BLOCK_DOCUMENTS = 64
-# A position is a 64-bit number wherever it is kept.
+# Positions are stored as signed 64-bit integers.
 MAX_POSITIONS = (1 << 63) - 1
 _MAX_SEED = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingOptions:
-    """The settings of an order that most runs leave as they are; ``PlanSpec`` documents and checks them."""
+    """Plan settings that most runs leave at their defaults.
+
+    ``PlanSpec`` documents and checks them.
+    """
 
     last: LastStepPolicy = "fill"
     pool_size: int = 0
@@ -46,32 +49,33 @@ class PackingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSpec(PackingOptions):
-    """Everything that fixes an order, besides the lengths of the documents.
+    """All settings that determine a data order, besides the lengths of the documents.
 
     Attributes:
         seq_len: tokens of a sequence, at most 2**24.
         global_batch_size: sequences of a step, over all ranks, at most 2**24.
-        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` (``window_N@1`` for its first version) or ``none``.
-        overlong: what becomes of a document longer than ``seq_len``: ``split`` cuts it,
-            ``drop`` leaves it out, ``truncate`` keeps its first ``seq_len`` tokens, ``error``
-            refuses the plan. (``wrap`` splits at the end of each sequence whatever the length.)
+        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` (``window_N@1`` for its first version) or
+            ``none``.
+        overlong: policy for documents longer than ``seq_len``: ``split`` cuts them, ``drop`` leaves them out,
+            ``truncate`` keeps their first ``seq_len`` tokens, ``error`` refuses the plan. (``wrap`` splits at the
+            end of each sequence whatever the length.)
         seed: any integer of at most 128 bits.
-        shuffle: False gives the order of the store, the same in every epoch.
+        shuffle: False reads documents in store order, the same in every epoch.
         epochs: passes over the data, at most 2**24; 1 when neither this nor ``steps`` is given.
-        steps: steps in all, over as many epochs as they take; at most 2**48.
-        last: the last step of a run that ends inside it is filled (``fill``) with sequences
-            that carry no loss, or left out (``drop``).
-        pool_size: documents packed together, at most 2**24; 0 chooses: 65,536, or 8,192 where there are
-            more than 16 sources or lanes.
-        block: neighbouring documents that are permuted as one; 0 chooses by the number of
-            documents alone: 1 below 4 million, else 64.
-        lanes: what pools are dealt to, so that on object storage a rank touches only those of its own
-            lanes; ``global_batch_size`` is a multiple of it. 1 deals nothing.
-        align: every document begins at a multiple of so many tokens of its sequence, and padding
-            without loss fills what is left behind it: 2 x C for C context-parallel ranks. 1 for none.
-        group_by_length: steps of a window whose rows are dealt to its steps by length, so that those of a step are
-            about equally long; of ``packing='none'`` alone, whose rows are padded. 0 for none.
-        bounds: least and most of each number, the same for every spec.
+        steps: total number of steps, over as many epochs as they need; at most 2**48.
+        last: policy for an incomplete last step: ``fill`` adds sequences without loss, ``drop`` leaves the step
+            out.
+        pool_size: documents packed together, at most 2**24; 0 chooses 65,536, or 8,192 for more than 16 sources
+            or lanes.
+        block: neighbouring documents that are permuted as one; 0 chooses by the number of documents alone: 1
+            below 4 million, else 64.
+        lanes: number of parallel read streams the pools are distributed over, so that a rank reads only the pools
+            of its own lanes from object storage; must divide ``global_batch_size``.
+        align: each document begins at a multiple of this many tokens of its sequence, with padding without loss
+            in between: 2 x C for C context-parallel ranks. 1 for no padding.
+        group_by_length: steps of a window inside which rows of similar length are grouped into steps; only for
+            ``packing='none'``, whose rows are padded. 0 for no grouping.
+        bounds: minimum and maximum of each number, the same for every spec.
     """
 
     bounds: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
@@ -135,7 +139,7 @@ class PlanSpec(PackingOptions):
         raise_problems(problems)
 
     def _list_grouping_problems(self, invalid_fields: set[str]) -> list[str]:
-        """Why rows cannot be grouped by their length."""
+        """List the reasons why rows cannot be grouped by length."""
         problems = []
         if self.packing != "none" and "packing" not in invalid_fields:
             problems.append(
@@ -152,34 +156,34 @@ class PlanSpec(PackingOptions):
         return problems
 
     def identity_fields(self) -> dict[str, Any]:
-        """Return all fields as plain values, as the identity of an order names them."""
+        """Return all fields as plain values for the identity of a plan."""
         plain = to_plain(self)
-        # States that were written before list the options behind the others.
+        # Saved states list the fields of PackingOptions last; keep that order.
         options = {field.name: plain.pop(field.name) for field in fields(PackingOptions)}
         return {**plain, **options, "packing": strategy_to_identity(self.packing)}
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
-        """The same with the size of its pools chosen, for so many sources."""
+        """Return a copy with the default pool size for this many sources filled in."""
         if self.pool_size:
             return self
         size = SMALL_POOL_SIZE if max(sources, self.lanes) > MANY_SOURCES else POOL_SIZE
-        # A block that was asked for is never cut.
+        # Round up to a multiple of the block, because a block must not span two pools.
         return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
 
     def with_source_settings(self, seq_len: int, seed: int | None, overlong: OverlongMode | None) -> "PlanSpec":
-        """The same for one source, with what is said of it alone."""
+        """Return a copy for one source, with its own settings applied."""
         source_spec = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
         return source_spec if seed is None else replace(source_spec, seed=seed)
 
     def block_for(self, documents: int) -> int:
-        """The block used for a source of so many documents."""
+        """Return the block size for a source of this many documents."""
         if self.block:
             return self.block
         return BLOCK_DOCUMENTS if documents >= MIN_BLOCKED_DOCUMENTS and self.pool_size % BLOCK_DOCUMENTS == 0 else 1
 
 
 def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
-    """What is said of a window whose rows would take too much memory."""
+    """Return the problem of a window whose rows take too much memory, if any."""
     rows = steps * global_batch_size
     if rows <= MAX_GROUPED_ROWS:
         return []
@@ -189,7 +193,10 @@ def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
 
 
 def describe_window_conflict(step: int, steps: int) -> str:
-    """What is said of a step at which nothing can change, and which can."""
+    """Return the error text for a step at which the plan cannot change.
+
+    It names a step at which it can.
+    """
     following = -(-step // steps) * steps
     return (
         f"inside a window of {steps} steps (group_by_length): its rows come by their length, so that what was served "
@@ -198,5 +205,5 @@ def describe_window_conflict(step: int, steps: int) -> str:
 
 
 def find_nearest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``."""
+    """Return the largest divisor of ``number`` that is at most ``most``."""
     return max(n for n in range(1, min(most, number) + 1) if number % n == 0)

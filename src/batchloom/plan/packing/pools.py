@@ -1,4 +1,4 @@
-"""Pools: which documents are packed together, and the rows they give in an epoch."""
+"""Pools: groups of documents that are packed together, and their rows in an epoch."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from batchloom.plan.packing.strategies import ORDER_FREE_STRATEGIES, count_seque
 
 
 class DocumentLengths(Protocol):
-    """The lengths of a source's documents, in tokens."""
+    """Lengths of a source's documents, in tokens."""
 
     @property
     def size(self) -> int:
@@ -27,27 +27,27 @@ class DocumentLengths(Protocol):
         ...
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Lengths of the documents of these numbers, uint32 of the same length."""
+        """Return the lengths of these documents, uint32 of the same length."""
         ...
 
 
 @runtime_checkable
 class LayeredLengths(Protocol):
-    """Lengths that say how many documents each generation of their store added."""
+    """Lengths that report the number of documents each store generation added."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Documents of each generation that added some, in order; together all."""
+        """Documents of each generation that added some, in order; they sum to ``size``."""
         ...
 
 
 @runtime_checkable
 class PartialLengths(Protocol):
-    """Lengths under which some documents alone are served, since those of all others are 0."""
+    """Lengths under which only some documents are served; the others have length 0."""
 
     @property
     def document_count(self) -> int:
-        """How many are served."""
+        """Number of documents that are served."""
         ...
 
 
@@ -56,7 +56,10 @@ _CHUNK_DOCUMENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExcludedDocuments:
-    """What a plan keeps out of every epoch: whole documents, and tokens (those of truncated ones too)."""
+    """Documents and tokens that a plan excludes from every epoch.
+
+    ``tokens`` includes those cut off truncated documents.
+    """
 
     documents: int
     tokens: int
@@ -64,15 +67,15 @@ class ExcludedDocuments:
 
 @final
 class _GenerationPools:
-    """The pools of the documents that one generation added.
+    """Pools of the documents that one generation added.
 
     Attributes:
-        first: number of its first document.
-        documents: how many it has.
-        first_pool: number of its first pool.
-        count: how many pools it has.
+        first: number of the first document.
+        documents: number of documents.
+        first_pool: number of the first pool.
+        count: number of pools.
         block: neighbouring documents that are permuted as one.
-        blocks: the permutation of these; None without shuffling.
+        blocks: permutation of the blocks; None without shuffling.
     """
 
     __slots__ = ("block", "blocks", "count", "documents", "first", "first_pool")
@@ -86,10 +89,10 @@ class _GenerationPools:
 
 @final
 class Pools:
-    """The pools of one source under one spec; membership depends on the seed alone.
+    """Pools of one source under one spec; membership depends on the seed alone.
 
-    A pool holds documents of one generation of the store: what is appended makes pools of its own, and
-    leaves those before as they are.
+    A pool holds documents of one generation of the store. Appended documents form pools of their own and leave
+    existing pools unchanged.
 
     Args:
         lengths: lengths of the source's documents.
@@ -97,11 +100,11 @@ class Pools:
         source: name of the source, part of every key.
 
     Attributes:
-        documents: how many the source has.
-        served_documents: how many of them are served, where the others are left out whatever the plan.
-        layers: how many of them each generation added.
-        count: how many pools there are.
-        blocks: of each layer, how many neighbouring documents are permuted as one.
+        documents: number of documents of the source.
+        served_documents: number of documents that are served; the others have length 0.
+        layers: number of documents that each generation added.
+        count: number of pools.
+        blocks: number of neighbouring documents permuted as one, per layer.
     """
 
     __slots__ = (
@@ -133,12 +136,15 @@ class Pools:
         self.blocks = tuple(layer.block for layer in self._layers)
 
     def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> HashKey:
-        """A key; those of the first layer do not name it, so that they are the same in any generation."""
+        """Derive a key; keys of layer 0 do not name it.
+
+        Keys of the first layer are therefore the same in any generation.
+        """
         layer_parts = (layer,) if layer else ()
         return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *layer_parts)
 
     def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> HashKey:
-        """The key of a purpose of one pool, which is numbered inside its layer."""
+        """Derive a key of one pool, which is numbered inside its layer."""
         number = self._find_layer(pool)
         return self._key(purpose, epoch, pool - self._layers[number].first_pool, number)
 
@@ -146,11 +152,11 @@ class Pools:
         return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
     def members(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
-        """Numbers of the documents of a pool, in the order they are packed, int64 [N].
+        """Return the documents of a pool in packing order, int64 [N].
 
         Args:
-            pool: its number.
-            max_documents: about so many are enough: those of its first blocks.
+            pool: number of the pool.
+            max_documents: approximate limit; only the first blocks of the pool are returned.
         """
         layer, members = self._draw_members(pool, max_documents)
         if layer.block == 1:
@@ -158,7 +164,7 @@ class Pools:
         return members[shuffle_range(len(members), self._pool_key("members", pool))]
 
     def _draw_members(self, pool: int, max_documents: int | None = None) -> tuple[_GenerationPools, NDArray[np.int64]]:
-        """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
+        """Return the layer and documents of a pool, before its blocks are mixed."""
         layer, size = self._layers[self._find_layer(pool)], self._spec.pool_size
         pool_index = pool - layer.first_pool
         draw_count = min(size, max_documents or size)
@@ -174,7 +180,7 @@ class Pools:
         return layer, members[members < layer.documents] + layer.first
 
     def find_pool(self, document: int) -> int:
-        """The pool a document is packed in."""
+        """Return the pool that contains a document."""
         number = bisect_right(self._layers, document, key=lambda layer: layer.first) - 1
         layer = self._layers[number]
         block = (document - layer.first) // layer.block
@@ -183,11 +189,11 @@ class Pools:
         return layer.first_pool + block * layer.block // self._spec.pool_size
 
     def fit_members(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of documents as they are packed: what ``overlong`` leaves of each, int64 [N]."""
+        """Return the lengths that remain of documents under ``overlong``, int64 [N]."""
         return fit_lengths(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
-        """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
+        """Raise PlanError for the first document longer than ``seq_len``, if there is one."""
         for start, lengths in self._iter_length_chunks():
             if lengths.max(initial=0) > self._spec.seq_len:
                 first_overlong = int((lengths > self._spec.seq_len).argmax())
@@ -199,7 +205,7 @@ class Pools:
                 )
 
     def left_out(self) -> ExcludedDocuments:
-        """Whole documents and tokens that ``overlong`` keeps out of every epoch."""
+        """Count the documents and tokens that ``overlong`` excludes from every epoch."""
         documents = tokens = 0
         seq_len, overlong = self._spec.seq_len, self._spec.overlong
         if overlong in ("drop", "truncate"):
@@ -210,11 +216,11 @@ class Pools:
         return ExcludedDocuments(documents, tokens)
 
     def longest(self) -> int:
-        """Tokens of the longest document."""
+        """Return the tokens of the longest document."""
         return max(int(lengths.max(initial=0)) for _, lengths in self._iter_length_chunks())
 
     def _iter_length_chunks(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """All lengths in store order, a bounded number at a time, each with its first document."""
+        """Yield all lengths in store order in chunks, each with its first document."""
         for start in range(0, self.documents, _CHUNK_DOCUMENTS):
             yield (
                 start,
@@ -222,45 +228,50 @@ class Pools:
             )
 
     def count_sequences(self, pool: int) -> int:
-        """Number of sequences a pool packs into; the same in every epoch."""
-        # How many there are hangs on the order of the documents only where they are packed as they come.
+        """Return the number of sequences of a pool, the same in every epoch."""
+        # The count depends on the document order only for strategies that pack documents in the given order.
         members = self._draw_members(pool)[1] if self._spec.packing in ORDER_FREE_STRATEGIES else self.members(pool)
         return self.count_packed(self.fit_members(members))
 
     def count_packed(self, fitted_lengths: NDArray[np.int64]) -> int:
-        """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
+        """Return the number of sequences that documents of these fitted lengths pack into."""
         aligned_lengths = align_lengths(fitted_lengths, self._spec.align)
         return count_sequences(aligned_lengths, self._spec.seq_len, self._spec.packing)
 
     def fit_pool(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
-        """Lengths of the documents of a pool as they are packed, int64 [N]; ``max_documents`` as of :meth:`members`."""
+        """Return the fitted lengths of a pool, int64 [N].
+
+        ``max_documents`` is that of :meth:`members`.
+        """
         return self.fit_members(self.members(pool, max_documents))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
-        """Documents and block of each layer, where there are several: pools end with them."""
+        """Return documents and block of each layer for the identity, if there are several."""
         layers = zip(self.layers, self.blocks, strict=True)
         return {"layers": [list(layer) for layer in layers]} if len(self.layers) > 1 else {}
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The pools in the order an epoch takes them, int64 [count]."""
+        """Return the pools in the order of an epoch, int64 [count]."""
         if not self._spec.shuffle:
             return np.arange(self.count)
         return shuffle_range(self.count, self._key("pools", epoch))
 
     def rows(self, pool: int, epoch: int) -> Rows:
-        """All rows of a pool in the order an epoch takes them."""
+        """Return all rows of a pool in the order of an epoch."""
         members = self.members(pool)
         keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
         return pack_rows(members, np.zeros_like(members), self.fit_members(members), self._spec, keys)
 
     def rebuild_rows(self, rows: Rows, pool: int, previous_epoch: int, epoch: int) -> Rows:
-        """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.
+        """Return the rows of a pool for an epoch from those of another epoch.
+
+        Both epochs pack the same sequences, so only their order changes.
 
         Args:
-            rows: of the pool in the order of epoch ``previous_epoch``.
-            pool: its number.
-            previous_epoch: the epoch of ``rows``.
-            epoch: the one that is wanted.
+            rows: rows of the pool in the order of ``previous_epoch``.
+            pool: number of the pool.
+            previous_epoch: epoch of ``rows``.
+            epoch: epoch of the result.
         """
         if not self._spec.shuffle:
             return rows

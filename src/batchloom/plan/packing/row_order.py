@@ -1,4 +1,4 @@
-"""From items that are packed together to rows in the order they are served."""
+"""Conversion of packed items to rows in serving order."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 def fit_lengths(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
-    """Lengths as they are packed: what ``overlong`` leaves of each document, int64 [N]."""
+    """Return the lengths that remain of documents under ``overlong``, int64 [N]."""
     fitted_lengths = lengths.astype(np.int64)
     if spec.overlong == "truncate":
         return np.minimum(fitted_lengths, spec.seq_len)
@@ -23,15 +23,15 @@ def fit_lengths(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
 
 
 def pack_rows(documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[HashKey, HashKey]) -> Rows:
-    """Pack stretches of documents, and put spans and rows into the order of their keyed hashes.
+    """Pack token ranges of documents, and sort spans and rows by their keyed hashes.
 
     Args:
-        documents: number of each stretch's document [N].
-        firsts: its first token inside the document [N].
-        lengths: its tokens [N].
-        spec: ``seq_len``, ``packing``, ``align`` and ``shuffle``; without ``shuffle`` spans and rows come by
-            document.
-        keys: of the spans inside a row, and of the rows.
+        documents: document of each token range [N].
+        firsts: first token of each range inside its document [N].
+        lengths: tokens of each range [N].
+        spec: ``seq_len``, ``packing``, ``align`` and ``shuffle``; without ``shuffle`` spans and rows are sorted
+            by document.
+        keys: keys of the order of spans inside a row, and of the order of rows.
     """
     aligned_lengths = align_lengths(lengths, spec.align)
     packed = pack(aligned_lengths, spec.seq_len, spec.packing)
@@ -47,7 +47,7 @@ def pack_rows(documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys
         sources=np.zeros(len(order), np.int32),
         documents=documents[item_indices],
         starts=starts + firsts[item_indices],
-        # The last piece of a stretch takes more of its row than it has tokens.
+        # The last span of a range occupies more of its row than it has tokens, because of the alignment.
         lengths=sizes if aligned_lengths is lengths else np.minimum(sizes, lengths[item_indices] - starts),
         row_offsets=begins - np.repeat(first, np.diff(pointers)),
     )
@@ -58,15 +58,16 @@ def pack_rows(documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys
 
 
 def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: tuple[int, ...]) -> Rows:
-    """What is left of a pool, packed anew under another spec; neighbouring pieces of a document are one again.
+    """Repack the remaining rows of a pool under another spec.
 
-    Nothing of it is left out as too long: what a pool once held is served.
+    Adjacent spans of a document are joined first. ``overlong`` does not apply, because the remaining tokens of a
+    pool are always served.
 
     Args:
         remaining_rows: rows not served yet.
-        name: of the source.
+        name: name of the source.
         spec: the new settings.
-        pool_location: epoch and slot of the pool behind them, and of several lanes the lane.
+        pool_location: epoch and slot of the next pool, and the lane if there are several.
     """
     order = np.lexsort((remaining_rows.starts, remaining_rows.documents))
     documents, starts, lengths = (
@@ -82,19 +83,22 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
 
 
 def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, key: HashKey) -> Ints:
-    """Spans row by row, the rows as they are served; inside a row shuffled, or as in the store."""
+    """Return the order of spans by row in serving order.
+
+    Spans inside a row are shuffled, or in store order without ``shuffle``.
+    """
     items, inverse_order = packed.items, np.empty(packed.count, np.int64)
     inverse_order[sequence_order] = np.arange(packed.count)
     rows = inverse_order[packed.sequences]
     if not spec.shuffle:
         return np.lexsort((packed.starts, items, rows))
-    # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
+    # numpy's stable sort of 16-bit integers is a radix sort, and it is also fast on nearly sorted input.
     row_bits = int(rows.max(initial=0)).bit_length()
     spans_by_row = np.argsort(rows.astype(np.uint16) if row_bits <= 16 else rows, kind="stable")
     if spec.packing == "wrap":
         return spans_by_row
-    # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
-    # pieces of one document never share a row, so the item's hash alone orders them.
+    # Sorting (row, hash, index) as a single integer is several times faster than a lexsort. Two spans of one
+    # document never share a row, so the item's hash alone orders them.
     bits = max(len(rows) - 1, 1).bit_length()
     hashes = hash_indices(items, key)
     free = 64 - bits - row_bits

@@ -1,4 +1,4 @@
-"""Rows: what a plan answers, in flat arrays."""
+"""Rows of a plan as flat arrays."""
 
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T", np.int32, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The spans of consecutive sequences (rows), R rows with N spans in all.
+    """Spans of consecutive sequences (rows): R rows with N spans in total.
 
     Attributes:
         pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
@@ -19,10 +19,9 @@ class Rows:
         documents: number of the document in its source, int64 [N].
         starts: first token of the span inside its document, int64 [N].
         lengths: tokens of the span, at least 1, int64 [N].
-        row_offsets: where the span begins inside its row, int64 [N]. Behind a span its row holds nothing
-            up to the next multiple of the plan's ``align``.
-        banned: whether the span's document is banned, so that it is served as padding, bool [N]; None where
-            none is.
+        row_offsets: offset of the span inside its row, int64 [N]. A span is followed by padding up to the next
+            multiple of the plan's ``align``.
+        banned: whether the span's document is banned and served as padding, bool [N]; None without bans.
     """
 
     pointers: NDArray[np.int64]
@@ -37,24 +36,24 @@ class Rows:
         return len(self.pointers) - 1
 
     def with_banned(self, banned: NDArray[np.bool_]) -> "Rows":
-        """The same rows, with other spans banned."""
+        """Return a copy with another ``banned`` mask."""
         return replace(self, banned=banned)
 
 
 def set_source(rows: Rows, source: int) -> Rows:
-    """The same rows, all of the source of this number."""
+    """Return the rows with all spans assigned to this source."""
     if not source:
         return rows
     return replace(rows, sources=np.full(len(rows.sources), source, np.int32))
 
 
 def align_lengths(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
-    """What lengths take of their rows: each rounded up to a multiple of ``align``."""
+    """Round each length up to a multiple of ``align``."""
     return lengths if align == 1 else -(-lengths // align) * align
 
 
 def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
-    """Rows ``start`` to ``stop - 1``, as views of the same arrays."""
+    """Return rows ``start`` to ``stop - 1``, as views of the same arrays."""
     first, last = int(rows.pointers[start]), int(rows.pointers[stop])
     return Rows(
         rows.pointers[start : stop + 1] - first,
@@ -68,7 +67,7 @@ def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
 
 
 def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
-    """The same rows in another order: row r of the answer is row order[r]."""
+    """Return the rows in another order: row r of the result is row order[r]."""
     sizes = np.diff(rows.pointers)[order]
     pointers = np.zeros(len(order) + 1, np.int64)
     np.cumsum(sizes, out=pointers[1:])
@@ -86,7 +85,7 @@ def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
 
 
 def join_rows(row_slices: list[Rows], count: int) -> Rows:
-    """All pieces one after the other, then empty rows until there are ``count``."""
+    """Concatenate row slices, then append empty rows up to ``count``."""
     if len(row_slices) == 1 and len(row_slices[0]) == count:
         return row_slices[0]
     pointers = np.zeros(count + 1, np.int64)

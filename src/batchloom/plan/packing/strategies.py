@@ -1,14 +1,12 @@
-"""Packing: the lengths of one pool in, the spans of its sequences out, one function a strategy.
+"""Packing strategies: from the lengths of a pool to the spans of its sequences.
 
-``best_fit`` is best-fit decreasing (Johnson, Demers, Ullman, Garey, Graham: Worst-Case
-Performance Bounds for Simple One-Dimensional Packing Algorithms, SIAM J. Comput. 1974), done
-in bulk on the histogram of lengths: each capacity that has open sequences is marked, the smallest
-that fits a length is the first mark at or above it, and as many documents of that length as fit go
-into all sequences of that capacity in one move.
+``best_fit`` is best-fit decreasing (Johnson, Demers, Ullman, Garey, Graham: Worst-Case Performance Bounds for
+Simple One-Dimensional Packing Algorithms, SIAM J. Comput. 1974), done in bulk on the histogram of lengths. Each
+capacity that has open sequences is marked. The smallest capacity that fits a length is the first mark at or above
+it. As many documents of that length as fit go into all sequences of that capacity in one move.
 
-``window_N`` looks ahead over the next N documents, as the packer of that name in lmms-engine does, but takes
-the longest that fits where that one takes the first. Its first version, ``window_N@1``, packs each N documents
-by themselves.
+``window_N`` looks ahead over the next N documents, as the packer of that name in lmms-engine does, but takes the
+longest that fits instead of the first. Its first version, ``window_N@1``, packs each N documents by themselves.
 """
 
 import re
@@ -24,20 +22,20 @@ from numpy.typing import NDArray
 ItemLengths = NDArray[np.int64]
 
 
-# Up to this size windows are packed together: above, each by itself is faster.
+# Windows up to this size are packed together. Above it, packing each by itself is faster.
 _MAX_SMALL_WINDOW = 1024
 _BATCH_WINDOWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """Where each item of a pool went, in the order of the items given [N].
+    """Assignment of packed items to sequences, one entry per span [N].
 
     Attributes:
         count: number of sequences.
-        items: number of the item, int64 [N]; an item cut in pieces stands here once a piece.
-        starts: first token of the piece inside its item, int64 [N].
-        lengths: tokens of the piece, int64 [N].
+        items: number of the item, int64 [N]; an item that is split has several entries.
+        starts: first token of the span inside its item, int64 [N].
+        lengths: tokens of the span, int64 [N].
         sequences: number of the sequence in [0, count), int64 [N].
     """
 
@@ -48,23 +46,23 @@ class PackingResult:
     sequences: NDArray[np.int64]
 
 
-# (capacity, bins, each, room): ``each`` items go into each of the ``bins`` sequences that have
-# waited longest with ``capacity`` tokens of room; they wait on with ``room``. A plain tuple:
-# thousands are made for each pool.
+# (capacity, bins, each, room): ``each`` items go into each of the ``bins`` sequences that have waited longest
+# with ``capacity`` tokens of room. Afterwards they have ``room``. It is a plain tuple because each pool creates
+# thousands of them.
 BestFitMove = tuple[int, int, int, int]
 
 
 def compute_best_fit_moves(
     histogram: list[tuple[int, int]], seq_len: int, *, count_only: bool = False
 ) -> tuple[int, list[BestFitMove]]:
-    """Best-fit decreasing over (length, how many) from the longest down.
+    """Run best-fit decreasing on a histogram of (length, count), longest first.
 
-    Returns the number of sequences and the moves (none where they are only counted), which take the items
-    in the order of the histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
+    Return the number of sequences and the moves (empty with ``count_only``) in the order of the histogram.
+    Sequences wait in one queue per capacity; new ones join that of ``seq_len``.
     """
     moves: list[BestFitMove] = []
     waiting = [0] * (seq_len + 1)
-    # Which capacities have sequences waiting, a byte each: the smallest that fits is one search of the processor's.
+    # One byte per capacity marks waiting sequences, so that the smallest that fits is found by a memchr.
     has_waiting = bytearray(seq_len + 1)
     find_capacity, append_move, count = has_waiting.find, moves.append, 0
     for length, items in histogram:
@@ -108,7 +106,10 @@ def _count_best_fit(lengths: ItemLengths, seq_len: int) -> int:
 
 
 def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
-    """The sequence of each item; equal lengths are taken in the order given."""
+    """Return the number of sequences and the sequence of each item.
+
+    Equal lengths are taken in the order given.
+    """
     count, moves = compute_best_fit_moves(_count_lengths(lengths), seq_len)
     table = np.fromiter(chain.from_iterable(moves), np.int64, 4 * len(moves)).reshape(-1, 4)
     entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
@@ -121,7 +122,7 @@ def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.
     queue_starts = []
     for capacity, full, _, room in moves:
         head, tail = heads[capacity], tails[room]
-        # Of Python's own arrays, since most stretches are a few numbers long.
+        # These are Python arrays because most slices have a few numbers, for which numpy is slower.
         queues[tail : tail + full] = queues[head : head + full]
         queue_starts.append(head)
         heads[capacity], tails[room] = head + full, tail + full
@@ -135,12 +136,12 @@ def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.
 
 
 def argsort_longest_first(lengths: ItemLengths) -> NDArray[np.int64]:
-    """Indices from the longest item to the shortest, equal lengths in the order given."""
+    """Return indices from the longest item to the shortest; the sort is stable."""
     longest = int(lengths.max(initial=0))
     if longest < 1 << 16:
-        # Of 16 bits numpy's stable sort is a radix sort.
+        # numpy's stable sort of 16-bit integers is a radix sort.
         return np.argsort((longest - lengths).astype(np.uint16), kind="stable")
-    # One sort of (negated length, index) in a single integer is several times a stable argsort.
+    # Sorting (negated length, index) as a single integer is several times faster than a stable argsort.
     bits = np.int64(max(len(lengths) - 1, 1)).item().bit_length()
     keys = ((longest - lengths) << bits) | np.arange(len(lengths))
     keys.sort()
@@ -148,7 +149,7 @@ def argsort_longest_first(lengths: ItemLengths) -> NDArray[np.int64]:
 
 
 def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
-    """Each item, in the order given, into the lowest-numbered sequence that has room.
+    """Put each item, in the order given, into the first sequence that has room.
 
     A tournament tree over the room of all sequences finds it in log2(items) steps.
     """
@@ -177,16 +178,16 @@ def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np
 def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
     """Fill one sequence after the other from a window that slides over the items.
 
-    The window holds the first ``size`` items that are in no sequence yet, and the next one enters as soon
-    as one is taken. A sequence takes the first of them, so that none waits for long, and then the longest
-    that fits (of equal ones the first) until none does. Once fewer than ``size`` are left, it takes the
-    longest of them first.
+    The window holds the first ``size`` items that are not packed yet; an item enters as soon as one is taken. A
+    sequence takes the first item of the window, so that none waits for long. It then takes the longest that fits
+    (the first of equal ones) until none does. Once fewer than ``size`` items remain, a sequence takes the longest
+    of them first.
     """
     by_length = np.argsort(lengths, kind="stable")
     length_ranks = np.empty(len(lengths), np.int64)
     length_ranks[by_length] = np.arange(len(lengths))
     counts = np.bincount(lengths, minlength=seq_len + 1)
-    # Equal lengths are taken in order, so the first place not taken yet tells which item a length stands for.
+    # Equal lengths are taken in order, so the head of a length identifies its next item.
     heads = (np.cumsum(counts) - counts).tolist()
     waiting = np.bincount(lengths[:size], minlength=seq_len + 1)
     has_waiting, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
@@ -197,7 +198,7 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
     append_rank, is_window_full = packed_ranks.append, len(lengths) >= size
     while len(packed_ranks) < len(lengths):
         if is_window_full:
-            # The first that is in no sequence yet.
+            # Find the first item that is not packed yet.
             for length_rank, length in in_order:
                 if length_rank >= heads[length]:
                     break
@@ -210,7 +211,7 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
             waiting[length] -= 1
             if not waiting[length]:
                 has_waiting[length] = 0
-            # Where no item is left, a length of 0 enters, which is never looked for.
+            # When no item is left, a length of 0 enters, which is never searched for.
             entered = next(entering, 0)
             waiting[entered] += 1
             has_waiting[entered] = 1
@@ -225,7 +226,7 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
 
 
 def _make_window_packer(size: int) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
-    """Best fit inside each window of ``size`` consecutive items."""
+    """Return a packer that runs best fit on each window of ``size`` items."""
     assign, chunk_size = _pack_best_fit, size
     if size <= _MAX_SMALL_WINDOW:
         assign, chunk_size = partial(_pack_small_windows, size=size), _BATCH_WINDOWS // size * size
@@ -243,7 +244,7 @@ def _make_window_packer(size: int) -> Callable[[ItemLengths, int], tuple[int, ND
 
 
 def _pack_small_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
-    """What ``_pack_best_fit`` gives in each window, in all windows at once, an item of each a step."""
+    """Pack all windows at once, one item of each per step, as ``_pack_best_fit`` does."""
     windows = -(-len(lengths) // size)
     bits, columns = size.bit_length(), np.arange(windows)
     low, high = np.uint64((1 << bits) - 1), np.uint64(2 * bits)
@@ -253,13 +254,13 @@ def _pack_small_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tup
     keys.sort(axis=1)
     longest_first = keys.T.copy()
     required_room = (seq_len - (longest_first >> bits)).astype(np.uint64) << high
-    # A sequence is one number: its room, the step that left it so, its own number. One not opened
-    # yet has more room than any other, so the smallest number that an item fits is its best fit.
+    # The state of a sequence is one integer: its room, the step that last changed it, its number. An unopened
+    # sequence has more room than any other, so the smallest state that an item fits is its best fit.
     states = np.repeat(np.arange(size, dtype=np.uint64) | np.uint64(seq_len) << high, windows)
     states = states.reshape(size, windows)
     sequence_numbers = np.empty((size, windows), np.int64)
     for step in range(size):
-        # What an item does not fit wraps around to a number above all others.
+        # For sequences that are too small the subtraction wraps around to a number above all others.
         best_states = (states[: step + 1] - required_room[step]).min(axis=0)
         number = best_states & low
         sequence_numbers[step] = number
@@ -275,7 +276,7 @@ def _pack_alone(lengths: ItemLengths, _seq_len: int) -> tuple[int, NDArray[np.in
 
 
 def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
-    """Concatenate and cut: every sequence but the last is full."""
+    """Concatenate all items and cut them: every sequence but the last is full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     sequence_bounds = np.arange(seq_len, total, seq_len)
@@ -293,20 +294,23 @@ def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
 
 
 _WINDOW_PATTERN = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
-# Their number of sequences follows from which lengths there are, in whatever order.
+# Strategies whose number of sequences does not depend on the order of the lengths.
 ORDER_FREE_STRATEGIES = frozenset({"best_fit", "wrap", "none"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 
 def is_strategy(name: str) -> bool:
-    """Whether ``name`` is a packing strategy (``window_N`` for any N from 1 to 9,999,999)."""
+    """Return whether ``name`` is a packing strategy.
+
+    ``window_N`` accepts any N from 1 to 9,999,999.
+    """
     return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
 def strategy_to_identity(strategy: str) -> str:
-    """Return the name of a strategy in fingerprints, which tells its versions apart.
+    """Return the name of a strategy in fingerprints, which includes its version.
 
-    Fingerprints of the time before ``window_N`` had a second version have its bare name for the first.
+    Fingerprints that predate the second version of ``window_N`` use its bare name for the first.
     """
     window = _WINDOW_PATTERN.fullmatch(strategy)
     if not window:
@@ -315,7 +319,10 @@ def strategy_to_identity(strategy: str) -> str:
 
 
 def strategy_from_identity(name: str) -> str:
-    """Return the strategy that has this name in fingerprints; the inverse of :func:`strategy_to_identity`."""
+    """Return the strategy of a name in fingerprints.
+
+    It is the inverse of :func:`strategy_to_identity`.
+    """
     return f"{name}@1" if _WINDOW_PATTERN.fullmatch(name) else name.removesuffix("@2")
 
 
@@ -328,7 +335,10 @@ def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, N
 
 
 def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
-    """How many sequences :func:`pack` makes of these lengths (int64 [N], each at least 0)."""
+    """Return the number of sequences :func:`pack` makes of these lengths.
+
+    ``lengths`` is int64 [N], each at least 0.
+    """
     if strategy == "wrap":
         return -(-int(lengths.sum()) // seq_len)
     full_sequences = int((lengths // seq_len).sum())
@@ -344,13 +354,9 @@ def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
 def pack(lengths: ItemLengths, seq_len: int, strategy: str) -> PackingResult:
     """Pack items of the given lengths into sequences of at most ``seq_len`` tokens.
 
-    An item longer than ``seq_len`` is cut: its whole sequences stand alone, its rest is packed
-    with the others (``wrap`` cuts where a sequence ends). Items of length 0 have no piece.
-
-    Args:
-        lengths: tokens of each item, int64 [N].
-        seq_len: tokens of a sequence.
-        strategy: one of ``STRATEGIES``.
+    ``lengths`` is int64 [N]; ``strategy`` is one of ``STRATEGIES``. An item longer than ``seq_len`` is split:
+    each full sequence holds nothing else, and the remainder is packed with the other items (``wrap`` cuts where a
+    sequence ends). Items of length 0 have no span.
     """
     if strategy == "wrap":
         return _pack_wrap(lengths, seq_len)
