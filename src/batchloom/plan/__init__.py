@@ -1,7 +1,7 @@
-"""The data order: integer arithmetic from document lengths to the rows of every step.
+"""Data order: integer arithmetic from document lengths to the rows of each step.
 
-No files, clocks, environment or torch. `packing/` fills sequences, `mixture/` weighs sources, `order/` is the
-plan of a run. docs/order.md is the normative specification.
+The package uses no files, clocks, environment or torch. `packing/` fills sequences, `mixture/` weighs sources,
+`order/` is the plan of a run. docs/order.md is the normative specification.
 """
 
 import lazy_loader

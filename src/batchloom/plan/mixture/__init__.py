@@ -1,4 +1,4 @@
-"""Mixtures: named sources, their weights, and the schedule that keeps them.
+"""Mixtures: named sources, their weights, and the schedule that realizes them.
 
 Read `mixture_spec.py` first.
 """

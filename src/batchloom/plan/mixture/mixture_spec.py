@@ -1,4 +1,4 @@
-"""A mixture: named sources and their weights, as a value."""
+"""Specification of a mixture: named sources and their weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from batchloom.plan.packing import DocumentLengths, OverlongMode
 
 WeightUnit = Literal["tokens", "documents", "epochs"]
 ExhaustedPolicy = Literal["repeat", "stop", "redistribute"]
-# A number, or of a group its own weight and the sources it is divided among.
+# A value is a number, or for a group a mapping of its weight and its sources.
 Weights = Mapping[str, Any] | Literal["size"]
 
-# Weights above 0: their products and sums are numbers still.
+# Bounds of weights above 0, so that their products and sums neither underflow nor overflow.
 MIN_WEIGHT, MAX_WEIGHT = 1e-100, 1e100
 _GROUP_KEYS = {"weight", "sources"}
 _SOURCE_FIELDS = ("epochs", "seed", "overlong")
@@ -22,7 +22,7 @@ _POSITIVE_DESCRIPTION = f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 
 
 class PlanStore(Protocol):
-    """What a plan needs of a store: its lengths, their sum and its fingerprint."""
+    """Properties of a store that a plan reads."""
 
     @property
     def lengths(self) -> DocumentLengths:
@@ -31,24 +31,24 @@ class PlanStore(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents."""
+        """Total tokens of all documents."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Names the content of the store."""
+        """Fingerprint of the store's content."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """What is said of one source alone.
+    """Settings of a single source.
 
     Attributes:
-        epochs: how often it may be passed through; None for no bound (with ``exhausted`` ``stop`` and
-            ``redistribute``: once).
-        seed: of its order; None for the plan's.
-        overlong: what becomes of its long documents; None for the plan's rule.
+        epochs: maximum passes over the source; None for no bound (with ``exhausted`` ``stop`` and
+            ``redistribute``: 1).
+        seed: seed of its order; None for the plan's.
+        overlong: policy for its overlong documents; None for the plan's.
     """
 
     epochs: int | None = None
@@ -69,12 +69,12 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Weights that hold from a step or from a number of tokens on.
+    """Weights that apply from a step or a number of tokens on.
 
     Attributes:
-        weights: as of :class:`Mixture`.
-        step: the first step they hold at; or
-        tokens: the tokens before them, as ``seq_len`` a sequence; they begin with the next whole step.
+        weights: weights in the form of :class:`Mixture`.
+        step: first step of the stage; or
+        tokens: tokens before the stage, counted as ``seq_len`` per sequence; it begins with the next full step.
     """
 
     weights: Weights
@@ -100,18 +100,18 @@ class Mixture:
     """Named stores and their weights.
 
     Attributes:
-        weights: of each source a number of at least 0, in any scale; of a group a mapping
-            ``{"weight": 0.3, "sources": {"python": 2, "rust": 1}}`` (with a list of sources they share by
-            their sizes). ``"size"`` weighs all by their tokens.
-        stores: the open store of each source by its name. One without a weight waits for a later stage or edit.
-        unit: what weights count: ``tokens``, ``documents``, or ``epochs`` (passes over the source).
-        temperature: of weights by size: each is its tokens to the power 1 / temperature.
-        most_epochs: of weights by size: sources are weighed alike as far as none is passed through more often than
-            this in the run's ``steps`` (UniMax: Chung et al., Fairer and More Effective Language Sampling for
+        weights: a number of at least 0 per source, in any scale, or for a group a mapping ``{"weight": 0.3,
+            "sources": {"python": 2, "rust": 1}}`` (a list of sources instead weighs them by their sizes).
+            ``"size"`` weighs all sources by their tokens.
+        stores: open store of each source by name. One without a weight is unused until a later stage or edit.
+        unit: unit of the weights: ``tokens``, ``documents``, or ``epochs`` (passes over the source).
+        temperature: temperature of weights by size: tokens to the power 1 / temperature.
+        most_epochs: maximum passes over a source in the run's ``steps``, for weights by size. Below it sources
+            are weighted equally (UniMax: Chung et al., Fairer and More Effective Language Sampling for
             Large-Scale Multilingual Pretraining, ICLR 2023).
-        exhausted: what happens when a source has had its epochs: ``repeat`` (it goes on from its beginning), ``stop``
-            (the run ends) or ``redistribute`` (the others take its share).
-        sources: what is said of single sources.
+        exhausted: policy for a source that has had its epochs: ``repeat`` (restart it), ``stop`` (end the run) or
+            ``redistribute`` (give its share to the other sources).
+        sources: settings of single sources by name.
         stages: weights that replace these later in the run, in order.
     """
 
@@ -152,7 +152,7 @@ class Mixture:
         return f"Mixture({weights!r} in {self.unit} of {stores}, exhausted {self.exhausted}{stages})"
 
     def _idle_problems(self) -> list[str]:
-        """Settings that would have no effect beside the others."""
+        """List settings that would have no effect in combination with the others."""
         problems = []
         sized = any(uses_size_weights(weights) for weights in (self.weights, *(s.weights for s in self.stages)))
         problems += [
@@ -194,7 +194,7 @@ class Mixture:
 
 
 def _list_kind_problems(sources: object, stages: object) -> list[str]:
-    """What is said of single sources, or of later weights, without being that."""
+    """List entries of ``sources`` and ``stages`` that have the wrong type."""
     problems = []
     if not isinstance(sources, Mapping):
         problems.append(f"sources: {quote_value(sources)} is no mapping of names to SourceSpec")
@@ -214,14 +214,14 @@ def _list_kind_problems(sources: object, stages: object) -> list[str]:
 
 
 def uses_size_weights(weights: object) -> bool:
-    """Whether weights, or those inside a group, go by the sizes of sources."""
+    """Return whether weights, or those inside a group, are given by source sizes."""
     if not isinstance(weights, Mapping):
         return weights == "size"
     return any(isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping) for w in weights.values())
 
 
 def list_weighted_sources(weights: Weights, names: Iterable[str]) -> set[str]:
-    """The sources that have a weight above 0; ``names`` are those of all sources."""
+    """Return the sources that have a weight above 0; ``names`` are all sources."""
     if isinstance(weights, str):
         return set(names)
     weighted_sources: set[str] = set()
@@ -235,19 +235,22 @@ def list_weighted_sources(weights: Weights, names: Iterable[str]) -> set[str]:
 
 
 def is_positive_weight(value: object) -> bool:
-    """Whether a value is a number from 1e-100 to 1e+100."""
+    """Return whether a value is a number from 1e-100 to 1e+100."""
     return is_weight(value) and value != 0
 
 
 def is_weight(value: object) -> bool:
-    """Whether a value is 0 or a number from 1e-100 to 1e+100."""
+    """Return whether a value is 0 or a number from 1e-100 to 1e+100."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return value == 0 or MIN_WEIGHT <= value <= MAX_WEIGHT
 
 
 def list_weight_problems(weights: object, stores: Mapping[str, object], path: str) -> list[str]:
-    """Everything that is wrong with weights: names no store has, twice the same, numbers that are none, all zero."""
+    """List all problems of weights.
+
+    These are unknown sources, duplicates, values that are not weights, and weights that are all 0.
+    """
     if weights == "size":
         return []
     if not isinstance(weights, Mapping) or not weights:
@@ -318,11 +321,7 @@ def _list_order_problems(stages: Sequence[Stage]) -> list[str]:
 
 
 def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
-    """Refuse stores whose tokens are numbered by different tokenizers.
-
-    Raises:
-        PlanError: names two of them.
-    """
+    """Refuse stores that use different tokenizers."""
     fingerprints = {
         name: str(manifest.tokenizer.fingerprint)
         for name, store in stores.items()

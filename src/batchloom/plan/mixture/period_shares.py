@@ -1,4 +1,4 @@
-"""From weights to whole numbers: how many sequences each source has in a period."""
+"""Conversion of weights to the number of sequences per source in a period."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from batchloom.plan.packing import PlanSpec, Pools
 
 MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20
 _MAX_SHARE_ERROR = 0.01
-# A source is measured by so many documents, or by a whole pool where they make few sequences: with many sources
-# that is most of what a first batch waits for.
+# A source is measured on this many documents, or on a full pool if they make few sequences. With many sources the
+# measurement takes most of the time to the first batch.
 _SAMPLE_DOCUMENTS, _MIN_SEQUENCES = 2048, 256
 
 
 class SourceStatistics(NamedTuple):
-    """What is known of a source before it is counted.
+    """Statistics of a source that are estimated before its pools are counted.
 
     Attributes:
-        tokens, documents: of an epoch; where some are left out as too long, all by the part that its first pool keeps.
-        per_sequence: (tokens, documents) of a sequence: a mean over the first documents of the first pool that has
+        tokens, documents: totals of an epoch, scaled by the fraction that ``overlong`` leaves of the first pool.
+        per_sequence: mean (tokens, documents) of a sequence over the first documents of the first pool that has
             sequences.
     """
 
@@ -35,11 +35,12 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
     """Measure a source by its first pool with sequences.
 
     Raises:
-        PlanError: it has none.
+        PlanError: no pool has a sequence.
     """
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
-        # Where documents stand alone, how many tokens a sequence has is theirs: a sample would be too rough.
+        # With one document per sequence the tokens per sequence are those of the documents, and a sample would be
+        # too rough.
         members = pools.members(pool, None if spec.packing == "none" else _SAMPLE_DOCUMENTS)
         lengths = pools.fit_members(members)
         count = pools.count_packed(lengths)
@@ -51,7 +52,7 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
             tokens = float(lengths.sum()) / count
             documents = float((lengths > 0).sum()) / count
             if spec.overlong == "split" and store.tokens:
-                # Nothing is left out: how long documents are on average is known of all of them.
+                # Nothing is left out, so the mean document length is known exactly.
                 documents = tokens * pools.served_documents / store.tokens
             if spec.overlong == "split":
                 return SourceStatistics(store.tokens, pools.served_documents, (tokens, documents))
@@ -76,17 +77,19 @@ def flatten_weights(
     temperature: float,
     caps: "EpochCap | None",
 ) -> dict[str, float]:
-    """The weight of every source that has one above 0, adding up to 1; groups are divided among theirs.
+    """Return the weight of each source with one above 0; the weights sum to 1.
+
+    The weight of a group is divided among its sources.
 
     Args:
-        weights: as of a mixture, checked.
-        names: of all sources.
-        size: tokens of an epoch of a source.
-        temperature: of weights by size.
-        caps: the bound of epochs of weights by size.
+        weights: validated weights of a mixture.
+        names: names of all sources.
+        size: function from a source name to the tokens of an epoch.
+        temperature: temperature of weights by size.
+        caps: maximum epochs of weights by size, or None.
 
     Raises:
-        PlanError: with that bound the sources are too small for the run.
+        PlanError: the sources are too small for the run under ``caps``.
     """
     if weights == "size":
         return _weigh_by_size({name: size(name) for name in names}, temperature, caps)
@@ -109,7 +112,7 @@ def flatten_weights(
 
 
 class EpochCap(NamedTuple):
-    """A bound of epochs for a run of so many tokens."""
+    """Maximum number of epochs for a run of this many tokens."""
 
     most_epochs: float
     tokens: int
@@ -118,7 +121,7 @@ class EpochCap(NamedTuple):
 def _weigh_by_size(sizes: Mapping[str, float], temperature: float, caps: EpochCap | None) -> dict[str, float]:
     if caps is None:
         largest = max(sizes.values())
-        # However small: what has tokens has a weight, and it is refused where no period meets it.
+        # Every source gets a weight, however small; ``apportion`` refuses it if no period can meet it.
         return _normalize_weights(
             {name: max((size / largest) ** (1 / temperature), MIN_WEIGHT) for name, size in sizes.items()}
         )
@@ -146,7 +149,7 @@ def _normalize_weights(weights: Mapping[str, float]) -> dict[str, float]:
 def compute_sequence_shares(
     weights: Mapping[str, float], unit: WeightUnit, measured: Mapping[str, SourceStatistics]
 ) -> dict[str, float]:
-    """Shares of the sequences that give the weights in their unit, adding up to 1."""
+    """Return the shares of sequences that realize the weights; they sum to 1."""
     shares = {}
     for name, weight in weights.items():
         tokens, documents = measured[name].per_sequence
@@ -160,14 +163,15 @@ def compute_sequence_shares(
 
 
 def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False) -> dict[str, int]:
-    """Slots of each source in the shortest period that keeps every share within 1 %.
+    """Return the slots of each source in the shortest period accurate within 1 %.
 
-    Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``; slots are
-    apportioned by largest remainders, the first name first, and none is left without. With ``near`` the longest does
-    as well as it can.
+    Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``. Slots are
+    apportioned by largest remainders, ties by name, and each source has at least one. With ``near`` the longest
+    period is accepted whatever its error.
 
     Raises:
-        PlanError: no period does, and that is not ``near`` enough; names the source, and the least share that would do.
+        PlanError: no period is accurate enough and ``near`` is False; names the source and the smallest share
+            that would work.
     """
     if len(shares) == 1:
         return dict.fromkeys(shares, 1)

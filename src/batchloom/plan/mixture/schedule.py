@@ -1,10 +1,10 @@
-"""The schedule of a mixture: which source each position takes, from whole numbers alone.
+"""Schedule of a mixture: the source of each position, in integer arithmetic.
 
-Each source has a number of slots in a period. Its j-th slot is released at floor(j P / c) and due at
-ceil((j + 1) P / c); of what is released, the source whose slot is due first is served (earliest
-deadline first, the chairman assignment of Tijdeman: The Chairman Assignment Problem, Discrete
-Mathematics 32, 1980; by Liu and Layland one server can always keep such dates). So after t positions
-a source has had floor(t c / P) or ceil(t c / P) of them: always within one of its share.
+Each source has a number of slots in a period. Its j-th slot is released at floor(j P / c) and due at ceil((j + 1)
+P / c). Among released slots the one due first is served (earliest deadline first, the chairman assignment of
+Tijdeman: The Chairman Assignment Problem, Discrete Mathematics 32, 1980; by Liu and Layland one server can always
+meet these deadlines). So after t positions a source has had floor(t c / P) or ceil(t c / P) of them: always
+within one of its share.
 """
 
 import heapq
@@ -19,13 +19,16 @@ from batchloom.core.keyed_hashing import hash_indices
 Ints = NDArray[np.int64]
 
 MAX_SOURCES = 1000
-# What breaks a resonance of sources with lanes is any fixed shuffle; it hides no secret.
+# Any fixed shuffle breaks a resonance of sources with lanes. The key is not a secret.
 _LANE_KEY = (0x6C616E6573, 0x7363686564756C65)
 
 
 @lru_cache(maxsize=16)
 def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
-    """The source of each slot of a period of ``sum(counts)``, int32; every count is at least 1."""
+    """Return the source of each slot of a period of ``sum(counts)`` slots, int32.
+
+    Each count is at least 1.
+    """
     period, sources = sum(counts), len(counts)
     share = np.array(counts, np.int64)
     owner = np.repeat(np.arange(sources), share)
@@ -33,7 +36,7 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
     owner_counts = share[owner]
     deadlines = -(-(number + 1) * period // owner_counts) * sources + owner
     order = np.argsort(number * period // owner_counts, kind="stable")
-    # The heap holds (due, source) as one number: a million of them are pushed and popped.
+    # The heap holds (deadline, source) as one integer, because a million of them are pushed and popped.
     heap: list[int] = []
     dates = deadlines[order].tolist()
     ends = np.cumsum(np.bincount(number * period // owner_counts, minlength=period)).tolist()
@@ -54,19 +57,22 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=4)
 def make_schedule(counts: tuple[int, ...], lanes: int) -> "Schedule":
-    """The schedule of these slots, made once: a change that leaves the weights has the same."""
+    """Return the cached schedule of these slots.
+
+    An edit that keeps the weights reuses it.
+    """
     return Schedule(counts, lanes)
 
 
 @final
 class Schedule:
-    """An endless run of one period: position q counts from where the schedule begins.
+    """Endless repetition of one period; positions count from its beginning.
 
     Args:
         counts: slots of each source in a period, each at least 1.
-        lanes: how many lanes positions are dealt to. One source gives position q to lane q mod K; a
-            mixture shuffles the K positions of a group over the lanes, and moves them on by one lane
-            every period, so that in K periods each source has had each lane equally often.
+        lanes: number of lanes the positions are distributed over. With one source, position q belongs to lane q
+            mod K. A mixture shuffles the K positions of a group over the lanes and shifts them by one lane every
+            period, so that in K periods each source uses each lane equally often.
 
     Attributes:
         counts, lanes: as given.
@@ -104,13 +110,16 @@ class Schedule:
         self._occurrence = np.empty(self.period, np.int32)
         self._occurrence[members] = np.arange(self.period) - np.repeat(self._begins[:-1], sizes)
         if self._lane is not None:
-            # turns[s, i]: slots of source s in the lanes before i, twice around.
+            # turns[s, i]: slots of source s in the lanes before i, over two rounds of the lanes.
             table = sizes.reshape(len(counts), lanes)
             twice = np.cumsum(np.concatenate([table, table], axis=1), axis=1)
             self._turns = np.concatenate([np.zeros((len(counts), 1), np.int64), twice], axis=1)
 
     def at(self, positions: Ints) -> tuple[NDArray[np.int64], Ints, Ints]:
-        """(source, lane, index) of positions: index counts the earlier ones of that source and lane."""
+        """Return (source, lane, index) of positions.
+
+        The index counts the earlier positions of that source and lane.
+        """
         period_index, slot = np.divmod(positions, self.period)
         sources = build_period(self.counts)[slot].astype(np.int64)
         if self._lane is None:
@@ -126,14 +135,14 @@ class Schedule:
         )
 
     def _count_earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
-        """Slots of sources in lanes in the periods before ``turn``."""
+        """Count the slots of sources in lanes in the periods before ``turn``."""
         rounds, inside = np.divmod(turn, self.lanes)
         last = lanes + self.lanes + 1
         part: Ints = self._turns[sources, last] - self._turns[sources, last - inside]
         return rounds * self._share[sources] + part
 
     def count(self, position: int) -> Ints:
-        """How many positions before this one each source and lane has had, int64 [sources, lanes]."""
+        """Count the earlier positions of each source and lane, int64 [sources, lanes]."""
         sources = np.repeat(np.arange(len(self.counts)), self.lanes)
         lanes = np.tile(np.arange(self.lanes), len(self.counts))
         shape = (len(self.counts), self.lanes)
@@ -152,7 +161,7 @@ class Schedule:
         return served.reshape(shape)
 
     def turns(self, source: int, positions: Ints) -> Ints:
-        """Which turn of a source each of its positions is, counted over all lanes from 0."""
+        """Return the turn of a source at each of its positions, from 0 over all lanes."""
         if len(self.counts) == 1:
             return positions
         period, slot = np.divmod(positions, self.period)
@@ -160,7 +169,7 @@ class Schedule:
         return turns
 
     def turn(self, source: int, number: int) -> int:
-        """The position of a turn of a source: the way back of :meth:`turns`."""
+        """Return the position of a turn of a source; inverse of :meth:`turns`."""
         if len(self.counts) == 1:
             return number
         period, slot_index = divmod(number, self.counts[source])
@@ -172,7 +181,7 @@ class Schedule:
         return self._turn_slots[source]
 
     def find_position(self, source: int, lane: int, index: int) -> int:
-        """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""
+        """Return the position of a source, lane and index; inverse of :meth:`at`."""
         if len(self.counts) == 1:
             return index * self.lanes + lane
         turn, slot_index = divmod(index, self.counts[source])
