@@ -1,4 +1,4 @@
-"""The plan of a run: positions, timeline, edits and state.
+"""Plan of a run: positions, timeline, edits and state.
 
 Read `plan.py` first.
 """

@@ -1,4 +1,4 @@
-"""Lengths of a source that does not exist: log-normal ones, computed for any document, for a plan's dry run."""
+"""Assumed log-normal document lengths for the dry run of a plan without a store."""
 
 import re
 from functools import cache
@@ -12,11 +12,11 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.fingerprint import derive_key, fingerprint
 from batchloom.core.keyed_hashing import hash_indices
 
-# Of the logarithm; web text has about this (measured: 1.0 to 1.2).
+# Standard deviation of the logarithm; web text has about this (measured: 1.0 to 1.2).
 SIGMA = 1.1
-# What a store can hold: its index has lengths of 32 bits, with a sign.
+# Limit of a store: its index holds lengths as signed 32-bit integers.
 _MAX_TOKENS = (1 << 31) - 1
-# So many quantiles stand for the distribution.
+# The distribution is approximated by 2**_BITS quantiles.
 _BITS = 14
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _NUMBER_PATTERN = r"(\d[\d_]*(?:\.\d+)?)\s*([KMGBT]?)"
@@ -31,7 +31,10 @@ _FORMS_HINT = (
 
 @cache
 def _compute_quantiles() -> NDArray[np.float64]:
-    """Middles of equally likely parts of a log-normal distribution, scaled to a mean of 1."""
+    """Return the midpoints of equally likely parts of a log-normal distribution.
+
+    They are scaled to a mean of 1.
+    """
     count = 1 << _BITS
     normal = NormalDist(0.0, SIGMA)
     quantiles = np.exp([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
@@ -40,27 +43,21 @@ def _compute_quantiles() -> NDArray[np.float64]:
 
 @final
 class AssumedLengths:
-    """The lengths of documents nobody has; in constant memory, each a function of its number alone.
+    """Assumed document lengths, each computed from its number in constant memory.
 
-    Args:
-        documents: how many.
-        mean: tokens of a document, in the mean.
-        name: of the source; sources of other names have other lengths.
-
-    Attributes:
-        size: how many documents there are.
+    ``mean`` is the mean tokens of a document; each source ``name`` has other lengths.
     """
 
     __slots__ = ("_key", "_table", "size")
 
     def __init__(self, documents: int, mean: float, name: str) -> None:
         self.size = documents
-        # Each length between two whole numbers is the lower or the upper one, so that the mean stays.
+        # Lengths are rounded up or down at random, because always rounding one way would shift the mean.
         self._table = _compute_quantiles() * mean
         self._key = derive_key("assumed", name)
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Lengths of the documents of these numbers, uint32 of the same length."""
+        """Return the lengths of these documents, uint32 of the same length."""
         hashes = hash_indices(documents, self._key)
         exact = self._table[(hashes >> np.uint64(64 - _BITS)).astype(np.int64)]
         fractions = (hashes & np.uint64(0xFFFFFFFF)).astype(np.float64) / (1 << 32)
@@ -69,17 +66,17 @@ class AssumedLengths:
 
 @final
 class AssumedStore:
-    """What a plan needs of a store, of one that is only assumed.
+    """Store with assumed lengths that a plan can be computed on.
 
     Args:
-        name: of the source.
-        tokens: of all documents.
-        documents: how many.
+        name: name of the source.
+        tokens: tokens of all documents.
+        documents: number of documents.
 
     Attributes:
-        lengths: made up, of the mean that was asked for.
+        lengths: assumed lengths with the requested mean.
         tokens: as given.
-        fingerprint: names what was assumed.
+        fingerprint: fingerprint of the assumptions.
     """
 
     __slots__ = ("fingerprint", "lengths", "tokens")
@@ -91,10 +88,10 @@ class AssumedStore:
 
 
 def parse_assumed_stores(text: str) -> dict[str, AssumedStore]:
-    """The sources that a text assumes, by name; of a lone one without a name ``data``.
+    """Parse the assumed sources by name; a single unnamed source is called ``data``.
 
     Raises:
-        SettingsError: it says nothing of that kind; shows how it is written.
+        SettingsError: the text does not describe a source; shows the syntax.
     """
     assumed_stores: dict[str, AssumedStore] = {}
     problems: list[str] = []

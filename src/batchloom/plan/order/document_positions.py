@@ -1,4 +1,4 @@
-"""When a document is seen: the way back from a document to positions, by inverting every step of the order."""
+"""Positions of a document, found by inverting each step of the order."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from batchloom.plan.packing import Rows
 
 @dataclass(frozen=True, slots=True)
 class DocumentPosition:
-    """One sequence that holds a document.
+    """Sequence that holds a document.
 
     Attributes:
-        step: the step.
-        row: its place in the step, counted over all ranks.
-        position: its position in the run.
-        epoch: the pass over its source, from 0.
+        step: step of the sequence.
+        row: index of its row in the step, over all ranks.
+        position: position in the run.
+        epoch: pass over the source, from 0.
     """
 
     step: int
@@ -30,19 +30,19 @@ class DocumentPosition:
 
 
 def find_document_positions(plan: Plan, number: int, document: int, last_step: int) -> list[DocumentPosition]:
-    """Every sequence up to a step that holds a document, past and future, in order.
+    """Return all sequences up to a step that hold a document, sorted by position.
 
-    Counts the sequences of every pool of the source where that has not been done.
+    Past and future steps are included. Pools of the source that are not counted yet are counted.
 
     Args:
-        plan: the order.
-        number: of the source in the plan.
-        document: of the source.
-        last_step: the last step of interest.
+        plan: the plan.
+        number: number of the source in the plan.
+        document: number of the document in the source.
+        last_step: last step of interest.
     """
     last = min(last_step, plan.steps - 1)
     end = plan.positions_of(last)[1]
-    # What a window holds is served anywhere in it.
+    # Grouping by length may serve a row at any position of its window, so the search includes the full window.
     end = min(plan.run.window(end - 1)[1], plan.positions)
     plan.orders.timeline.segment_at(max(end - 1, 0))
     segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
@@ -80,7 +80,7 @@ def _find_in_era(
 
 
 def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> list[DocumentPosition]:
-    """Return where sequences are served when rows are grouped by length."""
+    """Map sequences to the positions where they are served after length grouping."""
     grouped = LengthGroupedRows(RowWindows(plan.run))
     with plan.orders.lock:
         positions = [
@@ -100,7 +100,7 @@ def _has_epoch_begun(
     epoch: int,
     end: int,
 ) -> bool:
-    """Whether an epoch of a source has begun before a position, in any lane."""
+    """Return whether an epoch of a source begins before a position in any lane."""
     _count_pools(order)
     last = segments[-1]
     until = min(plan.orders.timeline.until(last) or end, end)
@@ -111,7 +111,10 @@ def _has_epoch_begun(
 def _locate_sequence(
     plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int, int], epoch: int
 ) -> DocumentPosition | None:
-    """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
+    """Return the position where a sequence of a source is served.
+
+    Return None if its step was skipped by an edit or the source was retired before it.
+    """
     number, lane, index = sequence
     last = segments[-1]
     tail = plan.orders.timeline.tail(number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure)
@@ -144,7 +147,10 @@ def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[i
 
 
 def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
-    """Return (lane, index, epoch) of the sequences that hold a document among those an edit packed anew."""
+    """Return (lane, index, epoch) of the repacked sequences that hold a document.
+
+    An edit of ``seq_len`` repacks the remainder of a pool.
+    """
     _count_pools(order)
     return [
         (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)
@@ -165,7 +171,6 @@ def _find_server(order: SourceOrder, epoch: int, lane: int, inside: int) -> tupl
 
 
 def _find_rows_with(rows: Rows, document: int) -> list[int]:
-    """Return the rows that hold a document."""
     spans = np.flatnonzero(rows.documents == document)
     numbers: list[int] = np.unique(rows.pointers.searchsorted(spans, side="right") - 1).tolist()
     return numbers

@@ -1,4 +1,4 @@
-"""Edits: what changes on a running job from a step on, and the journal that keeps them."""
+"""Edits: changes of a running job from a step on."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,18 +27,18 @@ _CHANGE_FIELDS = ("weights", "skip", "ban", "global_batch_size", "seq_len")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """One cut: what holds from a step on. Steps before it stay as they were.
+    """Change of a run from a step on; earlier steps keep their content.
 
     Attributes:
-        step: the first step it holds for.
-        weights: new weights of a mixture, which replace all there were (and the stages still to come); a source that is
-            not named is retired, one that was not there is added, and each of the others goes on where it was.
-        skip: so many steps are left out: the step is what would have been step ``step + skip``.
-        ban: numbers of documents by source whose tokens are padding from here on, without loss; lengths and all
-            else stay in place.
+        step: first step the edit applies to.
+        weights: new weights of a mixture, which replace all earlier weights and all later stages. A source
+            without a weight is retired, a new one is added, and the others continue from their current position.
+        skip: number of steps to leave out: ``step`` becomes the former step ``step + skip``.
+        ban: numbers of banned documents by source. Their tokens become padding without loss; the rows are
+            otherwise unchanged.
         global_batch_size: sequences of a step from here on.
-        seq_len: tokens of a sequence from here on: what each source has left of its pool is packed anew.
-        note: why, for whoever reads the journal.
+        seq_len: tokens of a sequence from here on. The remainder of each source's pool is repacked.
+        note: reason of the edit, for readers of the journal.
     """
 
     step: int
@@ -75,7 +75,7 @@ def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def edit_to_plain(edit: Edit) -> dict[str, Any]:
-    """An edit as plain JSON values, without what it leaves as it is."""
+    """Return an edit as plain JSON values, without fields that change nothing."""
     plain: dict[str, Any] = {"step": edit.step}
     for name in _CHANGE_FIELDS:
         value = getattr(edit, name)
@@ -87,11 +87,7 @@ def edit_to_plain(edit: Edit) -> dict[str, Any]:
 
 
 def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
-    """The edit of plain values.
-
-    Raises:
-        SettingsError: it is none; every problem with its name.
-    """
+    """Build an edit from plain values; SettingsError lists each problem."""
     field_names = [entry.name for entry in fields(Edit)]
     problems = [f"{name}: unknown setting{suggest(name, field_names)}" for name in plain if name not in field_names]
     if "step" not in plain:
@@ -101,18 +97,11 @@ def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
 
 
 def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]) -> None:
-    """Refuse an edit a plan cannot take.
+    """Refuse an edit that a plan cannot apply.
 
-    Args:
-        edit: the edit.
-        stores: the stores of the plan's sources by name.
-        last: the step of the edit before it; edits are appended.
-        spec: of the plan.
-        sizes: documents of each source.
-
-    Raises:
-        SettingsError: every problem with its name.
-        PlanError: it lies before an earlier edit, or inside a window of ``group_by_length``.
+    ``last`` is the step of the previous edit, because edits can only be appended; ``sizes`` are the documents of
+    each source. A SettingsError lists each problem. An edit that precedes an earlier one, or falls inside a
+    window of ``group_by_length``, raises PlanError.
     """
     problems = []
     if edit.weights is not None:

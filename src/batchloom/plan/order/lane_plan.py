@@ -1,4 +1,4 @@
-"""A plan in the order of lanes: over what a stream kept it repeats the stream."""
+"""Plan in lane order, which repeats a stream over the store it wrote."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ _MAX_CACHED_POOLS = 2
 
 @dataclass(frozen=True, slots=True)
 class _LanePoolPosition:
-    """A pool of a lane, and the sequences of the lane before it."""
+    """Pool of a lane, and the number of the lane's sequences before it."""
 
     epoch: int
     number: int
@@ -57,7 +57,7 @@ class _LanePoolPosition:
 
 @final
 class _LaneOrder:
-    """One lane: which documents its pools hold, and where its sequences are."""
+    """One lane: the documents of its pools and the locations of its sequences."""
 
     def __init__(self, orders: "LaneOrders", lane: int) -> None:
         self._orders, self.lane = orders, lane
@@ -65,13 +65,13 @@ class _LaneOrder:
         self._entered: dict[tuple[int, int], Rows] = {}
 
     def begin(self, pool: _LanePoolPosition) -> None:
-        """Know of a pool that another run has come to."""
+        """Record the location of a pool, so that later lookups start there."""
         index = bisect_right(self._pool_positions, pool.before, key=lambda one: one.before)
         if pool not in self._pool_positions[max(index - 1, 0) : index]:
             self._pool_positions.insert(index, pool)
 
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Numbers in the store of the documents of a pool, in the order they are read."""
+        """Return the documents of a pool in reading order, as numbers in the store."""
         orders, spec = self._orders, self._orders.spec
         order = order_lane_ranges(len(orders.bounds) - 1, spec.lanes, spec, self.lane, epoch)
         first = orders.bounds[:-1][order]
@@ -92,7 +92,7 @@ class _LaneOrder:
         return np.concatenate(document_ranges)
 
     def rows(self, epoch: int, number: int) -> Rows | None:
-        """The rows of a pool; None where the epoch has ended before it."""
+        """Return the rows of a pool; None if the epoch ends before it."""
         if (epoch, number) in self._entered:
             return self._entered[epoch, number]
         documents = self.documents(epoch, number)
@@ -115,7 +115,7 @@ class _LaneOrder:
         return rows
 
     def _explain_no_sequence(self, epoch: int) -> tuple[str, str]:
-        """Why an epoch gives no sequence, and what would mend it."""
+        """Return the reason why an epoch gives no sequence, and a remedy."""
         documents, shortest, number = 0, 0, 0
         while len(pool_documents := self.documents(epoch, number)):
             least = int(self._orders.data.lengths.take(pool_documents).min())
@@ -126,7 +126,7 @@ class _LaneOrder:
         return "it was dealt no document", "Give more input"
 
     def locate(self, sequence: int) -> tuple[_LanePoolPosition, Rows]:
-        """The pool that holds a sequence of the lane."""
+        """Return the pool that holds a sequence of the lane, and the rows of the pool."""
         index = bisect_right(self._pool_positions, sequence, key=lambda one: one.before)
         pool, barren = self._pool_positions[index - 1], 0
         while True:
@@ -149,19 +149,16 @@ class _LaneOrder:
 
 @final
 class LaneOrders:
-    """The lanes of a plan, under the names that the loader reads of :class:`SourceOrders`.
-
-    Args:
-        data: The store.
-        spec: Settings of the order, with the number of lanes and the pool size.
-        bounds: Number of the first document of each stretch, and of documents, int64 [stretches + 1].
+    """Lanes of a plan, with the interface the loader uses of :class:`SourceOrders`.
 
     Attributes:
-        data, spec, bounds: As given.
-        lanes: The lanes, by their numbers.
-        course: The run as one stretch, which nothing changes.
-        lock: Guards the pools that lanes have entered.
-        is_counted: Always true: every lane is walked from the nearest known pool.
+        data: store of the plan.
+        spec: settings of the order, with the number of lanes and the pool size.
+        bounds: first document of each document range, then the number of documents, int64 [ranges + 1].
+        lanes: lanes by number.
+        course: run layout of one range, because there are no edits.
+        lock: lock of the pools that lanes have entered.
+        is_counted: always True: each lane is walked from the nearest known pool.
     """
 
     is_counted = True
@@ -174,32 +171,35 @@ class LaneOrders:
         self.lock = RLock()
 
     def latest(self) -> list[SourceOrder]:
-        """Return the orders whose pools are counted: none."""
+        """Return no orders, because no pools are counted."""
         return []
 
 
 @final
 class LanePositions:
-    """The positions of a run in the order of lanes, under the names of :class:`RunPositions`."""
+    """Positions of a run in lane order, with the interface of :class:`RunPositions`."""
 
     def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the positions of a part: (r, R) is of those that are r modulo R."""
+        """Return the positions of a part: (r, R) selects those that are r modulo R."""
         rank, ranks = part
         return np.arange(start + (rank - start) % ranks, stop, ranks)
 
 
 @final
 class LanePlan:
-    """The order of lanes over one store; see :mod:`batchloom.plan.order.lanes`. Threads may share it.
+    """Plan in lane order over one store; see :mod:`batchloom.plan.order.lanes`.
+
+    Threads may share it.
 
     Args:
-        store: anything with ``lengths`` and a ``fingerprint``.
-        spec: settings of the order; ``steps`` must be given, ``block`` plays no part.
+        store: any object with ``lengths`` and a ``fingerprint``.
+        spec: settings of the order; ``steps`` must be given, ``block`` is ignored.
         lanes: a divisor of ``global_batch_size``.
-        bounds: number of the first document of each stretch, and of documents, int64 [stretches + 1].
+        bounds: first document of each document range, then the number of documents, int64 [ranges + 1].
 
     Raises:
-        PlanError: lanes that do not fit, or stretches that are not those of this store.
+        PlanError: ``lanes`` does not divide the batch, ``steps`` is missing, rows are grouped by length, or the
+            document ranges do not match the store.
     """
 
     def __init__(self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]) -> None:
@@ -230,7 +230,7 @@ class LanePlan:
         return LanePlan(orders.data, self.spec, lanes=self.spec.lanes, bounds=orders.bounds)
 
     def edited(self, *_edits: Edit) -> NoReturn:
-        """Refuse edits: the order repeats a stream, which has none.
+        """Refuse edits, because the stream that this order repeats has none.
 
         Raises:
             PlanError: always.
@@ -239,16 +239,16 @@ class LanePlan:
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps of the run."""
         return int(self.spec.steps or 0)
 
     def has_step(self, step: int) -> bool:
-        """Whether the run has this step."""
+        """Return whether the run has this step."""
         return 0 <= step < self.steps
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Every field that decides the order."""
+        """All fields that determine the order."""
         plain = {
             k: v
             for k, v in self.spec.identity_fields().items()
@@ -269,20 +269,20 @@ class LanePlan:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order."""
+        """Fingerprint of the order, 32 hex digits."""
         return fingerprint(self.identity)
 
     def spec_at(self, _step: int) -> PlanSpec:
-        """The settings that hold at a step."""
+        """Return the settings at a step."""
         return self.spec
 
     def positions_of(self, step: int) -> tuple[int, int]:
-        """First and last + 1 of the positions of a step."""
+        """Return the first and last + 1 position of a step."""
         size = self.spec.global_batch_size
         return step * size, (step + 1) * size
 
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
-        """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         with self.orders.lock:
             return self._rows(self.run.positions_in(start, stop, part))
 
@@ -301,13 +301,16 @@ class LanePlan:
         return reorder_rows(joined_rows, np.argsort(np.concatenate(indices_by_lane or [np.empty(0, np.int64)])))
 
     def epochs(self, position: int) -> dict[str, float]:
-        """Whole passes of the first lane before a position."""
+        """Return the completed passes of lane 0 before a position."""
         with self.orders.lock:
             pool, _ = self.orders.lanes[0].locate(-(-position // self.spec.lanes))
         return {SOURCE: float(pool.epoch)}
 
     def state(self, position: int) -> dict[str, Any]:
-        """A position as plain JSON values, with what it takes to go on there at once."""
+        """Return a position as plain JSON values, with a cursor for each lane.
+
+        The cursors make resuming immediate.
+        """
         cursors = {}
         with self.orders.lock:
             for lane in self.orders.lanes:
@@ -323,10 +326,11 @@ class LanePlan:
         return {**plain, "check": fingerprint(plain)}
 
     def resume(self, state: dict[str, Any]) -> int:
-        """Check a state against this plan; the position to go on with.
+        """Check a state against this plan and return the position to resume at.
 
         Raises:
-            StateError: it is none, of another plan (names each field that differs), or was changed.
+            StateError: not a state, changed after it was saved, or of another plan (names each field that
+                differs).
         """
         with wrap_state_errors():
             state_identity = state["identity"]
@@ -346,7 +350,7 @@ class LanePlan:
 
 
 def make_lane_order_error(limitation: str) -> PlanError:
-    """What is said where the order of lanes cannot do what a plan of pools can."""
+    """Return the error for an operation that a plan in lane order does not support."""
     return PlanError(
         f"A plan in the order of lanes {limitation}: it repeats a stream and nothing else. Make a plan of pools "
         "over the "
@@ -355,10 +359,10 @@ def make_lane_order_error(limitation: str) -> PlanError:
 
 
 def refuse_lane_order(plan: object, limitation: str) -> None:
-    """Refuse a plan in the order of lanes.
+    """Refuse a plan in lane order.
 
     Raises:
-        PlanError: it is one.
+        PlanError: the plan is in lane order.
     """
     if isinstance(plan, LanePlan):
         raise make_lane_order_error(limitation)

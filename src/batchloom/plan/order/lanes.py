@@ -1,8 +1,8 @@
-"""Lanes: the order of a stream, and of a plan that repeats it; docs/order.md, section 8.
+"""Lanes: the order of a stream, and of a plan that repeats it (docs/order.md, 8).
 
-The input is cut into stretches of neighbouring documents. They are dealt to K lanes; each lane reads
-its stretches one after the other, packs its next documents into a pool, and begins anew when it has
-come to their end. Position p of the run belongs to lane p mod K, and is its sequence p div K.
+The input is cut into ranges of neighbouring documents, which are distributed over K lanes. Each lane reads its
+ranges one after the other, packs its next documents into a pool, and starts its next epoch at the end of its
+ranges. Position p of the run belongs to lane p mod K, and is its sequence p div K.
 """
 
 from math import gcd
@@ -15,25 +15,26 @@ from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.packing import Permutation, PlanSpec, Rows, fit_lengths, pack_rows
 
-# Changes whenever the order of any stream would.
+# Increment this number whenever the order of any stream changes.
 LANES_VERSION = 1
-# Documents of a pool; smaller than a plan's, since every lane holds one or two in memory.
+# Documents of a pool. It is smaller than a plan's, because each lane has one or two pools in memory.
 LANE_POOL_SIZE = 8192
-# Of documents with media, whose bytes may have to be laid aside until their batch is made.
+# Pool size for documents with media, whose bytes may have to be cached until their batch is built.
 _MEDIA_POOL_SIZE = 1024
-# The first pool of a lane, so that the first step waits for few documents; each next one is twice as large.
+# Size of a lane's first pool, so that the first step waits for few documents. Each following pool is twice as
+# large.
 FIRST_POOL = 128
 MAX_DEFAULT_LANES = 64
 _SOURCE_NAME = "data"
 
 
 def choose_lane_pool_size(*, media: bool) -> int:
-    """Documents of a pool where nobody says how many."""
+    """Return the default number of documents of a pool."""
     return _MEDIA_POOL_SIZE if media else LANE_POOL_SIZE
 
 
 def choose_default_lanes(global_batch_size: int, range_count: int) -> int:
-    """The greatest common divisor of the batch and 64, halved until every lane has a stretch."""
+    """Return gcd(batch, 64), halved until each lane has a document range."""
     lanes = gcd(global_batch_size, MAX_DEFAULT_LANES)
     while lanes > max(range_count, 1):
         lanes //= 2
@@ -41,10 +42,10 @@ def choose_default_lanes(global_batch_size: int, range_count: int) -> int:
 
 
 def check_lanes(lanes: int, global_batch_size: int) -> None:
-    """Refuse lanes that steps cannot be dealt to.
+    """Refuse a number of lanes that does not divide the batch.
 
     Raises:
-        PlanError: names numbers of lanes that fit.
+        PlanError: lists numbers of lanes that fit.
     """
     if global_batch_size % lanes:
         fitting_lanes = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
@@ -56,10 +57,10 @@ def check_lanes(lanes: int, global_batch_size: int) -> None:
 
 
 def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
-    """Refuse a world size the lanes cannot be dealt to.
+    """Refuse a world size that does not divide the lanes.
 
     Raises:
-        PlanError: names world sizes that fit.
+        PlanError: lists world sizes that fit.
     """
     if world_size < 1 or not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
@@ -73,19 +74,18 @@ def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
 
 
 def list_rank_lanes(lanes: int, rank: int, world_size: int) -> range:
-    """The lanes of a rank, in the order in which its rows of a step take turns."""
+    """Return the lanes of a rank, in the order its rows of a step alternate."""
     return range(rank, lanes, world_size)
 
 
 def derive_lane_key(spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1) -> HashKey:
-    """The key of a purpose of a lane."""
     return derive_key(spec.seed, _SOURCE_NAME, f"lane {purpose}", epoch, pool, lane)
 
 
 def order_lane_ranges(range_count: int, lanes: int, spec: PlanSpec, lane: int, epoch: int) -> NDArray[np.int64]:
-    """Numbers of the stretches that a lane reads in an epoch, in order, int64 [N].
+    """Return the document ranges that a lane reads in an epoch, int64 [N].
 
-    Which they are depends on the seed alone; each epoch has its own order of them.
+    The assignment to lanes depends on the seed alone; each epoch has its own order.
     """
     lane_ranges = np.arange(lane, range_count, lanes)
     if not spec.shuffle:
@@ -95,28 +95,28 @@ def order_lane_ranges(range_count: int, lanes: int, spec: PlanSpec, lane: int, e
 
 
 def compute_lane_pool_size(spec: PlanSpec, epoch: int, pool: int) -> int:
-    """Documents of a pool of a lane, where it has so many left in its epoch."""
+    """Return the maximum number of documents of a lane's pool."""
     if epoch or pool >= spec.pool_size.bit_length():
         return spec.pool_size
     return min(spec.pool_size, FIRST_POOL << pool)
 
 
 def compute_lane_pool_start(spec: PlanSpec, epoch: int, pool: int) -> int:
-    """Documents of a lane in an epoch before a pool."""
+    """Return the number of a lane's documents in an epoch before a pool."""
     growing_pools = spec.pool_size.bit_length() if epoch == 0 else 0
     pool_sizes = [compute_lane_pool_size(spec, epoch, pool_number) for pool_number in range(min(pool, growing_pools))]
     return sum(pool_sizes) + max(pool - growing_pools, 0) * spec.pool_size
 
 
 def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch: int, pool: int) -> Rows:
-    """The rows of a pool in the order of its sequences; its documents are numbered from 0.
+    """Return the rows of a pool in serving order; documents are numbered from 0.
 
     Args:
-        lengths: of its documents in the order they were read, uint32 [N].
-        spec: of the order.
-        lane: of the pool.
-        epoch: of the lane.
-        pool: its number in the epoch, from 0.
+        lengths: tokens of its documents in the order they were read, uint32 [N].
+        spec: spec of the order.
+        lane: lane of the pool.
+        epoch: epoch of the lane.
+        pool: number of the pool in the epoch, from 0.
 
     Raises:
         PlanError: a document is longer than ``seq_len``, with ``overlong="error"``.
@@ -139,13 +139,13 @@ def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch
 
 
 def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
-    """What is said of a lane that has read all of its input and found no sequence.
+    """Return the error for a lane that has read all of its input without a sequence.
 
     Args:
-        lane: of the order.
-        lanes: how many it has.
-        why: what was found instead.
-        remedy: what would mend it, as the beginning of a sentence.
+        lane: number of the lane.
+        lanes: number of lanes.
+        why: reason.
+        remedy: remedy, as the beginning of a sentence.
     """
     if lanes == 1:
         return PlanError(f"There is no sequence: {why}. {remedy}.")
@@ -157,7 +157,7 @@ def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> Plan
 
 
 def describe_all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tuple[str, str]:
-    """Why documents give no sequence, and what would mend it."""
+    """Return the reason why documents give no sequence, and a remedy."""
     longer = f"are longer than seq_len {spec.seq_len} (the shortest has {shortest:,} tokens)"
     return (
         f"all {documents:,} documents {longer}, and overlong='drop' leaves them out",

@@ -1,9 +1,9 @@
-"""Steps of rows of about the same length, for batches that are padded instead of packed.
+"""Length-grouped steps, for batches that are padded instead of packed.
 
-Positions of a run fall into windows of ``group_by_length`` steps. Inside a window the rows are taken from the longest
-down and cut into steps, and its steps come in a shuffled order: positions are moved inside their window, and nothing
-else changes. The idea is that of transformers' LengthGroupedSampler, whose batches come longest first inside each of
-its windows, and of fairseq's batches by size.
+The positions of a run are divided into windows of ``group_by_length`` steps. Inside a window the rows are sorted
+from the longest down and cut into steps, whose order is shuffled. Positions move inside their window; nothing
+else changes. The idea is that of transformers' LengthGroupedSampler, whose batches come longest first inside each
+of its windows, and of fairseq's batches by size.
 """
 
 from typing import final
@@ -22,17 +22,10 @@ _MAX_CACHED_WINDOWS = 2
 
 
 def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
-    """The order of a window's rows: row r of the window is number order[r] of the positions it holds.
+    """Return the order of a window's rows: row r is the original row order[r].
 
-    Rows that fill no whole step stay where they are, behind the others.
-
-    Args:
-        lengths: of each row, by position, int64 [rows].
-        size: rows of a step.
-        key: of the order of the steps.
-
-    Returns:
-        int64 [rows], a permutation.
+    ``lengths`` and the result are int64 [rows]; ``size`` is the rows of a step. Rows that do not fill a step keep
+    their position at the end.
     """
     steps = len(lengths) // size
     full_step_rows = steps * size
@@ -42,18 +35,15 @@ def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
 
 @final
 class LengthGroupedRows:
-    """The rows of positions, moved inside their windows.
+    """Rows of positions, moved inside their windows.
 
-    Without ``group_by_length`` they stay where they are. Callers hold the lock of the orders.
-
-    Args:
-        windows: Gives the rows in their order before grouping.
+    Without ``group_by_length`` they keep their positions. Callers must hold the lock of the orders.
     """
 
     def __init__(self, windows: RowWindows) -> None:
         self._windows, self._run = windows, windows.run
         self._steps = self._run.orders.spec.group_by_length
-        # By the first position of a window: its order and its rows, which is 52 bytes a row.
+        # Order and rows of a window by its first position; a row takes 52 bytes.
         self._cached_windows: dict[int, tuple[Ints, Rows]] = {}
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
@@ -76,7 +66,10 @@ class LengthGroupedRows:
         return begin + int(self._get_window(begin, stop)[0][position - begin])
 
     def find_served_position(self, position: int) -> int:
-        """Return where the row is served whose position before grouping is given; inverts :meth:`held`."""
+        """Return the served position of a row, given its position before grouping.
+
+        It is the inverse of :meth:`find_original_position`.
+        """
         if not self._steps:
             return position
         begin, stop = self._run.window(position)
@@ -89,7 +82,7 @@ class LengthGroupedRows:
         if cached_window is not None:
             return cached_window
         rows = self._windows.rows(begin, stop, (0, 1))
-        # One document is a row's only span; past the end of the run there is none.
+        # Each row has one span, its document. Rows past the end of the run have none.
         count = len(rows.lengths)
         key = derive_key(self._run.orders.spec.seed, "", "grouped steps", -1, begin)
         size = self._run.orders.course.range_at(begin).size

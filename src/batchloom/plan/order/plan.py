@@ -1,4 +1,4 @@
-"""The plan: the whole order of a run as a value. Every answer is arithmetic on lengths."""
+"""Plan of a run: the complete data order as a value, computed from lengths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,31 +18,32 @@ from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Rows
 
 @final
 class Plan:
-    """The order of one store, or of a mixture, under one spec: position p of the run is one sequence.
+    """Data order of one store or a mixture under one spec.
 
-    Step s holds positions [s * global_batch_size, (s + 1) * global_batch_size), unless an edit changed that.
-    Answers depend on ``data``, ``spec`` and ``edits`` alone; cached pools and counts only save work. Threads may
-    share a plan. ``copy.copy`` gives an equal plan with the same counts and a lock of its own, for use after a fork.
+    Position p of the run is one sequence. Step s holds positions [s * global_batch_size, (s + 1) *
+    global_batch_size), unless an edit changed that. Results depend on ``data``, ``spec`` and ``edits`` alone;
+    cached pools and counts only save work. Threads may share a plan. ``copy.copy`` returns an equal plan with the
+    same counts and its own lock, for use after a fork.
 
     Args:
-        data: A store (anything with ``lengths``, ``tokens`` and a ``fingerprint``), or a mixture.
-        spec: Settings of the order.
-        edits: Changes later in the run, in the order they were decided.
-        previous_orders: ``orders`` of a plan of the same data and spec, whose counts are reused to save work.
+        data: a store (any object with ``lengths``, ``tokens`` and a ``fingerprint``), or a mixture.
+        spec: settings of the order.
+        edits: changes later in the run, in the order they were appended.
+        previous_orders: ``orders`` of a plan of the same data and spec, whose counts are reused.
 
     Attributes:
-        spec: As given, with the pool size chosen.
-        edits: As given.
-        stores: Stores by source name.
-        names: Source names, in the order of their numbers in rows. A lone store is called ``data``.
-        orders: The order of each source, its counts, and the timeline that serves them.
-        run: Which positions carry data, and the sequence that each one holds.
+        spec: as given, with the pool size chosen.
+        edits: as given.
+        stores: stores by source name.
+        names: source names, in the order of their numbers in rows. A single store is called ``data``.
+        orders: order of each source, its counts, and the timeline that serves them.
+        run: positions that carry data, and the sequence of each one.
 
     Raises:
-        PlanError: a source without documents, that gives no sequence, or with a document too long with
-            overlong='error'; weights that cannot be met; a mixture that says nothing of its end; an edit that cannot
-            be.
-        SettingsError: settings or edits that contradict the mixture; every problem.
+        PlanError: a source has no documents, gives no sequence, or has an overlong document with
+            overlong='error'; weights cannot be met; an edit cannot be applied.
+        SettingsError: settings or edits contradict the mixture, or a mixture that repeats has no ``steps``; lists
+            each problem.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Plan:
         return Plan, (self.orders.data, self.spec, self.edits)
 
     def __copy__(self) -> "Plan":
-        # Without the lock: after a fork another thread's may be held for ever.
+        # The copy needs a new lock: after a fork, the lock of another thread may never be released.
         return Plan(self.orders.data, self.spec, self.edits, self.orders)
 
     def __repr__(self) -> str:
@@ -76,41 +77,44 @@ class Plan:
         )
 
     def edited(self, *edits: Edit) -> "Plan":
-        """Return the plan with further edits; it takes over what is known of this one.
+        """Return the plan with further edits; it reuses the counts of this one.
 
         Raises:
-            PlanError, SettingsError: an edit cannot be.
+            PlanError, SettingsError: an edit cannot be applied.
         """
         with self.orders.lock:
             return Plan(self.orders.data, self.spec, (*self.edits, *edits), self.orders)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Every field that decides the order, before any edit."""
+        """All fields that determine the order, before any edit."""
         return self._make_identity.origin
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        """The edits as plain values, each with the sources it adds and the fingerprint after it."""
+        """Edits as plain values, each with the sources it adds and its new fingerprint."""
         return self._make_identity.journal
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order.
+        """Fingerprint of the order, 32 hex digits.
 
-        Equal fingerprints give equal steps, up to where the shorter of two runs ends: past its
-        end a run has empty sequences. An edit makes a new one, of the old and the edit.
+        Equal fingerprints mean equal steps up to the end of the shorter run; past its end a run has empty
+        sequences. An edit creates a new fingerprint from the old one and the edit.
         """
         return self._make_identity.fingerprint
 
     @property
     def positions(self) -> int:
-        """Positions of the run's steps that carry data; the first after the last of them."""
+        """Number of positions of the run's steps that carry data."""
         return self.run.end
 
     @property
     def steps(self) -> int:
-        """Exact number of steps of the run; of ``steps`` those before its sources are exhausted, where they end it."""
+        """Exact number of steps of the run.
+
+        Exhausted sources may end the run before ``spec.steps``.
+        """
         if self.spec.steps is not None:
             if not self.run.may_run_out:
                 return self.spec.steps
@@ -124,7 +128,7 @@ class Plan:
         return step + (inside > 0 and self.spec.last == "fill")
 
     def has_step(self, step: int) -> bool:
-        """Return whether the run has a step; answers without counting pools far ahead."""
+        """Return whether the run has a step, without counting pools far ahead."""
         if step < 0:
             return False
         if self.spec.steps is not None and (step >= self.spec.steps or not self.run.may_run_out):
@@ -133,7 +137,10 @@ class Plan:
         return self.run.carries_data(stop - 1 if self.spec.last == "drop" else first)
 
     def spec_at(self, step: int) -> PlanSpec:
-        """Return the settings of a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
+        """Return the settings at a step.
+
+        Edits may change ``global_batch_size`` and ``seq_len``.
+        """
         if not self.edits:
             return self.spec
         step_range = self.orders.course.range_of_step(step)
@@ -145,21 +152,23 @@ class Plan:
         return replace(self.spec, global_batch_size=step_range.size, seq_len=step_range.seq_len)
 
     def positions_of(self, step: int) -> tuple[int, int]:
-        """Return first and last + 1 of the positions of a step."""
+        """Return the first and last + 1 position of a step."""
         step_range = self.orders.course.range_of_step(step)
         first = step_range.position + (step - step_range.step) * step_range.size
         return first, first + step_range.size
 
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
-        """Return the rows of positions ``start`` to ``stop - 1``; rows past the end of the run are empty.
+        """Return the rows of positions ``start`` to ``stop - 1``.
+
+        Rows past the end of the run are empty.
 
         Args:
-            start: the first position.
-            stop: the one after the last; both under one ``seq_len``.
-            part: (r, R) gives the positions whose lane is r modulo R only, in their order.
+            start: first position.
+            stop: last position + 1; both must have the same ``seq_len``.
+            part: (r, R) selects the positions whose lane is r modulo R, in their order.
 
         Raises:
-            PlanError: a negative or reversed range, or a store that gives no sequence at all.
+            PlanError: the range is negative or reversed, or the store gives no sequence at all.
         """
         if not 0 <= start <= stop:
             raise PlanError(f"Positions {start} to {stop} are no range of this plan.")
@@ -169,49 +178,50 @@ class Plan:
             return self._rows.rows(start, stop, part)
 
     def left_out(self) -> ExcludedDocuments:
-        """Count what ``overlong='drop'`` or ``'truncate'`` keeps out of every epoch; reads all lengths."""
+        """Count the documents and tokens that ``overlong`` excludes from every epoch.
+
+        This reads all lengths.
+        """
         return self.orders.left_out()
 
     def epochs(self, position: int) -> dict[str, float]:
         """Return the passes before a position through each source with a weight.
 
-        Counts whole pools, and the rows of the last of them in lane 0.
+        The count consists of complete pools, and the rows of the last of them in lane 0.
         """
         with self.orders.lock:
             return _compute_epochs(self.orders, position)
 
     def state(self, position: int) -> dict[str, Any]:
-        """Return one position as plain JSON values, with what it takes to go on there at once.
+        """Return one position as plain JSON values, with all that resuming needs.
 
-        Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields before any edit, so that a
-        refusal can name the one that differs), ``edits`` (the journal), ``position``, ``end`` (the positions
-        of the run that carry data, where ``position`` lies past them, else None), per source ``epoch``,
-        ``slot`` (the pool's place in the epoch's order) and ``before`` (sequences before that pool), or for each
-        lane a list of them; after edits and where sources are exhausted ``cuts`` and ``exhausted``; and
-        ``check``, the fingerprint of all the others.
+        Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields before any edit, so that an error can
+        name the one that differs), ``edits`` (the journal), ``position``, ``end`` (the positions of the run that
+        carry data if ``position`` is past them, else None), per source ``epoch``, ``slot`` (index of the pool in
+        the epoch's order) and ``before`` (sequences before that pool), or a list of them per lane; after edits
+        and with exhausted sources ``cuts`` and ``exhausted``; and ``check``, the fingerprint of all the others.
 
         Raises:
-            PlanError: a negative position.
+            StateError: the position is negative.
         """
         with self.orders.lock:
             return build_state(self.run, self._make_identity, position)
 
     def resume(self, state: dict[str, Any]) -> int:
-        """Check a state against this plan and return the position to go on with.
+        """Check a state against this plan and return the position to resume at.
 
-        That is the state's own, except where its run ended inside its last step and this plan
-        runs on: then it is the first of that step, so that nothing of the next epoch is lost.
+        That is the state's own position, with one exception: if its run ended inside its last step and this plan
+        continues, it is the first position of that step. Otherwise data of the next epoch would be lost.
 
         Raises:
-            StateError: not a state, changed by hand, of another order version, or of another
-                plan; names each field that differs.
+            StateError: not a state, changed by hand, of another order version, or of another plan; names each
+                field that differs.
         """
         with self.orders.lock:
             return resume_from_state(self.run, self._make_identity, state)
 
 
 def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
-    """Return the passes through each source before a position."""
     segment = orders.timeline.segment_at(position)
     if segment is None and orders.timeline.end:
         segment, position = orders.timeline.segment_at(orders.timeline.end - 1), orders.timeline.end
@@ -228,7 +238,7 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
         location = order.find(0, index)
         if location is None:
             continue
-        # What an edit left of older pools, or another lane lends, has no place among the pools of an epoch.
+        # The remainder of a pool before an edit, and sequences lent by another lane, have no slot in the epoch.
         share = 0.0
         if location.cursor is not None:
             inside = location.row / (location.row + location.run)
@@ -236,7 +246,7 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
         max_epochs = orders.epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
             max_epochs = max_epochs or orders.spec.epochs or 1
-        # Sequences that fill up the last step are of no pass.
+        # Sequences that fill up the last step do not count as a pass.
         epochs_by_source[orders.names[number]] = (
             location.epoch + share if max_epochs is None else min(location.epoch + share, max_epochs)
         )

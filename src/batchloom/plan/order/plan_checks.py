@@ -1,4 +1,4 @@
-"""What contradicts itself in the settings of a run, told before anything is planned."""
+"""Checks for contradictions in the settings of a run, before it is planned."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,17 +16,9 @@ def check_run(
     spec: PlanSpec,
     edits: Sequence[Edit],
 ) -> None:
-    """Refuse data, settings and edits that cannot be a run.
+    """Refuse data, settings and edits that contradict each other.
 
-    Args:
-        data: one store, or a mixture.
-        stores: of its sources by name.
-        spec: settings of the order.
-        edits: in the order they were appended.
-
-    Raises:
-        PlanError: a source without documents; an edit before an earlier one.
-        SettingsError: settings that contradict the mixture, or an edit that cannot be.
+    Empty sources and edits that precede earlier ones raise PlanError, everything else SettingsError.
     """
     mixture = data if isinstance(data, Mixture) else None
     for name, store in stores.items():
@@ -58,10 +50,10 @@ def _changes_sizes(edit: Edit) -> bool:
 
 
 def refuse_past_end(edit: Edit, steps: int | None) -> None:
-    """Refuse an edit beyond the end of a run that goes on: it would let no other come before it.
+    """Refuse an edit past the end of a run; no later edit could precede it.
 
     Raises:
-        PlanError: it lies there.
+        PlanError: the edit is past the end.
     """
     if steps is not None and edit.step > steps:
         raise PlanError(

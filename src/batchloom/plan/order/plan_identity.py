@@ -1,4 +1,4 @@
-"""What names an order: every field that decides it, as plain values."""
+"""Identity of a plan: all fields that determine its order, as plain values."""
 
 from functools import cached_property
 from typing import Any, final
@@ -10,29 +10,25 @@ from batchloom.plan.order.edits import edit_to_plain
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.packing import ORDER_VERSION, PlanSpec
 
-# What may change between a run and its continuation without changing the order.
+# These fields may change between a run and its continuation without changing the order.
 _NON_ORDER_FIELDS = ("epochs", "steps", "last")
 
 
 @final
 class PlanIdentity:
-    """The names of an order: what it began with, and every edit since.
-
-    Args:
-        orders: Of the sources.
-    """
+    """Identity and fingerprint of a plan before and after its edits."""
 
     def __init__(self, orders: SourceOrders) -> None:
         self._orders = orders
 
     @cached_property
     def origin(self) -> dict[str, Any]:
-        """Every field that decides the order, before any edit."""
+        """All fields that determine the order, before any edit."""
         return _describe_origin(self._orders)
 
     @cached_property
     def journal(self) -> list[dict[str, Any]]:
-        """The edits as plain values, each with the sources it adds and the fingerprint after it."""
+        """Edits as plain values, each with the sources it adds and its new fingerprint."""
         orders = self._orders
         sources = set(self.origin["sources"])
         order_fingerprint, entries = fingerprint(self.origin), []
@@ -51,7 +47,7 @@ class PlanIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the order after all edits."""
+        """Fingerprint of the order after all edits, 32 hex digits."""
         name: str = self.journal[-1]["fingerprint"] if self.journal else fingerprint(self.origin)
         return name
 
@@ -59,10 +55,10 @@ class PlanIdentity:
 def _describe_origin(orders: SourceOrders) -> dict[str, Any]:
     """Return the identity of a plan before any edit.
 
-    A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
+    Lanes, alignment and mixture appear only if they are used, so older plans keep their fingerprint.
     """
     spec = {k: v for k, v in orders.spec.identity_fields().items() if k not in _NON_ORDER_FIELDS}
-    # Orders from before these could be asked for keep their fingerprint.
+    # Default values are left out, because plans that predate these settings must keep their fingerprint.
     for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
         if spec[name] == default:
             del spec[name]
@@ -84,20 +80,23 @@ def _describe_origin(orders: SourceOrders) -> dict[str, Any]:
         "stages": [{**to_plain(stage), "weights": _weights_to_plain(stage.weights)} for stage in mixture.stages],
     }
     if mixture.most_epochs is not None:
-        # Weights under a bound of epochs are of a run of so many steps.
+        # Weights that are bounded by most_epochs depend on the number of steps.
         identity["mixture"]["steps"] = orders.spec.steps
     return identity
 
 
 def _describe_end(spec: PlanSpec) -> dict[str, int]:
-    """Where the last window of a run ends, which decides the order of its rows; nothing where all are whole."""
+    """Return the end of the run if its last length-group window may be incomplete.
+
+    In that case the end determines the order of the window's rows.
+    """
     if spec.epochs is not None or spec.steps is None:
         return {"epochs": spec.epochs or 1}
     return {"steps": spec.steps} if spec.steps % spec.group_by_length else {}
 
 
 def _describe_source(orders: SourceOrders, number: int) -> dict[str, Any]:
-    """Return the fields that decide the order of one source."""
+    """Return the fields that determine the order of one source."""
     name, pools = orders.names[number], orders.order(number).pools
     identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
     if isinstance(orders.data, Mixture):
@@ -114,7 +113,7 @@ def _list_used_sources(orders: SourceOrders, mixture: Mixture) -> list[int]:
 
 
 def _weights_to_plain(weights: Any) -> Any:
-    """Weights as plain values: numbers as floats, so that 1 and 1.0 are one weight."""
+    """Return weights as plain values, with numbers as floats: 1 and 1.0 are equal."""
     if isinstance(weights, str):
         return weights
     return {

@@ -1,4 +1,4 @@
-"""The state of a run: one position, the plan it belongs to, and where each source stands."""
+"""State of a run: a position, its plan, and the cursor of each source."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +19,11 @@ from batchloom.plan.packing import ORDER_VERSION
 
 
 def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dict[str, Any]:
-    """Return the state at a position."""
     if position < 0:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
     orders = run.orders
     is_past_end = orders.spec.steps is None and not run.carries_data(position)
-    # At the end of a run, the pool of its last sequence: a longer run goes on from there.
+    # Past the end, use the pool of the last sequence, because a longer run continues from there.
     cursor_position = _find_window_start(run, position, run.end if is_past_end else None)
     segment = orders.timeline.segment_at(cursor_position)
     plain: dict[str, Any] = {
@@ -56,19 +55,22 @@ def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dic
 
 
 def _find_window_start(run: RunPositions, position: int, end: int | None) -> int:
-    """What the sources' places in a state are of: of a window that has begun, all rows are looked up."""
+    """Return the position whose cursors a state holds.
+
+    It is the start of the window, because resuming inside a window reads all of its rows.
+    """
     return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
 def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: int) -> dict[str, Any]:
-    """Where each source stands: the pool of the sequence it serves next, or for lanes a list of them."""
+    """Return the pool of each source's next sequence, or a list of them per lane."""
     served = segment.served(position)
     cursors: dict[str, Any] = {}
     for number in orders.weighted_sources:
         order = orders.order(number, segment.era)
         tail = orders.timeline.tail(number, segment, position) if number in segment.sources else None
         if tail is not None:
-            # What lanes lend then has no place in the order of one; the last that was its own has.
+            # Sequences lent by other lanes have no cursor in the lane's own order; use the last one of its own.
             served[number] = np.maximum(tail.begins - 1, 0)
         if orders.spec.lanes == 1:
             cursors[orders.names[number]] = _cursor_to_plain(order.find_cursor(0, int(served[number, 0])))
@@ -81,7 +83,10 @@ def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: i
 
 
 def _cut_to_plain(source_cut: SourceCut | None) -> list[Any] | None:
-    """A cut of one lane as its three numbers, of several as a list of them; None where they lent each other."""
+    """Return a cut as its three numbers per lane.
+
+    Several lanes give a list of cuts. Return None if lanes have lent sequences to each other.
+    """
     if source_cut is None:
         return None
     return list(source_cut[0]) if len(source_cut) == 1 else [list(lane_cut) for lane_cut in source_cut]
@@ -97,14 +102,14 @@ def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
 
 
 def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str, Any]) -> int:
-    """Check a state and return the position to go on with."""
+    """Check a state and return the position to resume at."""
     orders = run.orders
     position, end, cursors = _parse_state(orders, identity, state)
     names = {name: number for number, name in enumerate(orders.names)}
     tails = {
         names[n]: compute_quotas(state_value, orders.spec.lanes) for n, state_value in state.get("tails", {}).items()
     }
-    # Behind the end of its run a state tells of no source that is exhausted there.
+    # A state past the end of its run does not list the sources that are exhausted there.
     last_position = position if end is None else max(min(position, end) - 1, 0)
     cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else last_position
     orders.timeline.adopt(
@@ -129,7 +134,7 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
 def _parse_state(
     orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
-    """Position, end and cursors of a state that belongs to this plan."""
+    """Return position, end and cursors of a state that belongs to this plan."""
     with wrap_state_errors():
         state_identity, state_edits, state_fingerprint = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
@@ -152,11 +157,7 @@ def _parse_state(
 
 @contextmanager
 def wrap_state_errors() -> Iterator[None]:
-    """Around what reads a state's fields.
-
-    Raises:
-        StateError: it has not the fields of one.
-    """
+    """Convert errors of reading a state's fields to StateError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -166,13 +167,7 @@ def wrap_state_errors() -> Iterator[None]:
 def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_mismatch: Callable[[], str]) -> None:
     """Refuse a state of another version or plan, or one that was changed.
 
-    Args:
-        state: a state.
-        plan_fingerprint: fingerprint of the plan that is to go on.
-        describe_mismatch: gives what is said where the state is not of that plan.
-
-    Raises:
-        StateError: it is no state, or one of these.
+    ``describe_mismatch`` returns the error text for a state of another plan.
     """
     with wrap_state_errors():
         checked_fields = {name: value for name, value in state.items() if name != "check"}
@@ -198,7 +193,7 @@ def _describe_other_plan(
     state_edits: Any,
     state_fingerprint: str,
 ) -> str:
-    """What differs between a state's plan and this one, and what would go on."""
+    """Describe the difference between a state's plan and this one, and a remedy."""
     differences = list_differences(state_identity, identity.origin)
     if not differences and state_edits != identity.journal:
         return (
@@ -226,13 +221,7 @@ def _describe_other_plan(
 
 
 def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], state_fingerprint: str) -> str:
-    """What is said of a state whose plan was made with something else.
-
-    Args:
-        state_identity: the state's identity.
-        plan_identity: that of the plan.
-        state_fingerprint: the state's fingerprint.
-    """
+    """Return the error text for a state whose plan had other settings."""
     lines = list_differences(state_identity, plan_identity)
     differences = "; ".join(lines) or f"fingerprint was {state_fingerprint!r}"
     packing = plan_identity["spec"]["packing"]
@@ -257,7 +246,7 @@ def _describe_first_edit(state_edits: Any, plan_edits: list[dict[str, Any]]) -> 
 
 
 def list_differences(old_value: Any, new_value: Any, path: str = "") -> list[str]:
-    """Each field in which two plain values differ: ``path was ... and is ...``."""
+    """List the fields in which two plain values differ: ``path was ... and is ...``."""
     if isinstance(old_value, dict) and isinstance(new_value, dict):
         return [
             line

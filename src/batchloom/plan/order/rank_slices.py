@@ -1,4 +1,4 @@
-"""Which positions and which tokens a process holds: arithmetic, the same on every machine."""
+"""Positions and tokens of each process, as arithmetic that is equal everywhere."""
 
 from dataclasses import dataclass
 from math import isqrt
@@ -13,19 +13,19 @@ from batchloom.core.settings import coerce_int_fields, raise_problems, suggest
 UnevenPolicy = Literal["refuse", "pad"]
 SliceLayout = Literal["contiguous", "zigzag"]
 
-# The fastest first, as Megatron and DeepSpeed number their processes.
+# Fastest-varying dimension first, as Megatron and DeepSpeed number their processes.
 MESH_ORDER = ("tensor", "context", "data", "pipeline")
 _MAX_PEERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """Where a process stands: what it is given depends on nothing else.
+    """Location of a process in the mesh; its data depends on nothing else.
 
     Attributes:
         rank: data-parallel rank.
-        world_size: data-parallel ranks.
-        context_rank: its place among the processes that share the rows of a data-parallel rank.
+        world_size: number of data-parallel ranks.
+        context_rank: context-parallel rank among the processes that share the rows of a data-parallel rank.
     """
 
     rank: int
@@ -35,19 +35,19 @@ class RankPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """How the processes of a run stand together, where they are more than data-parallel ranks.
+    """Mesh of processes that also includes model-parallel dimensions.
 
-    Tensor- and pipeline-parallel peers are given the same; context-parallel peers the same rows, each
+    Tensor- and pipeline-parallel peers receive the same data. Context-parallel peers receive the same rows, each
     its slice of them.
 
     Attributes:
         tensor: tensor-parallel size.
         context: context-parallel size.
         pipeline: pipeline-parallel size.
-        slices: which part of a row (of a document in the varlen form) is a context rank's: of C,
-            ``contiguous`` gives rank c the c-th of C equal stretches, ``zigzag`` the c-th and the
-            c-th last of 2C, which costs all of them the same under a causal mask.
-        order: how processes are numbered, the fastest first.
+        slices: slice of a row (of a document in the varlen form) for each context rank: of C ranks,
+            ``contiguous`` gives rank c the c-th of C equal slices, ``zigzag`` the c-th and the c-th last of 2C,
+            which balances their cost under a causal mask.
+        order: dimensions in the order processes are numbered, fastest first.
     """
 
     tensor: int = 1
@@ -69,21 +69,21 @@ class Mesh:
 
     @property
     def peers(self) -> int:
-        """Processes that share one data-parallel rank."""
+        """Number of processes that share one data-parallel rank."""
         return self.tensor * self.context * self.pipeline
 
     @property
     def chunk_count(self) -> int:
-        """Equal parts that a row is cut in; its tokens must be a multiple."""
+        """Number of equal chunks of a row; its tokens must be a multiple."""
         if self.context == 1:
             return 1
         return self.context * (2 if self.slices == "zigzag" else 1)
 
     def get_placement(self, rank: int, world_size: int) -> RankPlacement:
-        """Where process ``rank`` of ``world_size`` stands.
+        """Return the placement of process ``rank`` of ``world_size``.
 
         Raises:
-            PlanError: no such process, or a number of processes that is no multiple of the peers.
+            PlanError: there is no such process, or the world size is not a multiple of ``peers``.
         """
         _check_rank(rank, world_size)
         if world_size % self.peers:
@@ -115,21 +115,21 @@ def _check_rank(rank: int, world_size: int) -> None:
 
 
 def list_divisors(number: int) -> list[int]:
-    """The numbers that divide a number, from the smallest."""
+    """Return the divisors of a number in ascending order."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def _format_near_divisors(number: int, target: int) -> str:
-    """The six divisors of a number that are nearest to the one that was wanted."""
+    """Format the six divisors of a number that are nearest to the target."""
     return ", ".join(map(str, sorted(sorted(list_divisors(number), key=lambda n: abs(n - target))[:6])))
 
 
 def check_world(global_batch_size: int, rank: int, world_size: int, uneven: UnevenPolicy = "refuse") -> None:
-    """Refuse a rank or a world size the batch cannot be dealt to.
+    """Refuse a rank or a world size that the batch cannot be split over.
 
     Raises:
-        PlanError: names the world sizes that would fit.
+        PlanError: lists world sizes that fit.
     """
     _check_rank(rank, world_size)
     if uneven == "refuse" and global_batch_size % world_size:
@@ -149,10 +149,12 @@ def count_rank_rows(
     micro_batch_size: int | None = None,
     uneven: UnevenPolicy = "refuse",
 ) -> int:
-    """Rows of each rank's batches: the same on all of them, those without loss included.
+    """Return the rows of each rank's batches, including rows without loss.
+
+    The number is equal on all ranks.
 
     Raises:
-        PlanError: ``micro_batch_size`` does not divide them, and nothing may be filled up.
+        PlanError: ``micro_batch_size`` does not divide them, and ``uneven`` is "refuse".
     """
     rows = -(-global_batch_size // world_size)
     micro = micro_batch_size or rows
@@ -167,9 +169,9 @@ def count_rank_rows(
 
 
 def rank_positions(step: int, global_batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First and last + 1 of the positions that a rank holds of a step.
+    """Return the first and last + 1 position of a rank in a step.
 
-    Stretches as equal as they can be: where the world size does not divide the batch, some hold one more.
+    Ranges are as equal as possible: if the world size does not divide the batch, some have one more.
     """
     start = step * global_batch_size
     first, stop = (n * global_batch_size // world_size for n in (rank, rank + 1))
@@ -177,19 +179,19 @@ def rank_positions(step: int, global_batch_size: int, rank: int, world_size: int
 
 
 def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> NDArray[np.int64]:
-    """Which tokens of stretches that lie back to back are a context rank's, in order.
+    """Return the token indices of a context rank in concatenated token ranges.
 
-    Each stretch is sliced by itself. Of one stretch ``zigzag`` is what Megatron's
-    ``get_batch_on_this_cp_rank`` takes, of several what TransformerEngine's
-    ``thd_get_partitioned_indices`` does; ``contiguous`` is that of ring attention without load balancing.
+    Each range is sliced by itself. For one range ``zigzag`` equals Megatron's ``get_batch_on_this_cp_rank``, for
+    several TransformerEngine's ``thd_get_partitioned_indices``. ``contiguous`` is the layout of ring attention
+    without load balancing.
 
     Args:
-        lengths: tokens of each stretch, each a multiple of ``mesh.cuts``, int64 [N].
-        mesh: how many context ranks there are, and the slices.
-        context_rank: which of them.
+        lengths: tokens of each range, each a multiple of ``mesh.chunk_count``, int64 [N].
+        mesh: mesh with the number of context ranks and ``slices``.
+        context_rank: the context rank.
 
     Returns:
-        int64 [sum of lengths / mesh.context].
+        ascending token indices, int64 [sum of lengths / mesh.context].
     """
     own_lengths = lengths // mesh.context
     begins, own_begins = np.cumsum(lengths) - lengths, np.cumsum(own_lengths) - own_lengths
@@ -197,7 +199,7 @@ def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> 
     if mesh.slices == "contiguous" or mesh.context == 1:
         return np.arange(int(own_lengths.sum())) + np.repeat(shift + context_rank * own_lengths, own_lengths)
     half = own_lengths // 2
-    # From the chunk of the first half to that of the second, past the halves of the ranks between.
+    # The offset from the first chunk to the second skips the chunks of the ranks in between.
     first = shift + context_rank * half
     second = shift + (2 * mesh.context - 2 - context_rank) * half
     halves = np.repeat(half, 2)

@@ -1,13 +1,13 @@
-"""Dealing the rows of a step to ranks so that they cost each of them about the same.
+"""Assignment of the rows of a step to ranks so that ranks have about equal cost.
 
-Attention costs a span the square of its tokens. Rows are taken from the costliest down, each by the
-rank that has least so far and still has room: longest-processing-time first (Graham: Bounds on
-Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 1969) with a bound on the rows of a rank.
+Attention costs a span the square of its tokens. Rows are taken from the costliest down. Each goes to the rank
+with the lowest cost so far that still has room: longest-processing-time first (Graham: Bounds on Multiprocessing
+Timing Anomalies, SIAM J. Appl. Math. 1969) with a bound on the rows of a rank.
 
-Where rows cost several kinds of work, of which ranks wait for each other in each (attention, and the tower that
-media go through), each is counted as a part of all of it in the step, and a row goes to the rank whose largest part
-stays least: the greedy rule for vectors (Chekuri and Khanna: On Multidimensional Packing Problems, SIAM J. Comput.
-2004).
+Rows may cost several kinds of work at which ranks wait for each other (attention, and the media encoder). Then
+each kind is counted as a fraction of its total in the step, and a row goes to the rank whose largest fraction
+stays lowest: the greedy rule for vectors (Chekuri and Khanna: On Multidimensional Packing Problems, SIAM J.
+Comput. 2004).
 """
 
 import heapq
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from batchloom.plan.packing import Rows
 
-# Of each row, [B]; of several kinds of work [K, B].
+# Cost of each row, [B]; for several kinds of work [K, B].
 Costs = NDArray[np.int64]
-# All of a kind of work in a step, of which rows cost a part.
+# _COST_SCALE is the total of one kind of work in a step; the cost of a row is a fraction of it.
 _COST_SCALE, _SUM_BITS = 1 << 30, 32
 _FULL_LOAD = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """The most that a rank has of the cost of a step, over the mean of all ranks; 1 is none.
+    """Highest cost of a rank in a step over the mean of all ranks; 1 is balanced.
 
-    Where rows cost several kinds of work it is that of the kind that lies most unevenly.
+    With several kinds of work it is that of the least balanced kind.
 
     Attributes:
-        in_order: dealt in stretches, as without balancing.
-        actual: dealt as it is.
+        in_order: imbalance of contiguous dealing.
+        actual: imbalance of the actual dealing.
     """
 
     in_order: float
@@ -41,30 +41,33 @@ class Imbalance:
 
 
 def compute_row_costs(rows: Rows) -> NDArray[np.int64]:
-    """Sum of the squared lengths of each row's spans, int64 [R]."""
+    """Return the sum of the squared lengths of each row's spans, int64 [R]."""
     cumulative_costs = np.zeros(len(rows.lengths) + 1, np.int64)
     np.cumsum(rows.lengths * rows.lengths, out=cumulative_costs[1:])
     return cumulative_costs[rows.pointers[1:]] - cumulative_costs[rows.pointers[:-1]]
 
 
 def deal_contiguous(rows: int, world_size: int) -> NDArray[np.int64]:
-    """The rank of each row of a step, dealt in stretches (see ``ranks.rank_positions``), int64 [rows]."""
+    """Return the rank of each row of a step in contiguous ranges, int64 [rows].
+
+    The ranges are those of :func:`rank_positions`.
+    """
     bounds = np.arange(world_size + 1) * rows // world_size
     return np.repeat(np.arange(world_size), np.diff(bounds))
 
 
 def deal_balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
-    """The rank of each row of a step, so that ranks cost about the same; at most ceil(B / ranks) rows each.
+    """Return the rank of each row of a step such that ranks cost about the same.
 
-    A function of its arguments alone: every rank computes it for itself. Never worse than in stretches, of several
-    kinds of work by the one that lies most unevenly.
+    Each rank has at most ceil(B / ranks) rows. The result depends only on the arguments, so that every rank
+    computes it by itself. It is never worse than contiguous ranges, judged by the least balanced kind of work.
 
     Args:
-        costs: of each row, in the order of positions, int64 [B]; of several kinds of work int64 [K, B].
+        costs: cost of each row, in the order of positions, int64 [B]; for several kinds of work int64 [K, B].
         world_size: number of data-parallel ranks.
 
     Returns:
-        int64 [B].
+        rank of each row, int64 [B].
     """
     parts = _normalize_costs(costs)
     contiguous_ranks = deal_contiguous(parts.shape[1], world_size)
@@ -80,9 +83,9 @@ def deal_balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
 
 
 def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
-    """The rows of a step from the costliest down, equal ones by position, int64 [B].
+    """Return the rows of a step from the costliest down, ties by position, int64 [B].
 
-    Of several kinds of work a row counts by its largest part, then by all its parts together.
+    With several kinds of work rows are sorted by their largest fraction, then by the sum of their fractions.
     """
     parts = _normalize_costs(costs)
     if len(parts) == 1:
@@ -91,12 +94,15 @@ def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
 
 
 def compute_max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
-    """The cost of the rank that has most."""
+    """Return the cost of the rank with the highest cost."""
     return int(_compute_loads(costs, ranks, world_size).max())
 
 
 def compute_imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
-    """The most that a rank has over the mean of all; 1 where there is no cost. Of several kinds of work the largest."""
+    """Return the highest cost of a rank over the mean; 1 without any cost.
+
+    With several kinds of work it is the maximum over the kinds.
+    """
     return max(
         compute_max_load(line, ranks, world_size) * world_size / total if (total := int(line.sum())) else 1.0
         for line in np.atleast_2d(costs)
@@ -104,9 +110,9 @@ def compute_imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -
 
 
 def _normalize_costs(costs: Costs) -> NDArray[np.int64]:
-    """Costs that can be held against each other, int64 [K, B]: what one kind costs as it is, several as parts of all.
+    """Make the costs of different kinds comparable, int64 [K, B].
 
-    A kind of which there is none plays no part.
+    A single kind keeps its costs; several become fractions of their totals. Kinds without any cost are left out.
     """
     lines = np.atleast_2d(costs)
     nonzero_lines = [line for line in lines if line.any()]
@@ -115,7 +121,7 @@ def _normalize_costs(costs: Costs) -> NDArray[np.int64]:
     totals = [int(line.sum()) for line in nonzero_lines]
     return np.array(
         [
-            # As whole numbers of any size: squares of long rows would not fit 64 bits.
+            # Python integers are unbounded, and scaled squares of long rows do not fit 64 bits.
             [cost * _COST_SCALE // total for cost in line.tolist()]
             for line, total in zip(nonzero_lines, totals, strict=True)
         ],
@@ -130,11 +136,11 @@ def _compute_loads(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_siz
 
 
 def _deal_to_least_loaded(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-    """Each row to the rank that has least."""
+    """Assign each row to the rank with the lowest cost."""
     costs = parts[0]
     max_rows = -(-len(costs) // world_size)
     rows = [0] * world_size
-    # A rank in the queue is one number: its load, then its own.
+    # A queue entry is one integer: load * world_size + rank.
     queue = list(range(world_size))
     ordered_ranks = []
     for cost in costs[order].tolist():
@@ -151,14 +157,17 @@ def _deal_to_least_loaded(parts: NDArray[np.int64], order: NDArray[np.int64], wo
 
 
 def _deal_by_largest_part(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-    """Each row to the rank whose largest part of any kind of work, then all whose parts, are least with it."""
+    """Assign each row to the rank whose largest fraction stays lowest.
+
+    Ties are broken by the sum of the fractions.
+    """
     kinds, count = parts.shape
     max_rows = -(-count // world_size)
     loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)
     ranks = np.empty(count, np.int64)
     for row in order.tolist():
         new_loads = loads + parts[:, row, None]
-        # Parts add up to at most kinds x 2**30, so that both fit into one number.
+        # Fractions sum to at most kinds x 2**30, so that both keys fit into one integer.
         key = (new_loads.max(axis=0) << _SUM_BITS) + new_loads.sum(axis=0)
         key[rows == max_rows] = _FULL_LOAD
         rank = int(key.argmin())

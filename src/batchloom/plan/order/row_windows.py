@@ -1,4 +1,4 @@
-"""Rows of many sources: gathered source by source, for a window of positions at once."""
+"""Rows of many sources, collected source by source for a window of positions."""
 
 from typing import final
 
@@ -10,28 +10,25 @@ from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, set_source, slice_rows
 
-# Gathering costs each source some microseconds, so of several more is gathered than was asked for.
+# Each source costs some microseconds per window, so with several sources a window exceeds the request.
 _WINDOW_ROWS = 8192
 _MAX_CACHED_WINDOWS = 4
 
 
 @final
 class RowWindows:
-    """The rows of positions, before rows are grouped by length; the latest windows are cached.
+    """Rows of positions before grouping by length; the latest windows are cached.
 
-    Callers hold the lock of the orders.
-
-    Args:
-        run: The positions of the run.
+    Callers must hold the lock of the orders.
     """
 
     def __init__(self, run: RunPositions) -> None:
         self.run, self.orders = run, run.orders
         orders = self.orders
-        # One source in one lane that nobody edits: positions are its own numbers.
+        # With one source, one lane and no edits, positions are the source's own sequence numbers.
         self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
         self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
-        # Of each ban of the course the numbers of its documents.
+        # Document numbers of each ban of the run layout, by the ban's number.
         self._banned_documents: dict[int, NDArray[np.int64]] = {}
         self._era = 0
 
@@ -47,13 +44,16 @@ class RowWindows:
         return slice_rows(rows, self._count_rows(start - first, part), self._count_rows(stop - first, part))
 
     def _count_rows(self, positions: int, part: tuple[int, int]) -> int:
-        """Rows of a part in so many positions, which are a multiple of ``lanes`` unless all is asked for."""
+        """Return the rows of a part in this many positions.
+
+        ``positions`` is a multiple of ``lanes`` unless the part is all of them.
+        """
         if part == WHOLE:
             return positions
         return positions // self.orders.spec.lanes * len(range(part[0], self.orders.spec.lanes, part[1]))
 
     def _load_window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
-        """Rows of a range that holds the one asked for: of many sources more are made at once."""
+        """Return a window that contains the range; with several sources it is larger."""
         if len(self.orders.names) == 1 and self.orders.spec.lanes == 1:
             return start, stop, self._build_rows(start, stop, part)
         cached_window = self._cached_windows.get(part)
@@ -65,7 +65,7 @@ class RowWindows:
             and cached_window[0] <= start <= cached_window[1] + 8 * (stop - start)
             and stop - start < _WINDOW_ROWS
         ):
-            # Whoever reads on, and most of what lies between, gets more than was asked for.
+            # Sequential readers, also those that skip a little, get a window larger than the request.
             end = self._find_window_end(start, stop)
         window = (start, end, self._build_rows(start, end, part))
         self._cached_windows[part] = window
@@ -91,7 +91,7 @@ class RowWindows:
             if segment is None:
                 continue
             if segment.era > self._era:
-                # The pools of a packing that is over are not asked for again.
+                # Pools of an era that has ended are not read again.
                 self._era = segment.era
                 self.orders.forget_rows(segment.era)
             segment_rows = self._gather_rows(segment, positions)
@@ -99,7 +99,7 @@ class RowWindows:
         return join_rows(row_slices, self._count_rows(stop - start, part))
 
     def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
-        """The rows of positions of one segment, gathered source by source and lane by lane."""
+        """Return the rows of positions of one segment, by source and lane."""
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
             epochs = self.orders.spec.epochs or 1
@@ -110,7 +110,7 @@ class RowWindows:
         sources, lanes, indices, shared = self.orders.timeline.locate_sequences(segment, positions)
         groups = sources * self.orders.spec.lanes + lanes
         if shared:
-            # What lanes lend each other comes in any order: consecutive sequences are found anew.
+            # Lent sequences arrive in any order, so runs of consecutive sequences are determined again.
             order = np.lexsort((indices, groups))
             changes = (np.diff(groups[order]) != 0) | (np.diff(indices[order]) != 1)
             changes |= indices[order[:-1]] < 0
@@ -137,11 +137,11 @@ class RowWindows:
         return reorder_rows(join_rows(group_rows, len(order)), inverse_order)
 
     def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
-        """The same rows, with the spans of documents marked that are banned by then."""
+        """Mark the spans of documents that are banned at their position."""
         for number, (position, name, numbers) in enumerate(self.orders.course.bans):
             if not numbers or not len(positions) or positions[-1] < position:
                 continue
-            # There may be a million of them, ascending: they are not made an array and sorted for each step.
+            # A ban may list a million documents in ascending order, so its array is not rebuilt for each step.
             if number not in self._banned_documents:
                 self._banned_documents[number] = np.array(numbers, np.int64)
             banned_documents = self._banned_documents[number]

@@ -1,4 +1,4 @@
-"""Positions of a run: which of them carry data, and which sequence each one holds."""
+"""Positions of a run that carry data, and the sequence of each position."""
 
 from functools import cached_property
 from typing import final
@@ -16,11 +16,7 @@ WHOLE = (0, 1)
 
 @final
 class RunPositions:
-    """The positions of one run, by what the orders of its sources serve there.
-
-    Args:
-        orders: What serves each position.
-    """
+    """Positions of one run and the sequences its sources serve there."""
 
     def __init__(self, orders: SourceOrders) -> None:
         self.orders = orders
@@ -40,7 +36,7 @@ class RunPositions:
             if until is not None and order.surely_has(segment.served(until)[0], epochs):
                 continue
             quotas = order.quotas(epochs).tolist()
-            # The run ends at the first position of any lane for which nothing is left.
+            # The run ends at the first position of any lane that has no sequence left.
             end_positions = [segment.find_position(0, lane, end) for lane, end in enumerate(quotas)]
             end = min(segment.position if end_position is None else end_position for end_position in end_positions)
             if until is None or end < until:
@@ -49,20 +45,20 @@ class RunPositions:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether exhausted sources can end the run before its ``steps``."""
+        """True if exhausted sources can end the run before its ``steps``."""
         return isinstance(self.orders.data, Mixture) and self.orders.data.exhausted != "repeat"
 
     def carries_data(self, position: int) -> bool:
-        """Return whether a position of a run without a number of steps carries data."""
+        """Return whether a position carries data, in a run without ``steps``."""
         if isinstance(self.orders.data, Mixture):
             with self.orders.lock:
                 return self.orders.timeline.segment_at(position) is not None
         return self.locate(position) is not None
 
     def locate(self, position: int) -> SequenceLocation | None:
-        """Find the sequence of a position, as it is before rows are grouped by length.
+        """Return the sequence of a position before rows are grouped by length.
 
-        Return None past the end of the run, and for one store past its epochs.
+        Return None past the end of the run, and for a single store past its epochs.
         """
         epochs = None if isinstance(self.orders.data, Mixture) else self.orders.spec.epochs or 1
         with self.orders.lock:
@@ -77,7 +73,7 @@ class RunPositions:
             return self.orders.order(number, segment.era).find(lane, index, epochs)
 
     def window(self, position: int) -> tuple[int, int]:
-        """Return first and last + 1 of the positions whose rows are grouped by length with one's."""
+        """Return the first and last + 1 position of the length-group window of a position."""
         steps = self.orders.spec.group_by_length
         if not steps:
             return position, position + 1
@@ -92,12 +88,15 @@ class RunPositions:
         return start, stop
 
     def segments_in(self, start: int, stop: int) -> list[tuple[TimelineSegment | None, int, int]]:
-        """Split a range of positions at the segments of the timeline; None past the end of the run."""
+        """Split a range of positions at timeline segments.
+
+        The segment is None past the end of the run.
+        """
         parts: list[tuple[TimelineSegment | None, int, int]] = []
         while start < stop:
             segment = self.orders.timeline.segment_at(start)
             until = stop if segment is None else self.orders.timeline.until(segment) or stop
-            # The end of the segment may have been found just now.
+            # segment_at may have just determined the end of the segment, so read it again.
             if segment is not None:
                 self.orders.timeline.segment_at(min(until, stop) - 1)
                 until = self.orders.timeline.until(segment) or stop
@@ -106,7 +105,7 @@ class RunPositions:
         return parts
 
     def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""
+        """Return the lane of each position from ``start`` to ``stop - 1``, int64 [N]."""
         with self.orders.lock:
             lanes = np.arange(start, stop) % self.orders.spec.lanes
             for segment, first, last in self.segments_in(start, stop):
@@ -115,7 +114,7 @@ class RunPositions:
             return lanes
 
     def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the positions of a part of ``start`` to ``stop - 1``, in the order of its rows."""
+        """Return the positions of a part of ``start`` to ``stop - 1``, in row order."""
         positions = np.arange(start, stop)
         if part == WHOLE or start == stop:
             return positions

@@ -1,4 +1,4 @@
-"""Where an edit of ``seq_len`` leaves a source, and the order that goes on from there."""
+"""Cuts of a source at an edit of ``seq_len``, and the order after a cut."""
 
 from typing import NamedTuple
 
@@ -18,19 +18,18 @@ from batchloom.plan.packing import (
 
 Ints = NDArray[np.int64]
 
-# (epoch, slot, row) of the next sequence of each lane; slot -1 is what an earlier cut left.
+# (epoch, slot, row) of the next sequence of each lane. Slot -1 is the remainder of an earlier cut.
 SourceCut = tuple[tuple[int, int, int], ...]
 
 
 def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
-    """Where each lane's next sequence stands; None where lanes lend: then what is left follows from all counts.
+    """Return the position of each lane's next sequence as a cut.
 
-    Args:
-        order: of the source.
-        served: sequences each lane has served, int64 [lanes].
+    ``served`` are the sequences each lane has served, int64 [lanes]. Return None if lanes lend sequences to each
+    other: then the remainder follows from the counts of all lanes.
     """
     if not served.any():
-        # Nothing of it was packed for anybody: it may have no sequence at all so far.
+        # Nothing of the source was served, and it may not have any sequence so far.
         return tuple((begin.epoch, -1 if begin.before else begin.slot, 0) for begin in order.begins)
     lane_cuts = []
     for lane, index in enumerate(served.tolist()):
@@ -51,20 +50,12 @@ def continue_after_cut(
     served: Ints,
     epochs: int | None,
 ) -> SourceOrder:
-    """The order that goes on from a cut under another spec.
+    """Return the order that continues from a cut under another spec.
 
-    What is left of each lane's pool comes first, packed anew, and then its next pool. Where lanes have begun to lend
-    each other their last sequences of an epoch, all that is left of it comes first.
-
-    Args:
-        order: the order up to the cut.
-        spec: the other spec.
-        source_cut: as :func:`compute_source_cut` tells.
-        served: sequences each lane has served, int64 [lanes].
-        epochs: how many of the source are served in all; None for no bound.
-
-    Raises:
-        PlanError: there is no such pool or row.
+    The repacked remainder of each lane's pool comes first, then its next pool. If lanes have begun to lend each
+    other their last sequences of an epoch, all the remainder of the epoch comes first. ``served`` are the
+    sequences each lane has served, int64 [lanes]. ``epochs`` are the total epochs of the source, or None. A cut
+    at a missing row raises PlanError.
     """
     if source_cut is None:
         lane_remainders = _find_unserved_lent(order, served, epochs)
@@ -88,7 +79,10 @@ def continue_after_cut(
 
 
 def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int, int]) -> tuple[Rows | None, int, int]:
-    """What is left of the pool a lane was cut in, and (epoch, slot) of the pool behind it."""
+    """Return the remainder of a lane's pool at a cut.
+
+    It comes with (epoch, slot) of the next pool.
+    """
     epoch, slot, row = lane_cut
     if slot < 0:
         pool_rows, (epoch, slot, _) = order.remainders[lane], order.begins[lane]
@@ -106,12 +100,12 @@ def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int
 
 
 class _UnservedSequences(NamedTuple):
-    """What nobody has served of an epoch: of each lane's own sequences a range, and single ones that are lent.
+    """Unserved sequences of an epoch: a range of own ones per lane, and lent ones.
 
     Attributes:
-        begins, ends: numbers in the epoch of those each lane serves itself, int64 [lanes].
-        lanes, numbers: those that others serve, ascending by lane, int64 [N].
-        has_lent: of which lanes others have served some, bool [lanes].
+        begins, ends: range of the numbers in the epoch that each lane serves itself, int64 [lanes].
+        lanes, numbers: sequences that other lanes serve, ascending by lane, int64 [N].
+        has_lent: whether other lanes have served some of a lane, bool [lanes].
     """
 
     begins: Ints
@@ -121,7 +115,7 @@ class _UnservedSequences(NamedTuple):
     has_lent: NDArray[np.bool_]
 
     def list_numbers(self, lane: int) -> Ints:
-        """The numbers of one lane."""
+        """Return the sequence numbers of one lane."""
         own = np.arange(self.begins[lane], self.ends[lane])
         return np.concatenate([own, self.numbers[self.lanes == lane]])
 
@@ -141,7 +135,10 @@ def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSeq
 
 
 def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) -> list[tuple[Rows | None, int, int]]:
-    """What is left of each lane's own pools that were entered or lent, and (epoch, slot) of the pool behind them."""
+    """Return the remainder of each lane's entered or lent pools.
+
+    Each remainder comes with (epoch, slot) of the next pool.
+    """
     lane_epochs = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
     lane_epochs = [epoch_number if epochs is None else min(epoch_number, epochs) for epoch_number in lane_epochs]
     stop = max(lane_epochs) + 1 if epochs is None else min(max(lane_epochs) + 1, epochs)
@@ -149,7 +146,7 @@ def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) ->
     epoch_starts = [int(order.quotas(epoch)[lane]) for lane, epoch in enumerate(lane_epochs)]
     lane_remainders: list[tuple[Rows | None, int, int]] = []
     for lane, lane_epoch in enumerate(lane_epochs):
-        # What is left of epochs it is through counts as of the last of them.
+        # The remainder of epochs that a lane has finished counts as part of the last of them.
         is_epoch_finished = int(served[lane]) == epoch_starts[lane] and lane_epoch > min(lane_epochs)
         last_epoch = lane_epoch - (lane_epoch == epochs or is_epoch_finished)
         last_epoch = max(
@@ -165,7 +162,7 @@ def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) ->
         own_count = order.epoch(last_epoch).count_sequences(lane)
         inside = int(served[lane]) - epoch_starts[lane]
         if last_epoch == lane_epoch and inside < own_count and len(numbers[last_epoch]) == own_count - inside:
-            # Nobody has been lent anything of it: pools that were not entered stay whole.
+            # No sequence of this epoch was lent, so pools that were not entered stay intact.
             location = order.locate_own(last_epoch, lane, inside)
             at_pool_start = location.cursor is not None and not location.row
             slot = location.cursor.slot + (location.row > 0) if location.cursor else order.begins[lane].slot
@@ -179,7 +176,7 @@ def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) ->
 
 
 def _collect_rows(order: SourceOrder, epoch: int, lane: int, numbers: Ints) -> list[Rows]:
-    """Rows of a lane's own sequences in an epoch, pool by pool."""
+    """Return the rows of a lane's own sequences in an epoch, pool by pool."""
     row_slices = []
     start = 0
     while start < len(numbers):

@@ -1,9 +1,9 @@
-"""The endless order of one source: which rows sequence number ``index`` of one of its lanes is.
+"""Endless order of one source: the row of each sequence of each of its lanes.
 
-A source's pools are dealt to the lanes, pool k to lane k mod K. In an epoch each lane serves its own pools in the
-epoch's order; lanes hold unequal numbers of sequences and are asked for equal ones, so the last sequences of
-those that have more go to those that have fewer: each sequence is served once an epoch, and nearly all by
-their own lane.
+The pools of a source are distributed over the lanes, pool k to lane k mod K. In an epoch each lane serves its own
+pools in the epoch's order. Lanes hold unequal numbers of sequences but must serve equal numbers, so the last
+sequences of longer lanes go to shorter ones. Each sequence is served once per epoch, and nearly all by their own
+lane.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,7 @@ _MAX_CACHED_ANCHORS = 1024
 
 
 class Cursor(NamedTuple):
-    """A pool in the order of a lane: its epoch, its place there, the sequences of the lane before it."""
+    """Pool in a lane's order: its epoch, its index, the lane's sequences before it."""
 
     epoch: int
     slot: int
@@ -34,10 +34,10 @@ class Cursor(NamedTuple):
 
 
 class SequenceLocation(NamedTuple):
-    """Where a sequence stands: a pool of an epoch, the row in it, and how many follow it there in the lane.
+    """Location of a sequence in a pool.
 
-    ``pool`` -1 - k is what an edit left of older pools of lane k. ``cursor`` is None there, and for what another lane
-    lends.
+    ``pool`` -1 - k is the remainder of lane k after an edit. ``run`` counts the consecutive rows from ``row`` on.
+    ``cursor`` is None for a remainder and for sequences lent by another lane.
     """
 
     pool: int
@@ -49,9 +49,10 @@ class SequenceLocation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: per lane its pools in order, and (once counted) the sequences up to the end of each.
+    """One epoch of a source: per lane its pools in order, and cumulative sequences.
 
-    ``remainder_counts`` of them are what an edit left. Pools before ``begins`` have no sequences.
+    ``ends`` is empty before all pools are counted. It includes ``remainder_counts``; pools before ``begins`` have
+    no sequences.
     """
 
     orders: tuple[Ints, ...]
@@ -59,12 +60,12 @@ class Epoch:
     remainder_counts: tuple[int, ...]
 
     def count_sequences(self, lane: int) -> int:
-        """Sequences of a lane's own."""
+        """Return the number of a lane's own sequences."""
         return int(self.ends[lane][-1]) if self.ends[lane].size else self.remainder_counts[lane]
 
 
 class PoolCountCache(NamedTuple):
-    """What an order has found out of its pools: their counts and sum, and places in its lanes."""
+    """Known counts of an order: sequences per pool, their total, and pool locations."""
 
     counts: Ints
     total: int
@@ -73,20 +74,22 @@ class PoolCountCache(NamedTuple):
 
 @final
 class SourceOrder:
-    """One source under one spec, from a cursor on.
+    """Order of one source under one spec, from a cursor on.
 
     Args:
-        name: of the source, part of every key.
-        store: its documents.
-        spec: settings; of these ``lanes``, what :class:`Pools` reads, and ``seq_len``.
-        remainders: rows of each lane that come first: what was left of pools when an edit packed anew.
-        begins: the first whole pool of each lane after them; ``before`` is the length of its rest.
-        served_tokens: tokens that the sequences served before them held at most.
+        name: name of the source, part of every key.
+        store: store with the documents of the source.
+        spec: settings; ``lanes``, ``seq_len`` and those that :class:`Pools` reads are used.
+        remainders: repacked rows of each lane that come first after an edit.
+        begins: first complete pool of each lane after them; ``before`` is the length of the lane's remainder.
+        served_tokens: upper bound of the tokens in sequences served before ``remainders``.
 
     Attributes:
-        pools: the pools; lanes: how many there are.
-        counts: sequences of each pool, -1 where they are not known, int64 [pools]; total: their sum, or -1.
-        first_epoch: the first of which something is left.
+        pools: pools of the source.
+        lanes: number of lanes.
+        counts: sequences of each pool, -1 if unknown, int64 [pools].
+        total: sum of ``counts``, or -1 if unknown.
+        first_epoch: first epoch with unserved sequences.
         max_cached_pools: pools of each lane whose rows are cached; the caller lowers it for many sources.
     """
 
@@ -113,35 +116,35 @@ class SourceOrder:
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
         self._latest_locations: dict[int, tuple[int, SequenceLocation]] = {}
-        # By lane: whoever reads some lanes alone keeps pools of no other.
+        # The cache is per lane, so that a reader of some lanes does not cache pools of the others.
         self._cached_rows: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
-        # Pools whose place in a lane is known, by the sequences before them.
+        # Cursors of pools whose number of preceding sequences is known, per lane.
         self.anchors = [[begin] for begin in self.begins]
 
     @property
     def is_counted(self) -> bool:
-        """Whether every pool's number of sequences is known."""
+        """True if the number of sequences of every pool is known."""
         return self.total >= 0
 
     @property
     def count_cache(self) -> PoolCountCache:
-        """What was found out so far, for another order of the same source and spec."""
-        # The total first: it is known once all counts are, and another thread may be counting.
+        """Copy of the known counts, for another order of the same source and spec."""
+        # Read the total first: it is set after all counts, and another thread may be counting.
         total = self.total
         return PoolCountCache(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
 
     def load_count_cache(self, count_cache: PoolCountCache) -> None:
-        """Take over what another order of the same source and spec knows."""
+        """Load the counts of another order of the same source and spec."""
         self.counts, self.total = count_cache.counts, count_cache.total
         self.anchors = [list(own) for own in count_cache.anchors]
 
     def forget_rows(self) -> None:
-        """Keep no rows of entered pools: they are made again when asked for."""
+        """Drop the cached rows; they are rebuilt on demand."""
         self._cached_rows.clear()
 
     def adopt(self, counts: Ints) -> None:
-        """Take the number of sequences of every pool as counted before.
+        """Set the number of sequences of every pool from a cached table.
 
         Raises:
             PlanError: another number of pools, or a count that contradicts a known one.
@@ -156,7 +159,7 @@ class SourceOrder:
         self.total = self._compute_total()
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> Ints:
-        """Number of sequences of every pool; counts those not yet known, telling (counted, pools)."""
+        """Return the sequences of every pool; ``progress`` gets (pools counted, pools)."""
         for pool in range(self.pools.count):
             if self.counts[pool] < 0:
                 self.counts[pool] = self.pools.count_sequences(pool)
@@ -177,17 +180,23 @@ class SourceOrder:
 
     @property
     def sequences(self) -> int:
-        """Sequences of one epoch; counts every pool when that has not been done."""
+        """Sequences of one epoch; counts all pools first if necessary."""
         if self.total < 0:
             self.count_all()
         return self.total
 
     def quotas(self, epochs: int) -> Ints:
-        """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
+        """Return the sequences of each lane in the first ``epochs``, int64 [lanes].
+
+        All pools are counted first.
+        """
         return compute_quotas(self._count_before(epochs), self.lanes)
 
     def _count_before(self, epoch: int) -> int:
-        """Sequences of all lanes in the epochs before one, from ``begins`` on; counts every pool."""
+        """Return the sequences of all lanes from ``begins`` up to an epoch.
+
+        All pools are counted first.
+        """
         if not self._cumulative_sequences:
             total = self.sequences
             if not any(any(begin) for begin in self.begins):
@@ -204,31 +213,37 @@ class SourceOrder:
         return self._cumulative_sequences[-1] + (epochs_before - len(self._cumulative_sequences)) * self.total
 
     def find_epoch(self, lane: int, index: int) -> int:
-        """The epoch of a sequence of a lane; counts every pool."""
-        # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
+        """Return the epoch of a sequence of a lane; counts all pools first."""
+        # Sequences are dealt to the lanes one by one, so index of this lane is sequence index * lanes + lane
+        # overall.
         number, partial = index * self.lanes + lane, self._count_before(self._last_begun + 1)
         if number < partial:
             return self.first_epoch + bisect_right(self._cumulative_sequences, number)
         return self._last_begun + 1 + (number - partial) // self.total
 
     def surely_has(self, counts: Ints, epochs: int) -> bool:
-        """Whether lanes have so many sequences until ``epochs`` are through; only as many pools are counted as tell.
+        """Return whether each lane has this many sequences in the first ``epochs``.
+
+        Only as many pools are counted as the answer needs.
 
         Args:
-            counts: of each lane, int64 [lanes].
-            epochs: of the run, those before ``begins`` counted.
+            counts: sequences of each lane, int64 [lanes].
+            epochs: epochs of the run, including those before ``begins``.
         """
         return self._surely_has(_count_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
 
     def _surely_has(self, sequences: int, epochs: int) -> bool:
-        """Where nothing is left out, what is not served yet has as many sequences at least as its tokens fill."""
+        """Return whether the first ``epochs`` have this many sequences in total.
+
+        Without excluded documents, unserved tokens give a bound without counting.
+        """
         tokens = epochs * self.store.tokens - self.served_tokens
         if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
             return True
         return self._count_ahead(sequences, epochs) >= sequences
 
     def _count_ahead(self, target_count: int, epochs: int) -> int:
-        """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
+        """Count sequences of the first ``epochs`` until ``target_count`` is reached."""
         pass_counts = np.zeros(self.pools.count, np.int64)
         sequence_count = 0
         for lane, begin in enumerate(self.begins):
@@ -245,13 +260,19 @@ class SourceOrder:
         return sequence_count
 
     def find_cursor(self, lane: int, index: int) -> Cursor:
-        """The pool of a lane's next sequence, as far as it is worth telling."""
+        """Return the cursor of a lane's next sequence.
+
+        Without one, return the lane's first cursor.
+        """
         location = self.find(lane, index) if index else None
         return location.cursor if location and location.cursor else self.begins[lane]
 
     @property
     def table_identity(self) -> dict[str, Any]:
-        """What the counts of sequences depend on, for caching them: not epochs or batch size."""
+        """Fields that the sequence counts depend on, as the key of their cache.
+
+        Epochs and batch size are not among them.
+        """
         names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]
         names += ["align"] if self.spec.align > 1 else []
         spec = self.spec.identity_fields()
@@ -265,16 +286,16 @@ class SourceOrder:
         }
 
     def find(self, lane: int, index: int, epochs: int | None = None) -> SequenceLocation | None:
-        """Where sequence ``index`` of a lane stands; None when ``epochs`` are through before it.
+        """Return the location of sequence ``index`` of a lane; None past ``epochs``.
 
-        Without the counts of all pools this walks from the nearest pool it knows, counting the pools
-        between; with them it is a binary search (over sums made once an epoch).
+        If all pools are counted, this is a binary search over sums that are computed once per epoch. Otherwise it
+        walks from the nearest known pool and counts the pools in between.
         """
         latest = self._latest_locations.get(lane)
         if latest is not None:
             begin, cached_location = latest
             ahead = index - begin
-            # Most questions are about the pool of the one before.
+            # Most lookups hit the pool of the previous one.
             if 0 <= ahead < cached_location.run and (epochs is None or cached_location.epoch < epochs):
                 return cached_location._replace(row=cached_location.row + ahead, run=cached_location.run - ahead)
         is_counted = self.total >= 0
@@ -298,7 +319,10 @@ class SourceOrder:
         return location._replace(run=min(location.run, quota - inside), cursor=cursor)
 
     def locate_own(self, epoch: int, lane: int, inside: int) -> SequenceLocation:
-        """A sequence of a lane's own pools by its number in an epoch, which ``before`` of its cursor counts in, too."""
+        """Locate a sequence of a lane's own pools by its number in an epoch.
+
+        ``before`` of its cursor counts from the start of the epoch, too.
+        """
         epoch_layout = self.epoch(epoch)
         remainder_count = epoch_layout.remainder_counts[lane]
         if inside < remainder_count:
@@ -311,7 +335,7 @@ class SourceOrder:
         return SequenceLocation(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
 
     def _find_lent(self, epoch_layout: Epoch, epoch: int, lane: int, inside: int) -> SequenceLocation:
-        """A sequence of a lane that has more than it serves, for one that has fewer."""
+        """Locate a sequence that another lane lends to a lane with too few of its own."""
         quotas, own_counts = self.count_shares(epoch)
         spare, short = np.maximum(own_counts - quotas, 0), np.maximum(quotas - own_counts, 0)
         number = int(short[:lane].sum()) + inside - epoch_layout.count_sequences(lane)
@@ -324,14 +348,20 @@ class SourceOrder:
         return location._replace(run=run, cursor=None)
 
     def count_shares(self, epoch: int) -> tuple[Ints, Ints]:
-        """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
+        """Return the required and the own sequences of each lane in an epoch.
+
+        All pools are counted first.
+        """
         quotas = compute_quotas(self._count_before(epoch + 1), self.lanes)
         quotas -= compute_quotas(self._count_before(epoch), self.lanes)
         epoch_layout = self.epoch(epoch)
         return quotas, np.array([epoch_layout.count_sequences(lane) for lane in range(self.lanes)], np.int64)
 
     def find_servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
-        """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
+        """Return the lanes that serve sequences, and their indices; counts all pools.
+
+        ``owners`` are their own lanes and ``insides`` their numbers in the epoch.
+        """
         quotas, own_counts = self.count_shares(epoch)
         spare, short = np.maximum(own_counts - quotas, 0), np.maximum(quotas - own_counts, 0)
         short_ends = np.cumsum(short)
@@ -347,7 +377,7 @@ class SourceOrder:
         anchor_index = bisect_right(anchors, index, key=lambda anchor: anchor.before)
         cursor = anchors[max(anchor_index - 1, 0)]
         if cursor == begin and begin.epoch != self.first_epoch:
-            # What other lanes lent this one before its own follows from all counts.
+            # The number of sequences lent to this lane before its own ones depends on all counts.
             self.count_all()
         elif index < begin.before and self._has_own(lane, begin.before, begin.epoch):
             return self.locate_own(begin.epoch, lane, index)
@@ -358,7 +388,7 @@ class SourceOrder:
             order = self.epoch(cursor.epoch).orders[lane]
             if cursor.slot >= len(order):
                 if self.lanes > 1:
-                    # How many sequences other lanes lend follows from all counts.
+                    # The number of sequences that other lanes lend depends on all counts.
                     self.count_all()
                     continue
                 cursor = Cursor(cursor.epoch + 1, 0, cursor.before)
@@ -366,7 +396,8 @@ class SourceOrder:
             if epochs is not None and cursor.epoch >= epochs:
                 return None
             pool = int(order[cursor.slot])
-            # Who asks for the first sequence of a pool is about to enter it: pack it once.
+            # A lookup of the first sequence of a pool is followed by reading it, so the pool is packed now and
+            # only once.
             starts_pool = index == cursor.before
             count = len(self.get_pool_rows(pool, cursor.epoch)) if starts_pool else self._count(pool)
             if index < cursor.before + count:
@@ -381,13 +412,16 @@ class SourceOrder:
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
 
     def _has_own(self, lane: int, count: int, epoch: int) -> bool:
-        """Whether a lane is asked for so many sequences up to the end of an epoch; else all pools are counted then."""
+        """Return whether a lane serves this many own sequences until an epoch ends.
+
+        If that is uncertain, all pools are counted.
+        """
         if self.lanes > 1 and not self._surely_has((count - 1) * self.lanes + lane + 1, epoch + 1):
             self.count_all()
         return self.lanes == 1 or self.total < 0
 
     def anchor(self, lane: int, cursor: Cursor) -> None:
-        """Remember where a pool begins; the origin and the latest ones are kept."""
+        """Remember the start of a pool; the first and the latest ones are cached."""
         anchors = self.anchors[lane]
         anchor_index = bisect_right(anchors, cursor.before, key=lambda anchor: anchor.before)
         if not anchor_index or anchors[anchor_index - 1] != cursor:
@@ -406,7 +440,7 @@ class SourceOrder:
             self.total = self._compute_total()
 
     def epoch(self, epoch: int) -> Epoch:
-        """Pools and sequences of an epoch."""
+        """Return the pools and sequence counts of an epoch."""
         epoch_layout, is_counted = self._epochs.pop(epoch, None), self.total >= 0
         if epoch_layout is None or (is_counted and not epoch_layout.ends):
             order = self.pools.order(epoch)
@@ -423,7 +457,7 @@ class SourceOrder:
         return epoch_layout
 
     def _ends(self, epoch: int, lane: int, order: Ints) -> Ints:
-        """Sequences of a lane up to the end of each of its pools of an epoch."""
+        """Return a lane's cumulative sequences at the end of each pool of an epoch."""
         begin, counts = self.begins[lane], self.counts[order]
         if epoch > begin.epoch:
             return np.cumsum(counts)
@@ -431,7 +465,10 @@ class SourceOrder:
         return np.cumsum(counts) + (begin.before if epoch == begin.epoch else 0)
 
     def rows(self, lane: int, start: int, stop: int, epochs: int | None = None) -> list[Rows]:
-        """The rows of sequences ``start`` to ``stop - 1`` of a lane, in pieces; fewer where ``epochs`` end."""
+        """Return the rows of sequences ``start`` to ``stop - 1`` of a lane, by pool.
+
+        There are fewer if ``epochs`` end before ``stop``.
+        """
         row_slices = []
         while start < stop:
             location = self.find(lane, start, epochs)
@@ -444,10 +481,12 @@ class SourceOrder:
         return row_slices
 
     def get_pool_rows(self, pool: int, epoch: int) -> Rows:
-        """All rows of a pool in the order of an epoch; of pool -1 - k those that an edit left of lane k.
+        """Return all rows of a pool in the order of an epoch.
+
+        Pool -1 - k is the remainder of lane k after an edit.
 
         Raises:
-            PlanError: the pool packs into another number of sequences than the table says.
+            PlanError: the pool packs into another number of sequences than the cached table says.
         """
         if pool < 0:
             remainder_rows = self.remainders[-1 - pool]
@@ -457,7 +496,7 @@ class SourceOrder:
         lane_cache = self._cached_rows.setdefault(pool % self.lanes, OrderedDict())
         rows = lane_cache.pop((epoch, pool), None)
         if rows is None:
-            # A small source comes to the same pool again and again.
+            # A small source returns to the same pool often, so its rows are reordered instead of repacked.
             cached_key = next((cache_key for cache_key in lane_cache if cache_key[1] == pool), None)
             if cached_key is not None:
                 rows = self.pools.rebuild_rows(lane_cache[cached_key], pool, cached_key[0], epoch)
@@ -478,15 +517,15 @@ class SourceOrder:
 
 
 def _compute_quota(sequences: int, lane: int, lanes: int) -> int:
-    """How many of so many sequences, dealt to the lanes one by one, fall to one lane."""
+    """Return how many of ``sequences`` dealt round-robin belong to one lane."""
     return max(0, -(-(sequences - lane) // lanes))
 
 
 def compute_quotas(sequences: int, lanes: int) -> Ints:
-    """How many of so many sequences, dealt to the lanes one by one, fall to each, int64 [lanes]."""
+    """Return each lane's share of ``sequences`` dealt round-robin, int64 [lanes]."""
     return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
 
 
 def _count_dealt(counts: Ints, lane_numbers: Ints, lanes: int) -> int:
-    """How many sequences have to be dealt one by one so that each lane has had so many."""
+    """Return the sequences to deal round-robin until each lane has its count."""
     return int(((counts - 1) * lanes + lane_numbers + 1)[counts > 0].max(initial=0))

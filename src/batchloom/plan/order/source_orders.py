@@ -1,4 +1,4 @@
-"""Everything below the rows of a plan: its sources, their orders, and the timeline that serves them."""
+"""Sources of a plan, their orders, and the timeline that serves them."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,33 +35,33 @@ from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Pools, describe_
 
 SOURCE = "data"
 
-# By era and number of the source.
+# (era, number of the source)
 _Key = tuple[int, int]
 Learned = tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]]
 
 
 @final
 class SourceOrders:
-    """The orders of the sources of one plan, and which of them serves each position.
+    """Orders of the sources of one plan, and the timeline that serves them.
 
-    An era is the part of a run between two edits of ``seq_len``: each era packs its sources anew.
-    Pools are counted and orders are made when they are first needed.
+    An era is the part of a run between two edits of ``seq_len``: each era repacks its sources. Pools are counted
+    and orders are created when they are first needed.
 
     Args:
-        data: One store, or a mixture.
-        spec: Settings of the order.
-        edits: Changes later in the run, in the order they were decided.
-        previous_orders: Orders of the same data and spec, whose counts and cuts are taken over. They save work alone.
+        data: one store, or a mixture.
+        spec: settings of the order.
+        edits: changes later in the run, in the order they were appended.
+        previous_orders: orders of the same data and spec, whose counts and cuts are reused to save work.
 
     Attributes:
-        data, edits: As given.
-        spec: As given, with the pool size chosen.
-        stores: Stores by source name.
-        names: Source names, in the order of their numbers in rows. A lone store is called ``data``.
-        course: Where edits and stages change weights, sizes and lengths.
-        timeline: Which source and lane serves each position.
-        source_cuts: By era and source number, where an edit of ``seq_len`` left the source.
-        lock: Guards everything that is found out on the way. Callers outside ``plan`` need it only to keep others out.
+        data, edits: as given.
+        spec: as given, with the pool size chosen.
+        stores: stores by source name.
+        names: source names, in the order of their numbers in rows. A single store is called ``data``.
+        course: run layout: positions at which edits and stages change weights, sizes and lengths.
+        timeline: source and lane of each position.
+        source_cuts: cuts of sources at edits of ``seq_len``, by era and source number.
+        lock: lock of all lazily computed values. Callers outside ``plan`` need it only to exclude other threads.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SourceOrders:
         check_run(data, self.stores, spec, self.edits)
         self.lock = threading.RLock()
         self._orders: dict[_Key, SourceOrder] = {}
-        # What other orders of the same data found out; each is dropped when the order here has it.
+        # Caches of other orders of the same data. An entry is dropped once the order exists here.
         self._count_caches: dict[_Key, PoolCountCache] = {}
         self._source_statistics: dict[_Key, SourceStatistics] = {}
         self.source_cuts: dict[_Key, SourceCut | None] = {}
@@ -105,7 +105,10 @@ class SourceOrders:
             self._copy_timeline(previous_orders)
 
     def _count_first_sources(self) -> int:
-        """Count the sources with a weight before any edit: a source added later changes no pool."""
+        """Count the sources with a weight before any edit.
+
+        A source that an edit adds must not change the pool size of the others.
+        """
         if not isinstance(self.data, Mixture):
             return 1
         names = list_weighted_sources(self.data.weights, self.names)
@@ -114,12 +117,12 @@ class SourceOrders:
         return len(names)
 
     def _continues(self, previous_orders: "SourceOrders") -> bool:
-        """Whether the edits begin with those of other orders."""
+        """Return whether the edits begin with those of other orders."""
         return self.edits[: len(previous_orders.edits)] == previous_orders.edits
 
     def copy_caches(self) -> Learned:
-        """Return copies of what was found out: counts of orders, measures and cuts."""
-        # A copy of the items: another thread may make an order meanwhile.
+        """Return copies of the counts of orders, source statistics and cuts."""
+        # Iterate over a copy, because another thread may add an order meanwhile.
         count_caches = {key: order.count_cache for key, order in list(self._orders.items())}
         return (
             {**self._count_caches, **count_caches},
@@ -128,14 +131,14 @@ class SourceOrders:
         )
 
     def _load_caches(self, caches: Learned, *, every_era: bool) -> None:
-        """Take over what other orders found out; of every era, or of the first alone."""
+        """Load the caches of other orders, of every era or of the first only."""
         counts, measured, source_cuts = caches
         self._count_caches = {key: count_cache for key, count_cache in counts.items() if every_era or not key[0]}
         self._source_statistics = {key: statistics for key, statistics in measured.items() if every_era or not key[0]}
         self.source_cuts = source_cuts if every_era else {}
 
     def _copy_timeline(self, previous_orders: "SourceOrders") -> None:
-        """Take over the timeline before the first edit that is new: nothing there has changed."""
+        """Reuse the timeline before the first new edit, where nothing has changed."""
         if not self._continues(previous_orders):
             return
         new_edits, until = self.edits[len(previous_orders.edits) :], previous_orders.timeline.sure
@@ -146,7 +149,10 @@ class SourceOrders:
         self.timeline.adopt(exhausted, max(until, 0), tails)
 
     def _check_stages(self) -> None:
-        """Refuse stages that begin inside a window of rows grouped by length; edits are checked before."""
+        """Refuse stages that begin inside a length-group window.
+
+        Edits are checked earlier.
+        """
         steps = self.spec.group_by_length
         for change in self.course.changes if steps else ():
             step, _ = self.course.step_at(change.position)
@@ -156,12 +162,13 @@ class SourceOrders:
                 )
 
     def _check_lengths(self) -> None:
-        """Refuse what would end the run at some step: a too long document, a source without sequences."""
-        # What nobody edits gives something at its first step, or has none: then what is left out can be asked for.
+        """Refuse overlong documents and empty sources that would stop the run later."""
+        # A plan of one store without edits fails at its first step if it has no sequence, so it needs no check
+        # here. That leaves ``left_out`` usable on it.
         is_mixture = isinstance(self.data, Mixture)
         for era, numbers in enumerate(self.weighted_sources_by_era):
             for number in numbers:
-                # A source that was measured has been checked before.
+                # Sources with statistics have been checked before.
                 if (era, number) in self._source_statistics:
                     continue
                 spec, store = self._get_spec(number, era), self.stores[self.names[number]]
@@ -171,17 +178,17 @@ class SourceOrders:
                     self._measure(number, era)
 
     def _check_weights(self) -> None:
-        """Refuse weights of later in the run that cannot be met; the timeline has begun with the first."""
+        """Refuse later weights that cannot be met; the timeline checked the first ones."""
         eras = enumerate(self.course.weights_by_era())
         for era, weights in [(era, stage_weights) for era, era_weights in eras for stage_weights in era_weights][1:]:
             self._slots(weights, frozenset(), era)
 
     @property
     def store(self) -> PlanStore:
-        """The store of a plan of one store.
+        """Store of a plan of one store.
 
         Raises:
-            PlanError: it is a mixture.
+            PlanError: the data is a mixture.
         """
         if isinstance(self.data, Mixture):
             raise PlanError("A mixture has several stores; plan.stores names them.")
@@ -189,7 +196,7 @@ class SourceOrders:
 
     @property
     def pools(self) -> Pools:
-        """The pools of a plan of one store."""
+        """Pools of a plan of one store."""
         return self.order(self._get_only_source()).pools
 
     def _get_only_source(self) -> int:
@@ -231,9 +238,10 @@ class SourceOrders:
         return order
 
     def latest(self) -> list[SourceOrder]:
-        """Return the order in the last era of every source that has a weight from somewhere on.
+        """Return the order in the last era of each source with a weight in the run.
 
-        The beginning of an era follows from the counts of the era before. Without them, return that one.
+        The start of an era depends on the counts of the previous one. Without these counts, return the previous
+        era's orders.
         """
         orders: dict[int, SourceOrder] = {}
         for era, numbers in enumerate(self.weighted_sources_by_era):
@@ -244,17 +252,23 @@ class SourceOrders:
         return list(orders.values())
 
     def get_source_cut(self, number: int, era: int) -> SourceCut | None:
-        """Return where a source was left when an era began; None where its lanes lent each other."""
+        """Return the cut of a source at the start of an era.
+
+        Return None if its lanes lent sequences to each other.
+        """
         if (era, number) not in self.source_cuts:
             served = self.count_served(number, era - 1)
             self.source_cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)
         return self.source_cuts[era, number]
 
     def count_served(self, number: int, era: int) -> NDArray[np.int64]:
-        """Count the own sequences that each lane of a source serves in an era which another follows."""
+        """Count the own sequences that each lane of a source serves in an era.
+
+        ``era`` is not the last era.
+        """
         position = self.course.seq_len_changes[era][0]
         if position:
-            # Not further: whether a source is exhausted behind the cut follows from the cut.
+            # Stop before the cut, because whether a source is exhausted after it depends on the cut.
             self.timeline.segment_at(position - 1)
         if self.timeline.end is not None:
             position = min(position, self.timeline.end)
@@ -278,7 +292,7 @@ class SourceOrders:
 
     @cached_property
     def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
-        """By era, the numbers of the sources that have a weight somewhere in it."""
+        """Numbers of the sources that have a weight in each era."""
         eras = []
         for era_weights in self.course.weights_by_era():
             source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in era_weights))
@@ -286,7 +300,7 @@ class SourceOrders:
         return tuple(eras)
 
     def _measure(self, number: int, era: int) -> SourceStatistics:
-        """Measure the size of a source, which weights are turned into sequences with."""
+        """Return the statistics of a source, which convert weights to sequences."""
         statistics = self._source_statistics.get((era, number))
         if statistics is None:
             name = self.names[number]
@@ -295,11 +309,11 @@ class SourceOrders:
         return statistics
 
     def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
-        """Return the weight of every source that has one above 0, adding up to 1.
+        """Return the weight of each source with one above 0; the weights sum to 1.
 
         Raises:
-            SettingsError: weights bounded by epochs, in a run without a number of steps.
-            PlanError: with that bound the sources are too small for the run.
+            SettingsError: weights bounded by epochs, in a run without ``steps``.
+            PlanError: the sources are too small for the run under that bound.
         """
         mixture = self.data
         if not isinstance(mixture, Mixture):
@@ -319,7 +333,7 @@ class SourceOrders:
         return flatten_weights(weights, self.names, size, mixture.temperature, caps)
 
     def _slots(self, weights: Weights, exhausted: frozenset[int], era: int) -> dict[int, int]:
-        """Return how many slots of a period each source has."""
+        """Return the slots of each source in a period."""
         mixture = self.data
         if not isinstance(mixture, Mixture):
             return {0: 1}
@@ -332,18 +346,19 @@ class SourceOrders:
             return {}
         source_statistics = {name: self._measure(self.names.index(name), era) for name in flat}
         shares = compute_sequence_shares(flat, mixture.unit, source_statistics)
-        # The weights were not made for those that remain when others are exhausted.
+        # The shares that remain when others are exhausted were not chosen by the user, so they need not be met
+        # exactly.
         counts = apportion(shares, self.spec.lanes, near=bool(exhausted))
         return {self.names.index(name): count for name, count in counts.items()}
 
     def epoch_limit(self, number: int) -> int | None:
-        """Return the most passes through a source of a mixture; None for no bound."""
+        """Return the maximum passes through a source; None for no bound."""
         if not isinstance(self.data, Mixture) or self.data.exhausted == "repeat":
             return None
         return self.source_spec(number).epochs or 1
 
     def _limit(self, number: int, era: int, counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the sequences each lane of a source has in an era, if one has fewer than its count."""
+        """Return the sequences of each lane in an era; None if all lanes have enough."""
         epochs = self.epoch_limit(number)
         if epochs is None:
             return None
@@ -354,7 +369,10 @@ class SourceOrders:
         return quotas if (counts > quotas).any() else None
 
     def left_out(self) -> ExcludedDocuments:
-        """Count what every epoch leaves out of all sources; reads all lengths."""
+        """Count the documents and tokens that every epoch excludes, over all sources.
+
+        This reads all lengths.
+        """
         counts = [order.pools.left_out() for order in self.latest()]
         return ExcludedDocuments(
             sum(excluded.documents for excluded in counts),
@@ -363,7 +381,7 @@ class SourceOrders:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the number of sequences of every pool is known."""
+        """True if the number of sequences of every pool is known."""
         return all(order.is_counted for order in self.latest())
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -383,12 +401,12 @@ class SourceOrders:
             order.count_all(report_progress)
             done += order.pools.count
         if not self.is_counted:
-            # The beginning of a later era is known now.
+            # The start of a later era is known now, so its pools can be counted.
             self.count_all(progress)
 
     @property
     def sequences_per_epoch(self) -> int:
-        """Sequences of one epoch of a plan of one store; counts every pool first."""
+        """Sequences of one epoch of a plan of one store; counts all pools first."""
         return self.order(self._get_only_source(), len(self._seq_lens) - 1).sequences
 
 

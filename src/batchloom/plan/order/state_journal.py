@@ -1,4 +1,4 @@
-"""The edits that the journal of a state holds, for a plan made without them."""
+"""Journal of a state: its edits are applied to a plan that has none."""
 
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ def with_journal(plan: Plan, state: Any) -> Plan:
     """Return the plan with the edits of a state's journal, if it has none of its own.
 
     Raises:
-        StateError: the journal is none, or adds a source whose store the plan does not have.
+        StateError: the journal is invalid, or adds a source whose store the plan does not have.
     """
     journal = state.get("edits") if isinstance(state, dict) else None
     if not journal or plan.edits:
@@ -33,11 +33,7 @@ def with_journal(plan: Plan, state: Any) -> Plan:
 
 
 def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
-    """Refuse a journal that adds a source whose store the plan does not have.
-
-    Raises:
-        StateError: names the source.
-    """
+    """Refuse a journal that adds a source whose store the plan does not have."""
     for entry in journal:
         for name in entry.get("added", {}):
             if name not in plan.stores:
@@ -48,11 +44,7 @@ def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
 
 
 def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
-    """Refuse an edit of a journal that does not give the fingerprint that was written beside it.
-
-    Raises:
-        StateError: names the edit and its fields.
-    """
+    """Refuse a journal entry whose fields do not match its stored fingerprint."""
     fields = ", ".join(name for name in edit if name != "fingerprint")
     raise StateError(
         f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of {fields} "

@@ -1,4 +1,7 @@
-"""The course of a run: where weights, batch size and sequence length change, and what each position is then."""
+"""Timeline of a run: changes of weights, batch size and sequence length.
+
+It maps each position to a source, a lane and an index.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +17,17 @@ from batchloom.plan.order.edits import Edit
 
 Ints = NDArray[np.int64]
 
-# What comes behind an edit is counted in 64 bits, too.
+# The bound leaves room in 64 bits for the positions after an edit.
 _MAX_POSITION = 1 << 60
-# So many positions are made sure of at once.
+# Number of positions checked for exhausted sources at once.
 _STRIDE = 65_536
 
 
 class StepRange(NamedTuple):
-    """From ``step`` on, which begins at ``position``, steps of ``size`` sequences of ``seq_len`` tokens."""
+    """Steps from ``step`` on, with ``size`` sequences of ``seq_len`` tokens each.
+
+    ``position`` is the first position of ``step``.
+    """
 
     step: int
     position: int
@@ -38,13 +44,13 @@ class WeightChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunLayout:
-    """What is known of a run without any length: its stretches, and where its weights change.
+    """Step ranges and weight changes of a run, which depend on no document length.
 
     Attributes:
-        step_ranges: by step; each begins with its first step.
-        changes: by position; the first at 0.
-        seq_len_changes: positions from which another ``seq_len`` holds, each with it.
-        bans: positions from which documents are banned: (position, source, numbers).
+        step_ranges: ranges of steps of equal size, in order.
+        changes: weight changes by position; the first is at 0.
+        seq_len_changes: (position, seq_len) of each change of ``seq_len``.
+        bans: (position, source, document numbers) of each ban.
     """
 
     step_ranges: tuple[StepRange, ...]
@@ -53,7 +59,7 @@ class RunLayout:
     bans: tuple[tuple[int, str, tuple[int, ...]], ...]
 
     def weights_by_era(self) -> tuple[tuple[Weights, ...], ...]:
-        """The weights that hold somewhere after so many changes of ``seq_len``."""
+        """Return the weights that apply in each era, between changes of ``seq_len``."""
         begins = [0, *(position for position, _ in self.seq_len_changes)]
         eras = []
         for begin, end in zip(begins, [*begins[1:], None], strict=True):
@@ -68,17 +74,18 @@ class RunLayout:
         return tuple(eras)
 
     def range_at(self, position: int) -> StepRange:
-        """The stretch that holds a position."""
         range_index = bisect_right(self.step_ranges, position, key=lambda step_range: step_range.position)
         return self.step_ranges[max(range_index - 1, 0)]
 
     def first_position(self, step: int) -> int:
-        """The first position of a step."""
         step_range = self.range_of_step(step)
         return step_range.position + (step - step_range.step) * step_range.size
 
     def step_at(self, position: int) -> tuple[int, int]:
-        """The step that holds a position, and the place inside it; of a skipped position the step after."""
+        """Return the step that holds a position, and the index inside it.
+
+        For a skipped position return the next step.
+        """
         step_range = self.range_at(position)
         if position < step_range.position:
             return step_range.step, 0
@@ -89,12 +96,11 @@ class RunLayout:
         return step_range.step + step, inside
 
     def steps_until(self, position: int) -> int:
-        """The steps that hold anything before a position: after so many, every step begins at it or behind."""
+        """Return the number of steps that begin before a position."""
         step, inside = self.step_at(position)
         return step + (inside > 0)
 
     def range_of_step(self, step: int) -> StepRange:
-        """The stretch that holds a step."""
         range_index = bisect_right(self.step_ranges, step, key=lambda step_range: step_range.step)
         return self.step_ranges[max(range_index - 1, 0)]
 
@@ -105,16 +111,10 @@ def build_run_layout(
     stages: Sequence[Stage],
     edits: Sequence[Edit],
 ) -> RunLayout:
-    """Lay out stages and edits, in order of their steps (at the same step stages first).
+    """Lay out stages and edits by step (at the same step stages come first).
 
-    Args:
-        weights: of the beginning.
-        first: the first stretch, at step and position 0.
-        stages: of the mixture.
-        edits: in the order they were appended.
-
-    Raises:
-        PlanError: an edit lies too far ahead to be counted.
+    ``weights`` and ``first`` hold at step and position 0. An edit that begins past the largest position raises
+    PlanError.
     """
     step_ranges, changes = [first], [WeightChange(0, weights)]
     seq_len_changes: list[tuple[int, int]] = []
@@ -154,7 +154,10 @@ def build_run_layout(
 
 
 def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> int:
-    """The first step of a stage, if nothing changes before; ``tokens`` are those before ``current_range``."""
+    """Return the first step of a stage if no edit precedes it.
+
+    ``tokens`` are the tokens before ``current_range``.
+    """
     if stage.step is not None:
         return max(stage.step, current_range.step)
     missing_tokens = max((stage.tokens or 0) - tokens, 0)
@@ -166,11 +169,11 @@ class TimelineSegment:
     """Positions under one schedule and one sequence length.
 
     Attributes:
-        position: the first.
-        sources: number in the plan of each source of the schedule.
-        schedule: which source each position takes.
-        era: how often ``seq_len`` was changed before.
-        bases: sequences each source of the plan has served of each lane in this era before, int64 [sources, lanes].
+        position: first position.
+        sources: number in the plan of each source of the schedule, int32 [sources of the schedule].
+        schedule: schedule of the sources.
+        era: number of earlier changes of ``seq_len``.
+        bases: sequences of each source and lane served earlier in this era, int64 [sources, lanes].
     """
 
     position: int
@@ -181,34 +184,40 @@ class TimelineSegment:
 
     @property
     def plain(self) -> bool:
-        """Whether it is one source in one lane: then :meth:`index` tells all."""
+        """True for one source and one lane; then :meth:`index` suffices."""
         return len(self.sources) == self.schedule.lanes == 1
 
     def index(self, position: int) -> int:
-        """The index in the era of a position of a plain segment."""
+        """Return the index in the era of a position of a plain segment."""
         return int(self.bases[self.sources[0], 0]) + position - self.position
 
     def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """(source, lane, index in the era) of positions."""
+        """Return (source, lane, index in the era) of positions."""
         local, lanes, indices = self.schedule.at(positions - self.position)
         sources = self.sources[local].astype(np.int64)
         return sources, lanes, indices + self.bases[sources, lanes]
 
     def served(self, position: int) -> Ints:
-        """What ``bases`` would be at a position from this segment on."""
+        """Return the value of ``bases`` for a segment that starts at a position."""
         counts = self.bases.copy()
         counts[self.sources] += self.schedule.count(position - self.position)
         return counts
 
     def turns(self, source: int, positions: Ints) -> Ints:
-        """Which turn of a source in this era each of its positions is, counted over all lanes from 0."""
+        """Return the turn of a source at each of its positions.
+
+        Turns count from 0 in this era, over all lanes.
+        """
         local = int(np.flatnonzero(self.sources == source)[0])
         own = self.schedule.turns(local, positions - self.position)
         turns: Ints = own + int(self.bases[source].sum())
         return turns
 
     def turn(self, source: int, number: int) -> int | None:
-        """The position of a turn of a source, if it follows in this segment and its schedule goes on."""
+        """Return the position of a turn of a source if this schedule continues.
+
+        Return None for earlier turns and absent sources.
+        """
         local = np.flatnonzero(self.sources == source)
         before = int(self.bases[source].sum())
         if not local.size or number < before:
@@ -216,7 +225,10 @@ class TimelineSegment:
         return self.position + self.schedule.turn(int(local[0]), number - before)
 
     def find_position(self, source: int, lane: int, index: int) -> int | None:
-        """The position of a sequence of a source, if it follows in this segment and its schedule goes on."""
+        """Return the position of a sequence of a source if this schedule continues.
+
+        Return None for earlier sequences and absent sources.
+        """
         local = np.flatnonzero(self.sources == source)
         before = int(self.bases[source, lane])
         if not local.size or index < before:
@@ -225,15 +237,16 @@ class TimelineSegment:
 
 
 class SourceTail(NamedTuple):
-    """The last sequences of a source that is about to be exhausted, which its lanes share.
+    """Last sequences of a source before it is exhausted, shared by its lanes.
 
-    A mixture asks lanes unequally often, so one comes to its end before the others. From there on what all
-    of them have left, lane after lane, is served by the source's turns one after the other, whatever their lane.
+    A mixture does not use lanes equally often, so one lane ends before the others. From there on the remaining
+    sequences of all lanes, lane after lane, are served by the source's turns one after the other, whatever their
+    lane.
 
     Attributes:
-        position: the first at which a lane has nothing left.
-        begins: sequences each lane has served before, int64 [lanes].
-        ends: sequences each lane has in all, int64 [lanes].
+        position: first position at which a lane has no sequence left.
+        begins: sequences that each lane has served before, int64 [lanes].
+        ends: total sequences of each lane, int64 [lanes].
     """
 
     position: int
@@ -241,7 +254,10 @@ class SourceTail(NamedTuple):
     ends: Ints
 
     def at(self, turns: Ints) -> tuple[Ints, Ints]:
-        """(lane, index) of what turns of the source serve, counted in its era; index -1 where nothing is left."""
+        """Return (lane, index) of the sequences that turns serve, counted in the era.
+
+        The index is -1 if no sequence is left.
+        """
         lane_ends = np.cumsum(self.ends - self.begins)
         numbers = turns - int(self.begins.sum())
         lanes = lane_ends.searchsorted(numbers, side="right")
@@ -251,14 +267,17 @@ class SourceTail(NamedTuple):
         return lanes, np.where(is_past_end, -1, indices)
 
     def served_at(self, turns: int) -> Ints:
-        """What of each lane's sequences is served before a turn: int64 [lanes]."""
+        """Return the sequences of each lane served before a turn, int64 [lanes]."""
         remaining = self.ends - self.begins
         before = np.cumsum(remaining) - remaining
         served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, remaining)
         return served
 
     def turn(self, lane: int, index: int) -> int | None:
-        """The turn that serves a sequence: the way back of :meth:`at`; None where it lies before or is none."""
+        """Return the turn that serves a sequence of the tail, or None.
+
+        It is the inverse of :meth:`at`.
+        """
         if not self.begins[lane] <= index < self.ends[lane]:
             return None
         before = int((self.ends - self.begins)[:lane].sum())
@@ -267,21 +286,23 @@ class SourceTail(NamedTuple):
 
 @final
 class Timeline:
-    """Segments, made as far as they are asked for, since where a source is exhausted follows from its counts.
+    """Segments of a run, created on demand.
+
+    Exhaustion of a source depends on its counts, so segments cannot be created in advance.
 
     Args:
-        course: where weights and lengths change.
-        slots: (weights, numbers of the sources that are gone, era) -> slots of a period by the number of the
-            source; empty where none is left.
-        shape: number of sources, and of lanes.
-        limit: (source, era, counts) -> how many sequences each lane of a source has in an era, int64 [lanes], if one
-            has fewer than its count; else None, told without counting where that is certain.
-        stop: whether the run ends where the first source is exhausted; else the others take its share.
+        course: run layout with the changes of weights and lengths.
+        slots: function (weights, exhausted sources, era) -> slots of a period by source number; empty if no
+            source is left.
+        shape: number of sources and of lanes.
+        limit: function (source, era, counts) -> sequences of each lane of a source in an era, int64 [lanes], if a
+            lane has fewer than its count; else None, without counting pools where that is certain.
+        stop: whether the run ends when the first source is exhausted; else the others take its share.
 
     Attributes:
-        exhausted: position from which on each exhausted source is gone.
-        end: where the run ends because nothing is left; None while that is not known.
-        sure: up to here no source is exhausted but those that are known.
+        exhausted: position from which each exhausted source is unavailable.
+        end: position where the run ends because no sequence is left; None if unknown.
+        sure: position up to which all exhausted sources are known.
     """
 
     def __init__(
@@ -300,7 +321,7 @@ class Timeline:
         self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.seq_len_changes)})
         self._eras = [0, *(position for position, _ in course.seq_len_changes)]
         self._segments: list[TimelineSegment] = []
-        # By era and source, where there are several lanes: its tail, and up to where it has none for certain.
+        # By era and source, with several lanes: its tail, and the position up to which it certainly has none.
         self._tails: dict[tuple[int, int], SourceTail] = {}
         self._tailless_until: dict[tuple[int, int], int] = {}
         self.sure = 0
@@ -322,7 +343,7 @@ class Timeline:
         self._segments.append(TimelineSegment(position, numbers, schedule, era, served))
 
     def segment_at(self, position: int) -> TimelineSegment | None:
-        """The segment that holds a position; None where the run has ended before."""
+        """Return the segment that holds a position; None past the end of the run."""
         while self.sure <= position and (self.end is None or self.sure < self.end):
             self._extend_to(position)
         if self.end is not None and position >= self.end:
@@ -331,7 +352,7 @@ class Timeline:
         return self._segments[segment_index - 1]
 
     def until(self, segment: TimelineSegment) -> int | None:
-        """Where a segment ends, as far as is known now; None where nothing is known to follow."""
+        """Return the currently known end of a segment; None if nothing is known to follow."""
         segment_index = self._segments.index(segment)
         if segment_index + 1 < len(self._segments):
             return self._segments[segment_index + 1].position
@@ -341,15 +362,15 @@ class Timeline:
         return min(ends) if ends else None
 
     def segments(self) -> Sequence[TimelineSegment]:
-        """All segments known so far, in order."""
+        """Return all segments known so far, in order."""
         return self._segments
 
     def _extend_to(self, position: int) -> None:
-        """Make sure of the last segment up to its end or past ``position``, whichever comes first."""
+        """Check the last segment up to its end or past ``position``, whichever is first."""
         segment = self._segments[-1]
         mark_index = bisect_right(self._marks, segment.position)
         end = self._marks[mark_index] if mark_index < len(self._marks) else None
-        # In strides, so that asking one position after another is not a question of its own each.
+        # Positions are checked in strides, because sequential lookups would otherwise repeat the check each time.
         target = max(position + 1, self.sure + _STRIDE)
         target = -(-target // self._lanes) * self._lanes
         if end is not None:
@@ -369,7 +390,7 @@ class Timeline:
         self.sure = max(self.sure, exhausted_at)
 
     def _find_first_exhausted(self, segment: TimelineSegment, target: int) -> tuple[int, int] | None:
-        """(position, source) of the first that is exhausted before ``target``."""
+        """Return (position, source) of the first source exhausted before ``target``."""
         served = segment.served(target)
         exhausted_sources, ends_by_source = [], {}
         for number in segment.sources.tolist():
@@ -379,11 +400,11 @@ class Timeline:
             ends_by_source[number] = ends
             total = int(ends.sum())
             if int(served[number].sum()) > total:
-                # The lanes of a group of positions are of one schedule.
+                # Round up to full groups of lanes, because all positions of a group share one schedule.
                 exhausted_at = -(-(segment.turn(number, total) or segment.position) // self._lanes) * self._lanes
                 exhausted_sources.append((exhausted_at, number))
         first = min(exhausted_sources, default=None)
-        # Behind the first that is gone the schedule is another.
+        # The schedule changes when the first source is exhausted, so later positions are unknown.
         sure = first[0] if first else target
         for number in segment.sources.tolist() if self._lanes > 1 else []:
             tail = self._find_tail(number, segment.era, ends_by_source[number]) if number in ends_by_source else None
@@ -394,7 +415,10 @@ class Timeline:
         return first
 
     def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
-        """Where a source's tail begins in an era, in which one of its lanes is asked for more than it has."""
+        """Return the tail of a source in an era.
+
+        One of its lanes must have fewer sequences than the schedule asks for.
+        """
         for segment in self._segments:
             if segment.era != era:
                 continue
@@ -406,7 +430,7 @@ class Timeline:
         raise AssertionError("a lane that was asked for more than it has is in some segment")
 
     def tail(self, number: int, segment: TimelineSegment, until: int) -> SourceTail | None:
-        """The tail of a source in the era of a segment, if it begins before a position of the segment."""
+        """Return the tail of a source in a segment's era if it begins before ``until``."""
         key = (segment.era, number)
         if self._lanes == 1 or until <= self._tailless_until.get(key, 0):
             return None
@@ -420,9 +444,10 @@ class Timeline:
         return tail if tail.position < until else None
 
     def locate_sequences(self, segment: TimelineSegment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
-        """(source, lane, index in the era) of what positions of a segment hold, and whether lanes lend in a tail.
+        """Return (source, lane, index in the era, shared) of positions of a segment.
 
-        Unlike ``segment.at`` the lane is that which has the sequence; index -1 is an empty one.
+        Unlike in ``segment.at``, the lane is the one that owns the sequence. Index -1 is an empty sequence.
+        ``shared`` reports whether a tail is involved.
         """
         sources, lanes, indices = segment.at(positions)
         shared = False
@@ -436,7 +461,10 @@ class Timeline:
         return sources, lanes, indices, shared
 
     def tails(self, position: int) -> dict[int, int]:
-        """Sequences in the era of a position of each source whose tail begins before it and has not ended."""
+        """Return the total sequences of each source whose tail has begun but not ended.
+
+        The totals count from the beginning of the position's era.
+        """
         era = bisect_right(self._eras, position) - 1
         return {
             number: int(tail.ends.sum())
@@ -445,12 +473,9 @@ class Timeline:
         }
 
     def adopt(self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None) -> None:
-        """Take over what was found out up to a position.
+        """Load known exhausted sources and tails up to a position.
 
-        Args:
-            exhausted: where each source that is exhausted by then was.
-            position: up to which no other is.
-            tails: what :meth:`tails` told there, as sequences of each lane.
+        No source other than ``exhausted`` ends before it. ``tails`` are the counts of :meth:`tails`, per lane.
         """
         for exhausted_at, number in sorted((exhausted_at, number) for number, exhausted_at in exhausted.items()):
             if number in self.exhausted:
@@ -482,13 +507,13 @@ class Timeline:
     def _begin_marked_segments(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
         while (mark_index := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
-            # Past the end of the run nothing begins.
+            # No segment begins past the end of the run.
             if self._marks[mark_index] > position or self.end is not None:
                 break
             self._append(self._marks[mark_index], self._segments[-1].served(self._marks[mark_index]))
 
     def find_end(self) -> int:
-        """The position at which the run ends because its sources are exhausted."""
+        """Return the position at which exhausted sources end the run."""
         stride = 1 << 16
         while self.end is None:
             self.segment_at(self.sure + stride)
