@@ -1,4 +1,4 @@
-"""Text from a trained model, one token after the other."""
+"""Text generation with a trained model, one token at a time."""
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ def continue_text(
 
     Args:
         model: a trained model.
-        store: names the tokenizer.
-        prompt: text to go on from.
-        count: most tokens to add; the end token ends earlier.
-        window: tokens the model looks back on; at most the ``seq_len`` it was trained with.
-        temperature: below 1 prefers likely tokens.
+        store: store with the tokenizer.
+        prompt: text to continue.
+        count: maximum number of new tokens; the end token stops earlier.
+        window: context length in tokens; at most the ``seq_len`` of the training.
+        temperature: sampling temperature; below 1 prefers likely tokens.
 
     Returns:
-        The prompt and what was added.
+        the prompt and its continuation.
     """
     ids = [int(token) for token in store.tokenizer.encode_batch([prompt])[0]]
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +47,7 @@ def continue_text(
 
 @torch.no_grad()
 def _compute_next_logits(model: GPT | PretrainedModel, ids: list[int]) -> Tensor:
-    """Scores of the token after ``ids``: [vocab_size] float32 on the CPU."""
+    """Return the logits of the next token: [vocab_size] float32 on the CPU."""
     device = next(model.parameters()).device
     row = torch.tensor([ids], device=device)
     positions = torch.arange(len(ids), device=device)[None]

@@ -1,12 +1,11 @@
-"""The model: a small modern GPT, in one file.
+"""A small modern GPT in one file.
 
-RMSNorm before each part, rotary positions, normalised queries and keys, SwiGLU, no biases,
-one matrix for the embedding and the output. What is particular to batchloom is that a row
-holds several documents: ``position_ids`` restarts at 0 with each span, and a token attends
-to its own span only, so that the loss of a packed row is the loss of its documents.
+RMSNorm before each sublayer, rotary positions, normalised queries and keys, SwiGLU, no biases, tied embedding and
+output. Unlike in a usual GPT a row holds several documents: ``position_ids`` restarts at 0 with each span, and a
+token attends only to its own span, so that the loss of a packed row is the loss of its documents.
 
-Sources: RMSNorm arXiv:1910.07467; rotary positions arXiv:2104.09864; SwiGLU
-arXiv:2002.05202; normalised queries and keys arXiv:2302.05442.
+Sources: RMSNorm arXiv:1910.07467; rotary positions arXiv:2104.09864; SwiGLU arXiv:2002.05202; normalised queries
+and keys arXiv:2302.05442.
 """
 
 from __future__ import annotations
@@ -31,50 +30,52 @@ IGNORED_LABEL = -100
 
 
 def pad_vocabulary(size: int) -> int:
-    """``size`` up to a multiple of 64, which matrix units are built for."""
+    """Round ``size`` up to a multiple of 64, which suits tensor cores."""
     return -(-size // 64) * 64
 
 
 def compute_hidden_width(settings: ModelSettings) -> int:
-    """Size of the SwiGLU's inside."""
     return settings.hidden or -(-8 * settings.width // 3 // 64) * 64
 
 
 class RMSNorm(nn.Module):
-    """Scales each vector to a root mean square of 1, then by a learned gain; in float32."""
+    """RMS normalization with a learned gain, computed in float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to [..., width] float32."""
+        """Map [..., width] to [..., width] float32."""
         return functional.rms_norm(x.float(), (x.shape[-1],), self.gain, 1e-6)
 
 
 def make_rotary_table(position_ids: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, each [rows, 1, seq_len, head_width / 2] float32."""
+    """Return cosines and sines, each [rows, 1, seq_len, head_width / 2] float32."""
     steps = torch.arange(0, head_width, 2, device=position_ids.device) / head_width
     angles = position_ids[:, None, :, None].float() * base**-steps
     return angles.cos(), angles.sin()
 
 
 def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs of [rows, heads, seq_len, head_width] by the angles of their positions."""
+    """Rotate [rows, heads, seq_len, head_width] by the angles of its positions."""
     cos, sin = table
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def make_attention_mask(position_ids: Tensor) -> Tensor:
-    """Who attends to whom: [rows, 1, seq_len, seq_len] bool, causal inside each span."""
+    """Return the attention mask [rows, 1, seq_len, seq_len] bool, causal per span."""
     spans = (position_ids == 0).cumsum(1)
     same_span = spans[:, :, None] == spans[:, None, :]
     return same_span.tril_()[:, None]
 
 
 def make_flex_mask(position_ids: Tensor) -> BlockMask:
-    """The same as :func:`make_attention_mask` for flex_attention, which leaves empty blocks out."""
+    """Return the mask of :func:`make_attention_mask` for flex_attention.
+
+    It skips empty blocks.
+    """
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415
 
     spans = (position_ids == 0).cumsum(1)
@@ -88,7 +89,7 @@ def make_flex_mask(position_ids: Tensor) -> BlockMask:
 
 @cache
 def _compile_flex_attention() -> Callable[..., Tensor]:
-    """flex_attention as a compiled kernel; uncompiled it would build the whole score matrix."""
+    """Return compiled flex_attention; uncompiled it builds the full score matrix."""
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
 
     return torch.compile(flex_attention)
@@ -106,7 +107,7 @@ class SelfAttention(nn.Module):
         self.norm_k = RMSNorm(settings.width // settings.heads)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | BlockMask) -> Tensor:
-        """[rows, seq_len, width] to the same shape."""
+        """Map [rows, seq_len, width] to the same shape."""
         rows, seq_len, width = x.shape
         qkv = self.qkv(x).view(rows, seq_len, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -121,7 +122,7 @@ class SelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The feed-forward part: one half gates the other."""
+    """SwiGLU feed-forward layer: one half gates the other."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -130,14 +131,14 @@ class SwiGLU(nn.Module):
         self.out = nn.Linear(hidden, settings.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, seq_len, width] to the same shape."""
+        """Map [rows, seq_len, width] to the same shape."""
         gate, value = self.up(x).chunk(2, dim=-1)
         gated: Tensor = self.out(functional.silu(gate) * value)
         return gated
 
 
 class TransformerLayer(nn.Module):
-    """Attention, then SwiGLU, each added to the stream."""
+    """Transformer layer: attention, then SwiGLU, each with a residual connection."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -147,19 +148,19 @@ class TransformerLayer(nn.Module):
         self.mlp = SwiGLU(settings)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | BlockMask) -> Tensor:
-        """[rows, seq_len, width] to the same shape."""
+        """Map [rows, seq_len, width] to the same shape."""
         x = x + self.attention(self.norm_attention(x), table, mask)
         added: Tensor = x + self.mlp(self.norm_mlp(x))
         return added
 
 
 class GPT(nn.Module):
-    """The whole model.
+    """GPT language model.
 
     Args:
-        settings: the shape.
-        vocab_size: rows of the embedding, padding included.
-        seed: of the first weights; the global generator is not touched.
+        settings: shape of the model.
+        vocab_size: rows of the embedding, including padding.
+        seed: seed of the initial weights; the global generator is not used.
     """
 
     def __init__(self, settings: ModelSettings, vocab_size: int, seed: int = 0) -> None:
@@ -168,38 +169,38 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(vocab_size, settings.width)
         self.layers = nn.ModuleList(TransformerLayer(settings) for _ in range(settings.layers))
         self.norm = RMSNorm(settings.width)
-        # torch draws by 32 bits of a seed; hashed, every bit of any seed counts.
+        # torch uses 32 bits of a seed. Hashing makes every bit of a longer seed count.
         self._start(torch.Generator().manual_seed(derive_key("weights", seed)[0]))
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Number of rows of the embedding."""
         return self.embedding.num_embeddings
 
     @property
     def description(self) -> str:
-        """The model in a few words."""
+        """Short description of the model."""
         return f"{self.settings.layers} layers of width {self.settings.width}"
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator) -> None:
         for name, weight in self.named_parameters():
             if name.endswith("out.weight"):
-                # Each layer adds nothing at first: the stream starts as the embedding.
+                # Zero output projections make each layer an identity at the start.
                 weight.zero_()
             elif weight.dim() == 2:
                 scale = 0.5 if weight is self.embedding.weight else 1.0
                 weight.normal_(0.0, scale * weight.shape[1] ** -0.5, generator=generator)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Scores of every next token.
+        """Return the logits of every next token.
 
         Args:
             input_ids: [rows, seq_len] int64.
             position_ids: [rows, seq_len] int64, 0 at the start of each span.
 
         Returns:
-            [rows, seq_len, vocab_size].
+            logits, [rows, seq_len, vocab_size].
         """
         mask = make_flex_mask(position_ids) if position_ids.is_cuda else make_attention_mask(position_ids)
         head_width = self.settings.width // self.settings.heads
@@ -210,10 +211,10 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), self.embedding.weight)
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
-        """Sum of the loss over the trained tokens, in nats: a scalar, float32.
+        """Return the summed loss of the trained tokens in nats: a float32 scalar.
 
-        ``labels`` [rows, seq_len] int64 stand at their own tokens, as Hugging Face models
-        take them, with -100 where there is no loss.
+        ``labels`` [rows, seq_len] int64 are aligned with ``input_ids``, as for Hugging Face models, with -100 for
+        tokens without loss.
         """
         scores = self.logits(input_ids, position_ids).flatten(0, 1)
         following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()
@@ -221,7 +222,7 @@ class GPT(nn.Module):
 
 
 def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:
-    """Numbers a model learns, before it is made; the shared embedding counts once."""
+    """Return the number of parameters; the tied embedding counts once."""
     width = settings.width
     attention = 4 * width * width + 2 * (width // settings.heads)
     layer = attention + 3 * width * compute_hidden_width(settings) + 2 * width
@@ -229,7 +230,7 @@ def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:
 
 
 def make_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups: weight decay on matrices, none on gains."""
+    """Return optimizer groups: weight decay on matrices, none on gains."""
     weights = list(model.parameters())
     return [
         {"params": [w for w in weights if w.dim() >= 2], "weight_decay": weight_decay},

@@ -1,4 +1,4 @@
-"""Memory: what a run surely needs, reckoned before it is asked for; a sentence when it runs out."""
+"""Memory checks: a lower bound before the run, and a clear error when it runs out."""
 
 import os
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from batchloom.core.errors import TrainError
 from batchloom.train.distributed import RankGroup
 from batchloom.train.train_settings import PretrainedSettings, TrainSettings, compute_rank_rows
 
-# Of a parameter in float32: the weight, its gradient, AdamW's two moments.
+# A float32 parameter takes its weight, its gradient and AdamW's two moments.
 _TRAINING_BYTES_PER_PARAMETER = 16
 _BYTES_PER_WEIGHT = 4
-# Of a token in a batch, int64: input_ids, labels, position_ids.
+# A token of a batch has int64 input_ids, labels and position_ids.
 _BYTES_PER_TOKEN = 24
-# Of torch's allocator on the CPU, which has no exception of its own.
+# torch's CPU allocator has no exception class of its own, so its messages are matched.
 _ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
 
 
 def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
-    """Refuse a run whose model or batch alone is more than the whole memory.
+    """Refuse a run whose model or batch alone exceeds the total memory.
 
     Raises:
-        TrainError: names what is needed, what there is, and the sizes to lower.
+        TrainError: names the needed and the available memory, and the sizes to lower.
     """
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
@@ -64,17 +64,17 @@ def _format_size(size: int) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out."""
+    """Return whether an error means that memory ran out."""
     error_types = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, error_types) or any(message in str(error) for message in _ALLOCATION_MESSAGES)
 
 
 @contextmanager
 def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[None]:
-    """Turn running out of memory into a sentence that names what to lower.
+    """Convert out-of-memory errors to an error that names the sizes to lower.
 
     Raises:
-        TrainError: what was done inside ran out of memory.
+        TrainError: the body of the context ran out of memory.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""A Hugging Face model's folder as files: may it be loaded, what is it, whose tokenizer is in it.
+"""Files of a Hugging Face model folder: safety checks, fingerprint and tokenizer.
 
-Nothing here loads torch or transformers: a folder that cannot be used is refused at once.
+This module loads neither torch nor transformers, so that an unusable folder is refused at once.
 """
 
 import json
@@ -19,7 +19,7 @@ _CONFIG_FILE = "config.json"
 _WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
 _TOKENIZER_FILE = "tokenizer.json"
-# What transformers' AutoTokenizer reads beside it; none of it is code.
+# Files that transformers' AutoTokenizer reads next to tokenizer.json; none of them is code.
 _TOKENIZER_FILES = (
     _TOKENIZER_FILE,
     "tokenizer_config.json",
@@ -33,16 +33,14 @@ _TOKENIZER_FILES = (
     "merges.txt",
 )
 _EDGE_BYTES = 1 << 20
-# A vocabulary may be a little richer than the model's: tokens of a chat template, say.
+# The store's vocabulary may differ a little from the model's, for example by tokens of a chat template.
 _MAX_DIFFERENT_SHARE = 0.05
 
 
 def read_safe_config(folder: Path) -> dict[str, Any]:
-    """The ``config.json`` of a folder whose model may be loaded: plain weights, no code.
+    """Return ``config.json`` of a folder that is safe to load: no pickles, no code.
 
-    Raises:
-        InputMissingError: there is no such folder, or no model in it.
-        InputError: its weights are pickles or quantized, it needs code of its own, or it is a URL.
+    A missing folder or model raises InputMissingError, an unsafe or quantized one InputError.
     """
     refuse_url(folder, "--init")
     if not folder.is_dir():
@@ -75,12 +73,7 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
 
 
 def _list_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model.
-
-    Raises:
-        InputMissingError: there are none, or a part is missing.
-        InputError: there are pickles only.
-    """
+    """Return the safetensors files of a model; refuse pickles."""
     if (folder / _WEIGHTS_FILE).is_file():
         return [folder / _WEIGHTS_FILE]
     if not (folder / _WEIGHTS_INDEX_FILE).is_file():
@@ -105,7 +98,10 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def compute_folder_fingerprint(folder: Path) -> str:
-    """Names a model: its config, and size, first and last MiB of each file of weights."""
+    """Return a fingerprint of a model.
+
+    It covers the config, and size, first and last MiB of each weight file.
+    """
     digest = xxhash.xxh3_128()
     for file in (folder / _CONFIG_FILE, *_list_weight_files(folder)):
         size = file.stat().st_size
@@ -117,10 +113,10 @@ def compute_folder_fingerprint(folder: Path) -> str:
 
 
 def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
-    """What must be said of a store's tokenizer and that of a model; None when they are one.
+    """Describe how a store's tokenizer differs from a model's; None if it does not.
 
     Raises:
-        TrainError: the ids of the store mean other tokens to the model.
+        TrainError: the ids of the store are other tokens in the model.
     """
     if store.manifest is None:
         return f"{store.location.name} names no tokenizer: whether its ids are the model's cannot be compared"
@@ -154,31 +150,31 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
 
 
 def _get_store_vocabulary(store: Store) -> dict[int, str] | None:
-    """Tokens by id of a store's tokenizer; None where it is no tokenizer.json."""
+    """Return the tokens by id of a store's tokenizer; None if it is no tokenizer.json."""
     definition = store.tokenizer.state().get("tokenizer")
     return None if definition is None else _parse_vocabulary(json.dumps(definition))
 
 
 def _get_folder_vocabulary(folder: Path) -> dict[int, str] | None:
-    """Tokens by id of a model's tokenizer.json; None where there is none."""
+    """Return the tokens by id of a model's tokenizer.json; None if there is none."""
     file = folder / _TOKENIZER_FILE
     return _parse_vocabulary(file.read_text("utf-8")) if file.is_file() else None
 
 
 def _parse_vocabulary(definition: str) -> dict[int, str]:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from nothing
+    from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from scratch
 
     vocabulary = Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
     return {number: word for word, number in vocabulary.items()}
 
 
 def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
-    """Put the tokenizer files of a model's folder beside its trained weights.
+    """Copy the tokenizer files of a model's folder next to its trained weights.
 
-    Where it has none, the store's tokenizer is written, if that is a tokenizer.json.
+    Without any, the store's tokenizer is written, if it is a tokenizer.json.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     for name in _TOKENIZER_FILES:
         if (folder / name).is_file():
@@ -189,7 +185,7 @@ def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
     if (definition := store.tokenizer.state().get("tokenizer")) is not None:
         (out / _TOKENIZER_FILE).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
         chat = store.tokenizer.chat
-        # A model's class has one of its own in mind, whose rules need not be these.
+        # The default class of the model type may apply other rules, so name the generic one.
         tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
         (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, ensure_ascii=False), "utf-8")
         if (template := chat.templates.get("default")) is not None:

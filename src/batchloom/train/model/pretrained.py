@@ -1,11 +1,10 @@
-"""A Hugging Face language model as the loop takes it: rows in, the sum of the loss out.
+"""Adapter of a Hugging Face language model to the loop: rows in, summed loss out.
 
-``position_ids`` restart with each document and no mask is given: from that transformers builds
-attention inside each document, where the model and its attention support it. A mask of ones
-or a cache would undo it silently. :meth:`PretrainedModel.prove_isolation` shows it for the model at
-hand before it is trained.
+``position_ids`` restart with each document and no mask is passed. From that transformers builds attention inside
+each document, if the model and its attention support it. A mask of ones or a cache would silently undo it.
+:meth:`PretrainedModel.prove_isolation` verifies it for a model before training.
 
-transformers is imported here alone, with no network and no code but its own.
+Only this module imports transformers, without network access and without custom code.
 """
 
 import importlib
@@ -32,25 +31,25 @@ from batchloom.train.train_settings import PretrainedSettings
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# What a model is given beside tokens and positions, by the names of its arguments.
+# Further model inputs besides tokens and positions, by argument name.
 ModelInputs = Mapping[str, Any]
-# Scores of a vocabulary held at once, in numbers: 128 MiB of float32.
+# Maximum number of logits in memory at once: 128 MiB of float32.
 _MAX_SCORES = 1 << 25
 
 
 @final
 class PretrainedModel(nn.Module):
-    """The model of a folder, in float32 and without dropout.
+    """Model of a folder, in float32 and without dropout.
 
     Args:
-        model: as transformers builds it.
-        name: its folder, for people.
-        dtype: of the weights in the folder; they are given back in bfloat16 if they came so.
+        model: the transformers model.
+        name: folder of the model, for messages.
+        dtype: dtype of the weights in the folder; bfloat16 weights are saved in bfloat16 again.
 
     Attributes:
-        model: the same.
-        vocab_size: rows of the embedding.
-        window: tokens that layers of sliding attention look back on; None where none are.
+        model: the transformers model.
+        vocab_size: number of rows of the embedding.
+        window: context in tokens of sliding-window layers; None without such layers.
     """
 
     def __init__(self, model: Any, name: str, dtype: str) -> None:
@@ -66,26 +65,26 @@ class PretrainedModel(nn.Module):
 
     @property
     def description(self) -> str:
-        """The model in a few words."""
+        """Short description of the model."""
         return f"{type(self.model).__name__} of {self.name}"
 
     @property
     def attention(self) -> str:
-        """What its attention is called."""
-        # transformers has no other name for it.
+        """Name of the attention implementation."""
+        # transformers exposes no public name for it.
         return self.model.config._attn_implementation or "its own"  # noqa: SLF001
 
     @property
     def _needs_half_precision(self) -> bool:
-        """Whether the attention's kernels know half precision only."""
+        """True if the attention kernels support only half precision."""
         return self.attention.startswith("flash")
 
     def make_probe_autocast(self, device: torch.device) -> torch.autocast:
-        """For looking at what the model does: float32, where that can be."""
+        """Return the autocast context of probes: float32 unless that is unsupported."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self._needs_half_precision)
 
     def compile_body(self) -> None:
-        """Compile the layers in place; the names of the weights stay."""
+        """Compile the layers in place; weight names stay unchanged."""
         (self.model.base_model if self._head_is_plain else self.model).compile()
 
     def forward(
@@ -95,10 +94,10 @@ class PretrainedModel(nn.Module):
         position_ids: Tensor,
         media: ModelInputs | None = None,
     ) -> Tensor:
-        """Sum of the loss over the trained tokens, in nats: a scalar, float32.
+        """Return the summed loss of the trained tokens in nats: a float32 scalar.
 
-        Arguments as of ``model.GPT``, and what else the model is given where there are media. Scores are made of
-        trained tokens only, a bounded number at a time, where the head is nothing but a matrix.
+        Arguments are those of :class:`GPT`, plus ``media`` inputs. If the head is a plain matrix, logits are
+        computed for trained tokens only, in bounded chunks.
         """
         targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
         is_trained = targets != IGNORED_LABEL
@@ -109,15 +108,19 @@ class PretrainedModel(nn.Module):
         return compute_summed_loss(self.model.get_output_embeddings(), hidden, targets[is_trained])
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
-        """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
+        """Return the logits of every next token, [rows, seq_len, vocab_size].
+
+        Arguments are those of :meth:`forward`.
+        """
         return self._call(self.model, input_ids, position_ids, media)
 
     def scores(
         self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
     ) -> Callable[[int, slice], Tensor]:
-        """What gives the scores of some tokens of a row, [tokens, vocab_size], all of which are never held at once.
+        """Return a function (row, slice) -> logits, [tokens, vocab_size].
 
-        Arguments as of :meth:`forward`.
+        If the head is a plain matrix, the logits of all tokens are never in memory at once. Arguments are those
+        of :meth:`forward`.
         """
         if not self._head_is_plain:
             all_scores = self.logits(input_ids, position_ids, media)
@@ -130,16 +133,16 @@ class PretrainedModel(nn.Module):
         model_inputs = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
         if self._takes_positions:
             model_inputs["position_ids"] = position_ids
-        # Qwen2-Audio's asks its own body for names.
+        # Request a named output, because Qwen2-Audio reads its own body's output by name.
         output: Tensor = part(**model_inputs, use_cache=False, return_dict=True)[0]
         return output
 
     @torch.no_grad()
     def detect_linear_head(self, store: Store) -> None:
-        """See whether the scores are the last states times a matrix, with nothing after it.
+        """Check whether the logits are the last hidden states times a matrix.
 
         Raises:
-            TrainError: they are not finite.
+            TrainError: the logits are not finite.
         """
         device = next(self.parameters()).device
         row = select_probe_documents(store, 64)[0][None].to(device)
@@ -162,18 +165,18 @@ class PretrainedModel(nn.Module):
         )
 
     def prove_isolation(self, store: Store, seq_len: int, rows: int) -> float:
-        """Make sure that packed documents do not see each other.
+        """Verify that packed documents do not attend to each other.
 
         Args:
-            store: whose documents are looked at.
-            seq_len: of the rows in training.
-            rows: of a pass.
+            store: store whose first documents are tested.
+            seq_len: tokens of a row in training.
+            rows: rows of a forward pass.
 
         Returns:
-            The mean distance between packed and single documents, in nats a token.
+            mean difference between the losses of packed and single documents, in nats per token.
 
         Raises:
-            TrainError: they do; names the model and what to change.
+            TrainError: they attend to each other; names the model and a remedy.
         """
         device = next(self.parameters()).device
         documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
@@ -186,18 +189,18 @@ class PretrainedModel(nn.Module):
         return self.check_no_leak(packed, mixed, store)
 
     def check_no_leak(self, packed: float, mixed: float, store: Store) -> float:
-        """Judge how far losses in packed rows are from those of the documents alone.
+        """Check the loss difference between packed and single documents.
 
         Args:
-            packed: nats a token.
-            mixed: the same where nothing keeps documents apart.
-            store: of the documents.
+            packed: difference in nats per token.
+            mixed: the same without any separation of documents.
+            store: store of the documents.
 
         Returns:
             ``packed``.
 
         Raises:
-            TrainError: they see each other.
+            TrainError: the documents attend to each other.
         """
         if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
@@ -210,17 +213,17 @@ class PretrainedModel(nn.Module):
         return packed
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write what transformers' ``from_pretrained`` reads: config.json and safetensors.
+        """Write config.json and safetensors for transformers' ``from_pretrained``.
 
         Raises:
-            OSError, SafetensorError: it cannot be written.
+            OSError, SafetensorError: the files cannot be written.
         """
-        # transformers would write with what compile_body adds to a module's names otherwise.
+        # Pass the state explicitly, because transformers would write the names that compile_body adds to modules.
         state = self.model.state_dict()
         if self._dtype == "bfloat16":
             cast_tensors: dict[int, Tensor] = {}
             for name, tensor in state.items():
-                # Shared weights stay shared, so that they are written once.
+                # Shared weights must stay shared, so that they are written once.
                 cast_tensor = cast_tensors.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
                 state[name] = cast_tensor if tensor.is_floating_point() else tensor
         self.model.save_pretrained(folder, state_dict=state)
@@ -231,15 +234,10 @@ class PretrainedModel(nn.Module):
 
 
 def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of a head's scores, summed, with a bounded number of scores in memory.
+    """Return the summed cross-entropy of a head with bounded memory for logits.
 
-    Args:
-        head: hidden states to scores.
-        hidden: [tokens, width].
-        targets: [tokens] int64.
-
-    Returns:
-        A scalar, float32; it has a gradient, of zero, also for no tokens.
+    ``hidden`` is [tokens, width], ``targets`` [tokens] int64, the result a float32 scalar. It has a gradient, of
+    zero, even without any tokens.
     """
     rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
@@ -250,7 +248,7 @@ def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Ten
         return compute_part_loss(hidden, targets)
     total = torch.zeros((), device=hidden.device)
     for states, target_chunk in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-        # The scores are made again for the gradient, instead of being kept.
+        # Checkpointing recomputes the logits in the backward pass instead of storing them.
         total = total + checkpoint(
             compute_part_loss, states, target_chunk, use_reentrant=False, preserve_rng_state=False
         )
@@ -258,11 +256,7 @@ def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Ten
 
 
 def _import_transformers() -> Any:
-    """The package; it takes seconds to load, and only ``--init`` needs it.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Import transformers; that takes seconds, and only ``--init`` needs it."""
     if find_spec("transformers") is None:
         raise MissingDependencyError(
             "--init needs transformers, not installed: pip install 'batchloom[train,hf]' (or: pip install datasets "
@@ -272,12 +266,12 @@ def _import_transformers() -> Any:
 
 
 def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
-    """What the folder says of its model, as transformers understands it.
+    """Return the transformers config of a model folder.
 
     Raises:
         MissingDependencyError: transformers is not installed.
-        InputMissingError: there is no model.
-        InputError: it is none that can be finetuned here.
+        InputMissingError: the folder has no model.
+        InputError: the model cannot be finetuned here.
     """
     hf = _import_transformers()
     folder = Path(settings.init)
@@ -299,19 +293,15 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
 
 
 def _list_supported_classes(*, media: bool) -> set[str]:
-    """The classes of transformers that can be finetuned on tokens alone, or on media, too."""
+    """Return the transformers classes for text models, or for multimodal ones."""
     auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
     name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-    # Before transformers 5 there is none for media.
+    # transformers before version 5 has no mapping for multimodal models.
     return set(getattr(auto_module, name, {}).values())
 
 
 def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
-    """Refuse a model of text alone for a store with media, and one of media for a store of text.
-
-    Raises:
-        InputError: names its class.
-    """
+    """Refuse a text model for a store with media, and a multimodal one for text."""
     class_names = config.architectures or []
     if not class_names or _list_supported_classes(media=media).intersection(class_names):
         return
@@ -330,20 +320,20 @@ def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) 
 
 
 def get_max_positions(config: "PretrainedConfig") -> int | None:
-    """The most tokens a model was built for; None where it has no such bound."""
+    """Return the maximum context length of a model; None if it has none."""
     max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return max_positions if isinstance(max_positions, int) and max_positions > 0 else None
 
 
 def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
-    """The model of a folder without the memory of its weights.
+    """Build the model of a folder on the meta device, without memory for its weights.
 
     Args:
-        settings: names the folder.
-        media: whether it is to be given images or audio, too.
+        settings: settings with the folder.
+        media: whether the data holds images or audio.
 
     Raises:
-        SettingsError: its attention cannot be had.
+        SettingsError: its attention implementation is unavailable.
         InputError: transformers cannot build it, or it is for other data.
     """
     config = read_model_config(settings)
@@ -367,7 +357,9 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
 
 
 def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool) -> None:
-    """Refuse a model that has no row for some id of a store, which holds images or audio where ``media``.
+    """Refuse a model whose embedding is too small for the ids of a store.
+
+    ``media`` tells whether the store holds images or audio.
 
     Raises:
         TrainError: names both sizes.
@@ -394,25 +386,25 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
 
 
 def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") -> PretrainedModel:
-    """The model of a folder with its weights, in float32.
+    """Load the model of a folder with its weights, in float32.
 
     Args:
-        settings: names the folder.
-        blueprint: its blueprint, whose attention is taken.
+        settings: settings with the folder.
+        blueprint: the same model on the meta device, whose class and attention are used.
 
     Raises:
         InputError: weights are missing, damaged or of another shape.
     """
     folder = Path(settings.init)
     try:
-        # Of any class: transformers' types know of no ``output_loading_info``.
+        # The type is Any, because the stubs of transformers lack ``output_loading_info``.
         kind: Any = type(blueprint)
         model, loading_info = kind.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation=blueprint.config._attn_implementation,  # noqa: SLF001 - as it was built
             use_safetensors=True,
-            # They are told with those that are missing, not in a table of its own.
+            # Mismatched weights are reported together with missing ones below.
             ignore_mismatched_sizes=True,
             local_files_only=True,
             output_loading_info=True,
@@ -436,7 +428,7 @@ def _count_embedding_rows(model: Any) -> int:
 
 
 def _list_load_errors() -> tuple[type[Exception], ...]:
-    """What transformers raises over a config or weights that are none."""
+    """List the exceptions that transformers raises for an invalid config or weights."""
     strict = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     plain = (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError)
     return (*plain, SafetensorError, strict)
