@@ -1,4 +1,4 @@
-"""The data of a training run: stores, mixtures, raw inputs, and what replaces missing data.
+"""Data of a training run: stores, mixtures, raw inputs, and synthetic fallbacks.
 
 Read `dataset_run.py` first.
 """

@@ -1,4 +1,4 @@
-"""A run on the data sets that a YAML file names: prepared below the run's folder, packed as it says."""
+"""Run on the data sets of a YAML file, prepared below the run's folder."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from batchloom.train.distributed import RankGroup
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import TrainSettings
 
-# What a person typed or wrote, by the name of the setting.
+# Names under which users know each setting, on the command line and in the file.
 _COMMAND_OPTIONS = {"seq_len": "--seq-len", "packing": "--packing", "overlong": "--overlong"}
 _CONFIG_KEYS = {
     "seq_len": "packing_length",
@@ -26,17 +26,19 @@ def prepare_dataset_store(
     ranks: RankGroup,
     print_line: PrintLine,
 ) -> Path:
-    """Prepare data sets into ``folder``, or go on there; the first rank does it, the others wait.
+    """Prepare data sets into ``folder``, or resume there.
+
+    The first rank prepares, the others wait.
 
     Args:
         config: the data sets.
-        folder: of the store, where every rank finds it.
-        tokenizer: as prepare takes it; None for the one that ``config`` names, else prepare's.
-        ranks: this process's place.
-        print_line: prints one line.
+        folder: folder of the store, at the same path on every rank.
+        tokenizer: tokenizer in the form prepare takes; None for that of ``config``, else prepare's default.
+        ranks: rank group of this process.
+        print_line: function that prints one line.
 
     Raises:
-        BatchloomError: whatever prepare finds wrong.
+        BatchloomError: any error of prepare.
     """
 
     def prepare() -> None:
@@ -49,7 +51,7 @@ def prepare_dataset_store(
 
 
 def choose_tokenizer(config: DatasetConfig, tokenizer: str | None, init: Path | None) -> str | None:
-    """The tokenizer that was asked for, else the file's, else the one of the model to finetune."""
+    """Return the requested tokenizer, else the file's, else the pretrained model's."""
     if tokenizer is not None or config.tokenizer is not None:
         return tokenizer or config.tokenizer
     return str(init) if init is not None and (init / "tokenizer.json").is_file() else None
@@ -62,13 +64,13 @@ def describe_order(
     *,
     is_continuation: bool,
 ) -> str:
-    """How documents become sequences, and who said so.
+    """Describe how documents become sequences, and the origin of each setting.
 
     Args:
         config: the data sets.
-        dataset_settings: the settings it states for this run; empty where it says nothing of them.
-        settings: those of the run.
-        is_continuation: whether they are those the run was begun with.
+        dataset_settings: the plan settings that ``config`` states for this run; may be empty.
+        settings: settings of the run.
+        is_continuation: whether the run was started earlier with these settings.
     """
     order = settings.order
     packed = "one document a sequence" if order.packing == "none" else f"packing {order.packing}"

@@ -1,4 +1,4 @@
-"""A store that lives in memory for as long as it is trained on."""
+"""Temporary store in memory for the duration of a training run."""
 
 import shutil
 import signal
@@ -16,7 +16,7 @@ from batchloom.train.distributed import RankGroup
 from batchloom.train.train_log import PrintLine
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700 is made in it
-# Bytes of temporary and final token files for a byte of text, in the worst case (one id a byte).
+# Bytes of temporary and final token files per byte of text in the worst case (one id per byte).
 _STORE_SIZE_FACTOR = 6
 _COMPRESSION_FACTOR = 8
 _COMPRESSED_SUFFIXES = (".gz", ".zst")
@@ -24,7 +24,6 @@ _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
 def describe_missing_input(inputs: Path) -> str:
-    """Return the sentence about an input that is not there."""
     return describe_missing_path(str(inputs), "name a file or folder that exists")
 
 
@@ -38,22 +37,22 @@ def prepare_temporary_store(
     *,
     follow_links: bool = False,
 ) -> Iterator[Path]:
-    """Prepare an input into a store that is removed at the end; once on each machine.
+    """Prepare an input into a temporary store, once on each machine.
 
-    It lies in memory where there is room, else in the folder for temporary files.
+    The store is in memory if it fits, else in the folder for temporary files. It is removed at the end.
 
     Args:
-        inputs: a file or folder, as prepare takes it.
-        tokenizer: as prepare takes it; None for prepare's default.
-        media: the settings of images and audio, as prepare takes them; None where none are read.
-        ranks: the first rank of a machine prepares, its neighbours wait.
-        print_line: prints one line.
-        follow_links: as prepare takes it.
+        inputs: a file or folder, in the form prepare takes.
+        tokenizer: tokenizer in the form prepare takes; None for its default.
+        media: settings of images and audio in the form prepare takes; None for text only.
+        ranks: rank group; the first rank of a machine prepares, the others wait.
+        print_line: function that prints one line.
+        follow_links: option of prepare.
 
     Raises:
-        InputMissingError: there is nothing at ``inputs``.
-        InputError: it is a manifest, which also says how to train.
-        BatchloomError: whatever prepare finds wrong.
+        InputMissingError: ``inputs`` does not exist.
+        InputError: it is a manifest, which also has training settings.
+        BatchloomError: any error of prepare.
     """
     if not inputs.exists():
         refuse_url(inputs, "--input-file")
@@ -69,7 +68,7 @@ def prepare_temporary_store(
         _exit_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="batchloom-", dir=parent_folder) as folder,
     ):
-        # The log and the curve name the data by this folder.
+        # The log and the plots show the name of this folder as the name of the data.
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             print_line(f"input  {inputs} is prepared in {store}, which is removed at the end")
@@ -80,7 +79,7 @@ def prepare_temporary_store(
 
 
 def _fits_in_memory(inputs: Path) -> bool:
-    """Whether memory has room for the store and what making it takes, twice over."""
+    """Return whether memory has room for twice the store and its temporary files."""
     if not _SHARED_MEMORY.is_dir():
         return False
     files = [f for f in inputs.rglob("*") if f.is_file()] if inputs.is_dir() else [inputs]
@@ -93,7 +92,7 @@ def _fits_in_memory(inputs: Path) -> bool:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Let a polite kill (a scheduler's, torchrun's) run the clean-up as Ctrl-C does."""
+    """Run the clean-up on SIGTERM (from a scheduler or torchrun), as on Ctrl-C."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""Data that is not there, and what may stand in for it where that was asked for."""
+"""Synthetic data as a requested replacement for missing data."""
 
 import logging
 from pathlib import Path
@@ -18,18 +18,18 @@ _LOG = logging.getLogger("batchloom")
 def choose_synthetic_data(
     data: Path | str | None, input_file: Path | None, settings: TrainSettings, ranks: RankGroup
 ) -> Path | None:
-    """The name of the synthetic data to train on in place of data that is absent; None where it is there.
+    """Return the spec of synthetic data that replaces missing data, or None.
 
-    Data that is there and cannot be used is no case of it: whoever opens it meets the reason.
+    Data that exists but is unusable is not replaced, because opening it reports the reason.
 
     Args:
-        data: a store's folder or a prefix.
-        input_file: a file or folder; one of the two is given.
-        settings: of the run, whose model knows a vocabulary.
-        ranks: all of them must find the same.
+        data: folder of a store, or a prefix.
+        input_file: a file or folder; either this or ``data`` is given.
+        settings: settings of the run; its model determines the vocabulary.
+        ranks: rank group; all ranks must agree.
 
     Raises:
-        TrainError: some ranks have the data, and others have not.
+        TrainError: the data exists for some ranks only.
     """
     reason = _describe_absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
     if input_file is not None and _is_absent(input_file):
@@ -50,7 +50,7 @@ def choose_synthetic_data(
 
 
 def _describe_absent_store(data: Path) -> str:
-    """Why a store cannot be opened, where that is because nothing is there; else empty."""
+    """Return the error text of a store that does not exist; empty if it exists."""
     stem = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
     halves = (stem.with_name(stem.name + ending) for ending in (".bin", ".idx") if stem.name)
     if not all(_is_absent(path) for path in (data, *halves)):
@@ -63,9 +63,9 @@ def _describe_absent_store(data: Path) -> str:
 
 
 def _is_absent(path: Path) -> bool:
-    """Whether the system says that nothing is there: not that it may not be looked at.
+    """Return whether a path does not exist, as opposed to being unreadable.
 
-    Behind a link that leads nowhere there may be data which is not mounted now.
+    A path behind a broken symbolic link does not count as absent, because its data may only be unmounted.
     """
     try:
         path.lstat()
@@ -76,7 +76,7 @@ def _is_absent(path: Path) -> bool:
 
 
 def _get_model_vocabulary(settings: TrainSettings) -> int | None:
-    """The ids the run's model knows; None where it takes any number."""
+    """Return the model's vocabulary size; None if it adapts to any."""
     if not isinstance(settings.model, PretrainedSettings):
         return settings.model.vocab_size
     vocab_size = getattr(read_model_config(settings.model), "vocab_size", None)

@@ -1,4 +1,4 @@
-"""What a run of several stores says before it begins: shares, where they change, what runs out and when."""
+"""Report of a mixture before a run: shares, their changes, and exhausted sources."""
 
 import logging
 from dataclasses import replace
@@ -11,16 +11,16 @@ from batchloom.train.run_folder import RunFolder
 
 _LOG = logging.getLogger("batchloom")
 _MAX_LISTED = 6
-# Where sources run out follows from their counts: up to so many documents these take a second.
+# Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
 _MAX_INLINE_COUNT = 1 << 20
 
 
 def describe_mixture(plan: Plan, steps: int) -> list[str]:
-    """The effective shares of a run's sources, what its stages and edits change, and what is exhausted.
+    """Describe source shares, changes by stages and edits, and exhausted sources.
 
     Args:
-        plan: of the run.
-        steps: how many it is to have.
+        plan: plan of the run.
+        steps: number of steps of the run.
     """
     lines = []
     if isinstance(plan.orders.data, Mixture):
@@ -70,7 +70,7 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
 
 
 def _format_steps(plan: Plan, position: int) -> str:
-    """How many steps are done where what a position begins holds for whole steps: one number, from 0 or 1 counted."""
+    """Format the number of completed steps before a change at a position."""
     return format_count(plan.orders.course.steps_until(position), "step")
 
 
@@ -81,7 +81,9 @@ def _format_shares(shares: dict[str, float]) -> str:
 
 
 def open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGroup) -> Mixture:
-    """The mixture with each store of the generation that a run was begun on, told where it is not the one given.
+    """Open each store of a mixture at the generation the run was started on.
+
+    A generation that is not the given one is logged.
 
     Raises:
         TrainError: there is no run in the folder.

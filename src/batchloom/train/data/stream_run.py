@@ -1,4 +1,4 @@
-"""A run on raw inputs: what it asks of a store, answered of a stream."""
+"""Adapter that lets a run on raw inputs use a stream in place of a store."""
 
 import json
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from batchloom.train.train_settings import TrainSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a run reads a stream; see ``batchloom.stream``.
+    """Options of reading a stream; see ``batchloom.stream``.
 
     Attributes:
-        lanes: how many parts of the input are read side by side.
-        workers: processes of each rank that tokenize; None for one a core.
-        keep: a folder where the store of the inputs grows meanwhile.
-        follow_links: whether symbolic links are followed that lead out of an input folder.
+        lanes: number of input parts that are read in parallel.
+        workers: tokenizing processes of each rank; None for one per core.
+        keep: folder in which a store of the inputs is written meanwhile.
+        follow_links: whether to follow symbolic links that lead out of an input folder.
     """
 
     lanes: int | None = None
@@ -39,13 +39,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """What a run is to read without preparing it; see ``batchloom.stream``.
+    """Raw inputs of a run; see ``batchloom.stream``.
 
     Attributes:
-        inputs: files, folders, globs and URLs, as prepare takes them.
-        tokenizer: as prepare takes it; None for its default.
-        media: the settings of images and audio, as prepare takes them; None where none are read.
-        options: how it is read.
+        inputs: files, folders, globs and URLs, in the form prepare takes.
+        tokenizer: tokenizer in the form prepare takes; None for its default.
+        media: settings of images and audio in the form prepare takes; None for text only.
+        options: options of reading the stream.
     """
 
     inputs: tuple[str, ...]
@@ -56,16 +56,16 @@ class StreamRequest:
 
 @final
 class StreamData:
-    """A stream in place of a store: answers what a run asks of its data.
+    """Stream with the interface of a store that a run uses.
 
     Attributes:
-        stream: what is read.
-        request: as it was asked for.
-        path: of the first input.
+        stream: the stream.
+        request: the request it was opened with.
+        path: path of the first input.
     """
 
     split, subsets, masked = "train", (), False
-    # Its tokenizer is known, as that of a store with a manifest.
+    # The run reads a truthy manifest as a known tokenizer, which a stream always has.
     manifest = True
 
     def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: RankGroup) -> None:
@@ -94,7 +94,7 @@ class StreamData:
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
 
     def loader(self, augment: dict[str, Any] | None) -> Loader:
-        """This rank's batches."""
+        """Return this rank's loader."""
         ranks = self._ranks
         return Loader(
             self.stream,
@@ -106,7 +106,7 @@ class StreamData:
 
     @cached_property
     def _spans(self) -> list[NDArray[np.int64]]:
-        """Documents, or pieces of them: those of this rank's first batch."""
+        """Documents or parts of documents in this rank's first batch."""
         ranks = self._ranks.rank, self._ranks.world_size
         loader = Loader(
             self.stream,
@@ -127,7 +127,7 @@ class StreamData:
 
     @property
     def lengths(self) -> "_StreamLengths":
-        """Lengths of these."""
+        """Lengths of the documents."""
         return _StreamLengths(np.array([len(span) for span in self._spans], np.uint32))
 
     def __getitem__(self, number: int) -> "_StreamDocument":
@@ -136,7 +136,7 @@ class StreamData:
 
 @dataclass(frozen=True, slots=True)
 class _StreamLocation:
-    """Place of the inputs, in place of a store's."""
+    """Location of the inputs, with the interface of a store's location."""
 
     name: str
     is_remote: bool = False
@@ -147,7 +147,7 @@ class _StreamLocation:
 
 @dataclass(frozen=True, slots=True)
 class _StreamContents:
-    """Facts of the documents, in place of a store's."""
+    """Facts about the documents, with the interface of a store's contents."""
 
     weights: tuple[tuple[str, float], ...] = ()
     synthetic: bool = False
@@ -167,18 +167,21 @@ class _StreamLengths:
 
 
 def as_store(data: StreamData) -> Store:
-    """The data of a run as the trainer's parts take it."""
+    """Cast the data of a run to the store type that the trainer's functions take."""
     return cast("Store", data)
 
 
 def as_stream(store: Store) -> StreamData | None:
-    """The stream behind a run's data; None where it is a store."""
+    """Return the stream behind a run's data; None if it is a store."""
     data: object = store
     return data if isinstance(data, StreamData) else None
 
 
 def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup) -> Mapping[str, Any]:
-    """The state of all ranks: of a stream each rank knows of its own lanes."""
+    """Return the loader state of all ranks.
+
+    For a stream it is merged, because each rank knows only its own lanes.
+    """
     rank_state = loader.state_dict()
     if data is None or ranks.world_size == 1:
         return rank_state
@@ -189,7 +192,7 @@ def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup
 
 
 def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> None:
-    """Say what is read."""
+    """Print the inputs of the stream."""
     raw_stream = data.stream
     print_line(f"data   {loader.origin}: {raw_stream!r}, tokenizer {data.tokenizer.name}")
     print_line("val    none: a stream has no val subset; its share of the documents is left out")
@@ -198,7 +201,9 @@ def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> 
 
 
 def check_run_stream(data: StreamData, newest: Path | None) -> None:
-    """Refuse to go on from the checkpoint of a run on another stream; without one nothing is known.
+    """Refuse to resume from a checkpoint of a run on another stream.
+
+    ``newest`` is the newest checkpoint, or None.
 
     Raises:
         StateError: names each field that differs.
@@ -208,7 +213,7 @@ def check_run_stream(data: StreamData, newest: Path | None) -> None:
 
 
 def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
-    """Make the store of what was kept, where the whole input was; else say what does."""
+    """Finish the store if all inputs were written to it; else print how to."""
     keeping, abandoned_folder = data.stream.keeping, data.stream.abandoned
     if abandoned_folder is not None:
         print_line(
@@ -230,7 +235,6 @@ def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
 
 
 def _make_finish_command(data: StreamData, out: Path) -> str:
-    """The command that makes the store of what was kept."""
     request = data.request
     inputs = " ".join(map(quote, request.inputs))
     option_values = {"tokenizer": request.tokenizer, **(request.media or {})}

@@ -1,4 +1,4 @@
-"""Images and audio in training: what a pass gives the model of them, and whether a model is made for a store's."""
+"""Images and audio in training: model inputs, and checks of the model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TEXT_KEYS = ("input_ids", "labels", "position_ids")
-# What transformers' models raise over features that are not theirs.
+# Errors that transformers models raise for features of another model's processor.
 _UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
 
 def holds_media(data: Store | Mixture) -> bool:
-    """Whether any store that is read was prepared with a processor, or a stream reads media."""
+    """Return whether a store was prepared with a processor, or a stream reads media."""
     if not isinstance(data, Mixture) and (stream := as_stream(data)) is not None:
         return stream.stream.processor is not None
     stores = data.stores.values() if isinstance(data, Mixture) else (data,)
@@ -31,11 +31,13 @@ def holds_media(data: Store | Mixture) -> bool:
 
 
 def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
-    """What a model is called with in a pass: tokens, labels, positions, and ``media`` where there is more.
+    """Return the keyword arguments of a model call: tokens, labels, positions, media.
+
+    ``media`` is present only if the batch has more than text.
 
     Args:
         part: rows of a batch.
-        window: tokens that the model's layers of sliding attention look back on.
+        window: context in tokens of the model's sliding-window layers.
     """
     model_inputs = {name: part[name] for name in _TEXT_KEYS}
     masked_items = add_model_masks(part, window).items()
@@ -47,13 +49,13 @@ def check_media_model(blueprint: "PreTrainedModel", folder: str, examples: Docum
     """Refuse a model that is made for other media than a store holds.
 
     Args:
-        blueprint: its blueprint.
-        folder: of it, for people.
+        blueprint: the model on the meta device.
+        folder: folder of the model, for messages.
         examples: documents of the run.
         seq_len: tokens of a row.
 
     Raises:
-        InputError: it takes other features, or another token stands for media in it.
+        InputError: the model takes other features, or another placeholder token for media.
     """
     if misfit := examples.describe_media_mismatch(blueprint, seq_len):
         raise InputError(f"--init: {folder} holds a {misfit}")
@@ -68,22 +70,7 @@ def check_media_isolation(
     *,
     packed: bool,
 ) -> float:
-    """Put a few documents with their media through a model, and make sure that packed ones do not see each other.
-
-    Args:
-        model: on its device.
-        examples: documents of the run.
-        store: named in errors.
-        sizes: rows of a pass, and tokens of a row.
-        packed: whether rows hold several documents in training.
-
-    Returns:
-        The mean distance between packed and single documents, in nats a token; 0 where none are packed.
-
-    Raises:
-        TrainError: it cannot take them, or they do.
-        MediumError: a medium cannot be read.
-    """
+    """Run documents with media through a model; verify that packed ones are isolated."""
     device = next(model.parameters()).device
     rows, longest = sizes
     numbers = examples.few(longest)
@@ -115,10 +102,10 @@ def check_media_isolation(
 
 
 def write_processor_files(loader: Loader, out: Path) -> None:
-    """Write the settings of the processor that a model was trained with beside its weights.
+    """Write the settings of the processor used in training next to the weights.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     if loader.media is None:
         raise AssertionError("asked of a run with media")
@@ -127,6 +114,6 @@ def write_processor_files(loader: Loader, out: Path) -> None:
 
 
 def _move_batch(device: torch.device, batch: Batch) -> Batch:
-    """The same batch, its tensors on a device."""
+    """Move the tensors of a batch to a device in place, and return the batch."""
     batch.update({name: value.to(device) for name, value in batch.items()})
     return batch
