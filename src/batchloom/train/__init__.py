@@ -1,6 +1,6 @@
-"""The reference trainer: a small GPT or a pretrained model on the batches of a loader.
+"""Reference trainer: a small GPT or a pretrained model on the batches of a loader.
 
-Read `loop.py` first. `data/` opens what a run reads, `model/` builds what it trains.
+Read `loop.py` first. `data/` opens the data of a run, `model/` builds its model.
 """
 
 import lazy_loader

@@ -1,9 +1,8 @@
-"""A checkpoint: the weights, AdamW's moments and one position. None of its files is a pickle.
+"""Checkpoints: weights, AdamW's moments and a position. No file is a pickle.
 
-``state.json`` holds the step, the loader's state, the XXH3-128 of the two other files, which
-are read only when it fits, and ``check``, the fingerprint of all this. There is no state of
-random generators: the order of the data is the plan's, the model has no dropout, and only the
-first weights are drawn.
+``state.json`` holds the step, the loader's state, the XXH3-128 of the two other files, which are read only if it
+matches, and ``check``, the fingerprint of all this. There is no state of random generators: the data order is the
+plan's, the model has no dropout, and only the initial weights are random.
 """
 
 import json
@@ -38,8 +37,7 @@ def write_checkpoint(
 ) -> None:
     """Write the files of a checkpoint into an empty folder, and sync them.
 
-    Raises:
-        OSError, SafetensorError: they cannot be written.
+    Raises OSError or SafetensorError if they cannot be written.
     """
     save_file(_collect_weights(model), folder / _MODEL_FILE)
     save_file(_collect_optimizer_tensors(model, optimizer), folder / _OPTIMIZER_FILE)
@@ -50,21 +48,16 @@ def write_checkpoint(
 
 
 def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict[str, Any]) -> None:
-    """Write ``state.json`` of a checkpoint, in place of the one there is.
+    """Replace ``state.json`` of a checkpoint.
 
-    Raises:
-        OSError: it cannot be written; the one there was stays.
+    If an OSError is raised, the old file is unchanged.
     """
     state = {"step": step, "loader": loader, "checksums": checksums}
     write_json(folder / _STATE_FILE, {**state, "check": fingerprint(state)})
 
 
 def check_journal(journal: list[dict[str, Any]]) -> None:
-    """Refuse edits that a checkpoint could not keep: what is written is to be read again.
-
-    Raises:
-        PlanError: says how large they are.
-    """
+    """Raise PlanError for a journal that is too large to be read back."""
     size, most = len(_encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
     if size > most:
         raise PlanError(
@@ -74,34 +67,26 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
-    """Fill model and optimizer from a checkpoint; both stay as they are when it is damaged.
+    """Load model and optimizer from a checkpoint; return its step and loader state.
 
-    Returns:
-        The step it was taken after, and the loader's state there.
-
-    Raises:
-        StateError: a file is damaged, missing or of another model.
+    A damaged checkpoint raises StateError and leaves both unchanged.
     """
     step, loader, checksums = read_checkpoint_state(path)
     weights = _read_tensors(path / _MODEL_FILE, checksums, _collect_weights(model))
     moments = _read_tensors(path / _OPTIMIZER_FILE, checksums, _make_moment_templates(model))
-    # Shared weights are filled by the first of their names.
+    # Shared weights are stored under the first of their names, and loading it fills all of them.
     model.load_state_dict(weights, strict=False)
     _fill_optimizer(model, optimizer, moments)
     return step, loader
 
 
 def read_checkpoint_step(checkpoint: Path) -> int:
-    """The step a checkpoint was taken after."""
+    """Return the number of steps done before a checkpoint, read from its name."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
 def raise_damaged_file(file: Path, fault: object) -> NoReturn:
-    """Say what is wrong with a file of a checkpoint, and how to go on without that.
-
-    Raises:
-        StateError: always.
-    """
+    """Raise StateError for a damaged file of a checkpoint, with a remedy."""
     raise StateError(
         f"The checkpoint cannot be used: {file} {fault}. Delete the folder {file.parent}; --resume "
         "then goes on from the checkpoint before it, or from the start where there is none."
@@ -109,7 +94,7 @@ def raise_damaged_file(file: Path, fault: object) -> NoReturn:
 
 
 def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether every number that a checkpoint would hold is finite."""
+    """Return whether every number of a checkpoint would be finite."""
     tensors = (
         *_collect_weights(model).values(),
         *_collect_optimizer_tensors(model, optimizer).values(),
@@ -118,7 +103,9 @@ def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """The step of a checkpoint, the loader's state, and the checksums of the other files, which are not looked at.
+    """Return the step, the loader's state and the checksums of a checkpoint.
+
+    The other files are not read.
 
     Raises:
         StateError: ``state.json`` is damaged or was changed by hand.
@@ -142,11 +129,7 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
 
 
 def _check_journal_unchanged(file: Path, loader: Any) -> None:
-    """Say which edit of a journal was changed by hand, where that is what was changed.
-
-    Raises:
-        StateError: names its fields.
-    """
+    """Raise StateError if an edit of the journal was changed by hand; name its fields."""
     edits = loader.get("edits") if isinstance(loader, dict) else None
     if not isinstance(edits, list) or not all(isinstance(entry, dict) for entry in edits):
         return
@@ -161,7 +144,7 @@ def _check_journal_unchanged(file: Path, loader: Any) -> None:
 
 
 def _read_tensors(file: Path, checksums: dict[str, Any], expected_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, which are those wanted in name, shape and dtype."""
+    """Load the tensors of a file after checking checksum, names, shapes and dtypes."""
     try:
         checksum = _compute_checksum(file)
         if checksum != checksums.get(file.name):
@@ -186,7 +169,7 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _compute_checksum(file: Path) -> str:
-    """XXH3-128 of a file, 32 hex digits."""
+    """Return the XXH3-128 of a file, 32 hex digits."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK_BYTES):
@@ -195,7 +178,7 @@ def _compute_checksum(file: Path) -> str:
 
 
 def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model, each of those that several parts share under its first name."""
+    """Return the tensors of a model; shared tensors appear under their first name."""
     first_names: dict[int, str] = {}
     return {
         name: tensor
@@ -205,11 +188,12 @@ def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _collect_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
+    """Return AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
     return {
         f"{moment}.{name}": optimizer.state[weight][moment]
         if weight in optimizer.state
-        # No step had a gradient for it yet (an expert nobody asked): AdamW would begin like this.
+        # No step has had a gradient for this weight (an expert that was never selected), so use AdamW's initial
+        # values.
         else torch.zeros(())
         if moment == "step"
         else torch.zeros_like(weight)
@@ -219,7 +203,10 @@ def _collect_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def _make_moment_templates(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of the names, shapes and dtypes of AdamW's moments, without memory of their own."""
+    """Return tensors with the names, shapes and dtypes of AdamW's moments.
+
+    They take no memory of their own.
+    """
     count = torch.empty((), device="meta")
     return {
         f"{moment}.{name}": count if moment == "step" else weight
@@ -242,11 +229,9 @@ def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object aside, sync it, and give it its name.
+    """Write an object to a temporary file, sync it, and rename it.
 
-    Raises:
-        OutputError: it is larger than what is read again; nothing was written.
-        OSError: it cannot be written.
+    An object too large to be read back raises OutputError before anything is written.
     """
     partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
     if len(text) > MAX_RUN_FILE_BYTES:
@@ -261,12 +246,12 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _encode_json(value: dict[str, Any]) -> str:
-    """An object as its file has it, each letter one byte."""
+    """Encode an object as it is written to its file; the text is ASCII."""
     return json.dumps(value, indent=2) + "\n"
 
 
 def fsync_path(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""The demo: real text that is on every machine, from its files to a model that has learned.
+"""Demo: from text files that exist on every machine to a trained model.
 
-The text is the language reference inside Python (``pydoc_data.topics``, in English) and the
-sources of the standard library: a fixed choice, at most a few megabytes.
+The text is the language reference inside Python (``pydoc_data.topics``, in English) and the sources of the
+standard library: a fixed selection of at most a few megabytes.
 """
 
 import math
@@ -27,7 +27,7 @@ from batchloom.train.train_settings import TrainSettings, load_named_config, mak
 
 DEMO_TOKENIZER = "train:4096"
 VAL_FRACTION = 0.03
-# The top-level modules first, then these packages; of each its own modules, not its tests.
+# The top-level modules come first, then those of these packages, without subpackages and their tests.
 _CORPUS_PACKAGES = (".", "asyncio", "collections", "email", "http", "json", "logging", "unittest")
 _MAX_CORPUS_BYTES = 8 << 20
 _DEMO_MARKER_FILE = "made-by-batchloom-demo"
@@ -35,16 +35,16 @@ _PROGRESS_INTERVAL = 10
 
 
 def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
-    """Prepare, check, load, train and sample, saying how each is done by hand.
+    """Prepare, check, load, train and sample, printing the equivalent commands.
 
     Args:
-        out: the demo's folder: new, empty, or that of an earlier demo.
+        out: folder of the demo: new, empty, or of an earlier demo.
         steps: optimizer steps; None for those of the configuration.
-        print_line: prints one line.
+        print_line: function that prints one line.
 
     Raises:
-        OutputError: ``out`` holds something that no demo wrote.
-        TrainError: the model did not come below the loss of guessing by frequency.
+        OutputError: ``out`` holds files that no demo wrote.
+        TrainError: the loss did not fall below the unigram entropy.
     """
     start_time = time.perf_counter()
     settings = make_settings(load_named_config("tiny"), {"steps": steps})
@@ -73,7 +73,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
 
 
 def _claim_folder(out: Path) -> None:
-    """Make the demo's folder, or take an earlier demo's; never anybody else's."""
+    """Create the demo's folder, or reuse an earlier demo's; refuse any other folder."""
     mark = out / _DEMO_MARKER_FILE
     if out.exists() and not mark.is_file() and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(f"{out} holds something that is not a demo's. Give --out a new or empty folder.")
@@ -87,14 +87,14 @@ def _claim_folder(out: Path) -> None:
 
 
 def _collect_corpus(folder: Path) -> tuple[int, int]:
-    """Copy the text into a folder; returns the number of files and their bytes."""
+    """Copy the text into a folder; return the number of files and bytes."""
     files = size = 0
     for name, text in _iter_texts():
         content = text.encode()
         if size + len(content) > _MAX_CORPUS_BYTES:
             break
         path = folder / name
-        # What is there already stays untouched, so that prepare sees the same inputs again.
+        # Equal files stay untouched, so that prepare recognizes the same inputs again.
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -105,7 +105,7 @@ def _collect_corpus(folder: Path) -> tuple[int, int]:
 
 
 def _iter_texts() -> Iterator[tuple[str, str]]:
-    """(name, text) of every document of the corpus, always in the same order."""
+    """Yield (name, text) of each document of the corpus in a fixed order."""
     for name in sorted(topics):
         yield f"topics/{name}.txt", topics[name]
     library = Path(sysconfig.get_path("stdlib"))
@@ -162,9 +162,9 @@ def _train_model(data: Path, settings: TrainSettings, run: RunFolder, print_line
 
 
 def _compute_unigram_loss(train_subset: Store, val: Store) -> float:
-    """Loss on val of guessing each token by its frequency in train, in nats a token.
+    """Return the loss on val of a unigram model of train, in nats per token.
 
-    Every token counts one more than it was seen, so that none is impossible.
+    Counts are smoothed by one, so that no token is impossible.
     """
     size = train_subset.tokenizer.vocab_size
     train_counts = _count_tokens(train_subset, size) + 1

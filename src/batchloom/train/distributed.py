@@ -1,4 +1,4 @@
-"""Who this process is among the ranks of a run, and the little they say to each other."""
+"""Rank group of a run: setup of torch.distributed and a few collectives."""
 
 import os
 import signal
@@ -14,22 +14,23 @@ import torch.distributed as dist
 from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 _MAX_PATH_BYTES = 4096
-# Longer than data is prepared.
+# The timeout must exceed the time of preparing the data.
 _COLLECTIVE_TIMEOUT = timedelta(days=30)
-# Torch joins gloo's threads while it holds the interpreter, and a thread that frees the last work of a group waits for
-# it. The threads end when the last model that uses the group is freed, after the group was left; so the work is kept.
+# torch joins gloo's threads while it holds the GIL, and a thread that frees the last work of a group waits for
+# the GIL. The threads end when the last model that uses the group is freed, after the group was destroyed.
+# Keeping a reference to the work avoids the deadlock.
 _RETAINED_WORK: list[dist.Work | None] = []
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A place among the data-parallel ranks.
+    """This process's rank in the data-parallel group.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of ranks.
-        local_rank: of this process on its machine.
-        device: where this rank computes.
+        local_rank: rank of this process on its machine.
+        device: device on which this rank computes.
     """
 
     rank: int
@@ -39,11 +40,11 @@ class RankGroup:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes and speaks for all."""
+        """True for rank 0, which writes and prints for all."""
         return self.rank == 0
 
     def total(self, *values: float) -> list[float]:
-        """The sum over all ranks of each value, the same on every rank."""
+        """Return the sum over all ranks of each value, the same on every rank."""
         if self.world_size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -53,11 +54,7 @@ class RankGroup:
 
     @contextmanager
     def collective_errors(self) -> Iterator[None]:
-        """For what waits for other ranks: when one of them is gone, it ends in a sentence.
-
-        Raises:
-            TrainError: another rank stopped.
-        """
+        """Convert collective errors to a TrainError: another rank stopped."""
         try:
             yield
         except RuntimeError as error:
@@ -69,7 +66,7 @@ class RankGroup:
             ) from error
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        """What every rank said, in the order of the ranks, the same on every rank."""
+        """Gather the messages of all ranks in rank order, the same on every rank."""
         if self.world_size == 1:
             return [message]
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
@@ -84,7 +81,7 @@ class RankGroup:
         return [bytes(buffer.tolist()[:size]) for buffer, size in zip(receive_buffers, sizes.tolist(), strict=True)]
 
     def broadcast_bytes(self, message: bytes) -> bytes:
-        """What the first rank said, on every rank; the others say anything."""
+        """Broadcast the message of rank 0; those of other ranks are ignored."""
         if self.world_size == 1:
             return message
         size = int(self.total(float(len(message) if self.first else 0))[0])
@@ -97,24 +94,20 @@ class RankGroup:
         return buffer.cpu().numpy().tobytes()
 
     def wait(self) -> None:
-        """Return when every rank has come here."""
+        """Block until every rank has called this."""
         self.total(0.0)
 
     def run_exclusively(self, work: Callable[[], object] | None) -> None:
-        """Do what some ranks have to do alone; all wait for each other, however long it takes.
+        """Run work on some ranks while all others wait, without a time limit.
 
-        Args:
-            work: of this rank; None where it has none.
-
-        Raises:
-            TrainError: another rank stopped.
+        Ranks with ``work`` None only wait. If another rank stops, TrainError is raised.
         """
         if self.world_size == 1:
             if work is not None:
                 work()
             return
         with self.collective_errors():
-            # What ranks say to each other elsewhere ends after minutes, lest one that hangs goes unseen.
+            # Other collectives keep their timeout of minutes, because it reveals a rank that hangs.
             group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
         if work is not None:
             work()
@@ -122,7 +115,7 @@ class RankGroup:
             dist.barrier(group)
 
     def broadcast_local_path(self, path: str) -> str:
-        """What the first rank of this machine gave as ``path``; the others give anything."""
+        """Broadcast ``path`` from the first rank of each machine to its other ranks."""
         if self.world_size == 1:
             return path
         send_buffer = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
@@ -136,7 +129,7 @@ class RankGroup:
 
 
 def find_differing_rank(values: Sequence[str]) -> str | None:
-    """Who says something else than the first rank, and what; None where all say the same."""
+    """Describe the first rank whose value differs from rank 0's; None if none does."""
     differing_rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
     return (
         None
@@ -146,21 +139,21 @@ def find_differing_rank(values: Sequence[str]) -> str | None:
 
 
 def _is_collective_error(error: RuntimeError) -> bool:
-    """Whether a collective failed; gloo has no exception of its own."""
+    """Return whether a collective failed; gloo has no exception class of its own."""
     if isinstance(error, BatchloomError):
         return False
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
-    """The device a rank computes on.
+    """Return the device of a rank.
 
     Args:
-        name: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
-        local_rank: picks the GPU where ``name`` does not.
+        name: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        local_rank: index of the GPU if ``name`` has none.
 
     Raises:
-        InputError: no such device, or torch sees none of that kind.
+        InputError: there is no such device, or torch sees none of that kind.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -182,19 +175,18 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 def join_ranks(
     device: str, *, alone: bool = False, print_line: Callable[[str], None] | None = None
 ) -> Iterator[RankGroup]:
-    """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
+    """Join the ranks that torchrun started, or be rank 0 of 1; leave at the end.
 
-    Ranks that have joined already, as Ray Train and scripts of one's own do, stay together.
+    An initialized process group, as of Ray Train or of the caller's own script, is used and left intact.
 
     Args:
-        device: see :func:`choose_device`.
-        alone: be rank 0 of 1 whatever the environment says.
-        print_line: told before others are waited for, where there are any.
+        device: device name; see :func:`choose_device`.
+        alone: whether to be rank 0 of 1 regardless of the environment.
+        print_line: function that prints a line before waiting for other ranks.
 
     Raises:
         InputError: see :func:`choose_device`.
-        TrainError: torchrun's variables are there in part only or say no rank, or the other
-            ranks cannot be reached.
+        TrainError: torchrun's variables are incomplete or invalid, or the other ranks cannot be reached.
     """
     if alone:
         yield RankGroup(0, 1, 0, choose_device(device, 0))
@@ -243,11 +235,14 @@ def join_ranks(
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Have Ctrl-C and a polite kill end the process at once: torch waits in native code, where no handler runs."""
+    """Let SIGINT and SIGTERM end the process at once.
+
+    torch waits in native code, where no Python handler runs.
+    """
     signal_numbers = (signal.SIGINT, signal.SIGTERM)
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous_handlers = {number: signal.getsignal(number) for number in signal_numbers if in_main_thread}
-    # What is ignored stays so, and what native code handles is its own.
+    # Ignored signals stay ignored, and handlers of native code are not touched.
     python_handlers = {number: handler for number, handler in previous_handlers.items() if callable(handler)}
     for number in python_handlers:
         signal.signal(number, signal.SIG_DFL)
@@ -259,7 +254,7 @@ def _exit_on_signals() -> Iterator[None]:
 
 
 def _read_rank_variables(names: tuple[str, ...]) -> tuple[int, int, int]:
-    """Rank, world size and local rank from these variables, each a place that exists."""
+    """Return rank, world size and local rank from the environment, validated."""
     variables = {name: os.environ[name] for name in names}
     if all(value.isdecimal() and len(value) < 10 for value in variables.values()):
         rank, world_size, local_rank = (int(value) for value in variables.values())

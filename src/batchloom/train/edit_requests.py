@@ -1,9 +1,10 @@
-"""Edits handed to a run while it trains: files in its folder, which the run looks at between steps.
+"""Edits of a running job: request files in its folder, read between steps.
 
-``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer in its place: ``taken``, the edit as its
-journal has it, or ``refused``, why. A checkpoint keeps the journal; until one is made the file does, so that a run
-which goes on takes up again, in the same order, what its checkpoint does not know of. While the answer is written
-the file has another name: until then whoever deletes it withdraws the edit, and from then on nobody can.
+``edits/000001-k2x9_q4m.json`` holds an edit. The run replaces its content with the answer: ``taken``, the edit in
+the form of the journal, or ``refused``, the reason. A checkpoint stores the journal. Until the next checkpoint
+only the request file has the edit, so a resumed run applies the edits its checkpoint lacks again, in the same
+order. While the answer is written the file has another name. Before that, deleting the file withdraws the edit;
+afterwards it cannot be withdrawn.
 """
 
 import json
@@ -33,18 +34,18 @@ from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
 from batchloom.train.run import TrainRun, check_edited_plan
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
-# Ends the name of a request whose answer is being written.
+# Suffix of a request whose answer is being written.
 _CLAIMED_SUFFIX = ".claimed"
-# What the journal has of an edit beside its fields.
+# Keys of a journal entry in addition to the fields of the edit.
 _JOURNAL_KEYS = ("added", "fingerprint")
 _POLL_SECONDS = 0.1
 
-# The file of a request, and what is in it.
+# (path of the request file, its content)
 EditRequest = tuple[Path, dict[str, Any]]
 
 
 def _list_request_names(folder: Path) -> list[str]:
-    """Names of the requests in a folder, in the order they were made."""
+    """Return the names of the requests in a folder, in the order of their creation."""
     try:
         return sorted(path.name for path in folder.iterdir() if _REQUEST_NAME.fullmatch(path.name))
     except FileNotFoundError:
@@ -52,9 +53,12 @@ def _list_request_names(folder: Path) -> list[str]:
 
 
 def _read_request(path: Path) -> dict[str, Any]:
-    """What a request's file holds; of one that is none its ``fault``, of one that is not there ``gone``, too."""
+    """Return the content of a request file.
+
+    An invalid file gives a dictionary with ``fault``, a missing one also with ``gone``.
+    """
     fault, is_missing = "", False
-    # It may be claimed, and answered, between two looks.
+    # The run may claim and answer the request between two attempts, so the plain name is tried again.
     for candidate_path in (path, _get_claimed_path(path), path):
         try:
             request = read_json_object(candidate_path, MAX_RUN_FILE_BYTES)
@@ -78,15 +82,14 @@ def _is_request(content: dict[str, Any]) -> bool:
 
 
 def _get_claimed_path(path: Path) -> Path:
-    """Where a request lies while it is answered."""
+    """Return the path of a request while it is answered."""
     return path.with_name(path.name + _CLAIMED_SUFFIX)
 
 
 def restore_claimed_requests(folder: Path) -> None:
-    """Have requests by their names again that a run was answering when it died; for who holds the run.
+    """Restore the names of requests that a run was answering when it died.
 
-    Raises:
-        OutputError: the folder cannot be written.
+    The caller must hold the lock of the run.
     """
     with _wrap_write_errors(folder):
         for claimed in folder.glob(f"*{_CLAIMED_SUFFIX}"):
@@ -106,12 +109,10 @@ def _wrap_write_errors(path: Path) -> Iterator[None]:
 def list_pending_requests(
     folder: Path, journal: Collection[str], read_names: Collection[str] = ()
 ) -> list[EditRequest]:
-    """The requests that a run has to answer, or to take up again, in the order it does that.
+    """Return the requests that a run must answer or apply again, in that order.
 
-    Args:
-        folder: of requests.
-        journal: fingerprints of the run's edits: what they name was taken up.
-        read_names: names of those that need not be looked at.
+    ``journal`` holds the fingerprints of the run's edits: requests with these are done. Names in ``read_names``
+    are skipped.
     """
     requests = [
         (folder / name, _read_request(folder / name)) for name in _list_request_names(folder) if name not in read_names
@@ -121,7 +122,7 @@ def list_pending_requests(
         for path, request in requests
         if not request.keys() & {"refused", "gone"} and _get_applied_fingerprint(request) not in journal
     ]
-    # What was taken goes first, in the order it was.
+    # Requests that were applied before come first, in their original order.
     return sorted(
         pending_requests,
         key=lambda path_and_request: (
@@ -132,27 +133,27 @@ def list_pending_requests(
 
 
 def _get_applied_fingerprint(request: dict[str, Any]) -> str:
-    """The fingerprint of the plan that a run had after it took a request; empty where none did."""
+    """Return the plan's fingerprint after a request was applied, else ""."""
     return str(request["taken"].get("fingerprint")) if "taken" in request else ""
 
 
 def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]) -> dict[str, Any] | None:
-    """Give an edit to a run that trains, and wait for its answer.
+    """Submit an edit to a running job, and wait for its answer.
 
     Args:
-        folder: of requests.
-        edit: what is asked for.
-        patience: seconds to wait.
-        ended: whether no process trains the run any more, nor can before this one lets it.
+        folder: folder of the requests.
+        edit: the edit.
+        patience: maximum seconds to wait.
+        ended: function that returns whether no process trains the run, and none can start before this call ends.
 
     Returns:
-        What the request's file holds when it was taken; None where the run ended without an answer: then the
-        request is withdrawn, and the edit is of a run that stands still.
+        content of the request file after the edit was applied. None if the run ended without an answer: then the
+            request is withdrawn, and the caller can edit the checkpoint.
 
     Raises:
-        PlanError: the run refused it; says why. Or no checkpoint could keep it.
-        StateError: the same edit waits already, was withdrawn, or its answer cannot be read.
-        TrainError: no answer came; the request stays.
+        PlanError: the run refused the edit, with the reason; or no checkpoint could store it.
+        StateError: the same edit is pending already, was withdrawn, or its answer cannot be read.
+        TrainError: the time is up; the request stays.
         OutputError: the folder cannot be written.
     """
     path = _write_request(folder, edit)
@@ -196,7 +197,8 @@ def _write_request(folder: Path, edit: Edit) -> Path:
     number = 1 + (int(names[-1].split("-")[0]) if names else 0)
     try:
         folder.mkdir(exist_ok=True)
-        # No name comes twice, also where two ask at once or one is deleted.
+        # The temporary file reserves a unique name, even if two processes submit at once or one request is
+        # deleted.
         with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
             path = Path(f"{name.name}.json")
             write_json(path, {"edit": plain})
@@ -210,22 +212,16 @@ def _write_request(folder: Path, edit: Edit) -> Path:
 
 @final
 class EditInbox:
-    """The requests of a run, as its first rank sees them.
-
-    Args:
-        folder: of requests.
-    """
+    """Edit requests of a run, read by its first rank."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._read_names = folder, set[str]()
         self._has_started = False
 
     def take(self, run: TrainRun) -> list[EditRequest]:
-        """What came since the last look.
+        """Return the requests that arrived since the last call.
 
-        Raises:
-            StateError: at the first look, a file that holds no request: it may have held an edit that was taken.
-            OutputError: at the first look, the folder cannot be written.
+        At the first call an invalid file raises StateError, because it may have held an applied edit.
         """
         first, self._has_started = not self._has_started, True
         if first:
@@ -248,14 +244,10 @@ class EditInbox:
 
 
 def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
-    """Take up what the first rank was asked for, on all ranks at once; all come here between the same steps.
+    """Apply the requests of the first rank on all ranks; return whether any applied.
 
-    Returns:
-        Whether any edit was taken.
-
-    Raises:
-        TrainError: ranks would have different orders, or an edit that was taken before cannot be taken again.
-        OutputError: an answer cannot be written.
+    All ranks must call this between the same steps. Differing orders, and an edit that was applied before but no
+    longer can be, raise TrainError.
     """
     requests = inbox.take(run) if run.ranks.first else []
     if not run.ranks.total(float(len(requests)))[0]:
@@ -285,14 +277,17 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
 
 
 def _get_edit_fields(request: dict[str, Any]) -> Any:
-    """The fields of the edit of a request; one that was taken has them as its journal does."""
+    """Return the fields of a request's edit.
+
+    An applied request has them in the form of the journal.
+    """
     if "edit" in request:
         return request["edit"]
     return {name: value for name, value in request["taken"].items() if name not in _JOURNAL_KEYS}
 
 
 def _claim_request(path: Path) -> bool:
-    """Make sure that a request is still there, and that nobody withdraws it before it is answered."""
+    """Rename a request so that it cannot be withdrawn; False if it is missing."""
     with _wrap_write_errors(path):
         try:
             path.rename(_get_claimed_path(path))
@@ -302,10 +297,9 @@ def _claim_request(path: Path) -> bool:
 
 
 def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None:
-    """Why an edit cannot be, on any rank; None where all can take it.
+    """Return the reason why an edit cannot be applied on some rank; None if it can.
 
-    Raises:
-        TrainError: they would have different orders.
+    Raise TrainError if the ranks would have different orders.
     """
     try:
         plan = run.loader.edited(_parse_edit(plain))
@@ -337,7 +331,7 @@ def _parse_edit(plain: dict[str, Any]) -> Edit:
 
 
 def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> None:
-    """Go on by an edit that all ranks can take, and say so."""
+    """Apply an edit that all ranks accept, answer its request, and log it."""
     loader, edit = run.loader, _parse_edit(plain)
     if not run.ranks.first:
         loader.edit(edit)
@@ -346,7 +340,7 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
     before = describe_mixture(loader.plan, steps)
     loader.edit(edit)
     journal, after = loader.plan.journal, describe_mixture(loader.plan, steps)
-    # No step was made by it yet: a run that ends before the answer is whole has not taken it.
+    # No step has used the edit yet, so a run that dies before the answer is complete has not applied it.
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
     _answer_request(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
@@ -357,7 +351,7 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
 
 
 def _answer_request(path: Path, answer: dict[str, Any]) -> None:
-    """Answer a request that was claimed, and have it by its name again."""
+    """Write the answer of a claimed request, and restore its name."""
     claimed = _get_claimed_path(path)
     with _wrap_write_errors(path):
         write_json(claimed, answer)

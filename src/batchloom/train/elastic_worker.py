@@ -1,9 +1,9 @@
-"""One worker of an elastic run: it finds the others, trains its share, and goes on when they come and go.
+"""One worker of an elastic run: it joins, trains its share, and may leave.
 
-Whoever starts the workers (torchrun, Ray Train) starts all of them anew when their number changes. They go on from
-the newest checkpoint: what was trained after it is gone with the weights that saw it, and its sequences are given
-again. Each worker has so many rows of a step, so a step grows and shrinks with their number: an edit of
-``global_batch_size`` in the journal of the run's plan, which says of any step which sequences it held.
+The launcher (torchrun, Ray Train) restarts all workers when their number changes. They resume from the newest
+checkpoint: later steps are lost together with their weights, and their sequences are served again. Each worker
+has a fixed number of rows per step, so the size of a step depends on the number of workers. A change is an edit
+of ``global_batch_size`` in the journal of the run's plan, so the plan still knows the sequences of every step.
 """
 
 import json
@@ -29,22 +29,22 @@ from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
 from batchloom.train.worker_config import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig
 
-# Where nodes keep the same data, or are called, may differ.
+# These may differ between workers: a name, and locations of the same data.
 _WORKER_SETTINGS = ("worker_id", "dataset_name", "out", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker did since it joined.
+    """Result of a worker since it joined.
 
     Attributes:
-        rank: of it among the workers.
-        world_size: how many they were.
-        first_step: the steps that were done before.
-        step: those that are done now.
-        tokens: that it trained on, without padding.
-        seconds: that this took.
-        finished: whether all steps of the run are done; else it left, and the same command goes on.
+        rank: rank of the worker.
+        world_size: number of workers.
+        first_step: number of steps done when it joined.
+        step: number of steps done now.
+        tokens: tokens it trained on, without padding.
+        seconds: seconds of training.
+        finished: whether all steps of the run are done; else the worker left, and the same command resumes.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class WorkerReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Its throughput, without padding."""
+        """Throughput of the worker, without padding."""
         return self.tokens / max(self.seconds, 1e-9)
 
 
@@ -68,24 +68,24 @@ def run_worker(
     *,
     alone: bool = False,
 ) -> WorkerReport:
-    """Be one worker until the run is done, or somebody leaves it.
+    """Run one worker until the run is done or a worker leaves.
 
     Args:
-        config: what is trained on what.
-        print_line: prints one line.
-        leave: asks all workers, when it is set, to save and stop after the step they are at.
-        alone: whether to be the only worker whatever the environment says.
+        config: settings of the worker.
+        print_line: function that prints one line.
+        leave: event that, once set, makes all workers save and stop after the current step.
+        alone: whether to be the only worker regardless of the environment.
 
     Raises:
-        SettingsError, StateError: the folder holds a run of other settings or other data.
-        TrainError: workers were asked for different things, or one of them stopped.
-        BatchloomError: whatever prepare, the loader or the loop finds wrong.
+        SettingsError, StateError: the folder holds a run with other settings or data.
+        TrainError: workers have different settings, or one of them stopped.
+        BatchloomError: any error of prepare, the loader or the loop.
     """
     require_train_packages()
     folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE_TYPE)
     with join_ranks(config.device, alone=alone, print_line=print_line) as ranks:
         _check_same_settings(config, ranks)
-        # One of them looks: another may be late, and see what the first has begun meanwhile.
+        # Only rank 0 checks, because a late worker would already see the folder that rank 0 has created.
         has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
         log = RunLog(folder.log if ranks.first else None, print_line)
         data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
@@ -105,19 +105,12 @@ def run_worker(
 
 @final
 class _WorkersStopped(Exception):  # noqa: N818 - it is no error
-    """All workers stop here, since one was asked to."""
+    """Exception that stops all workers because one was asked to leave."""
 
 
 @final
 class _WorkerSession:
-    """What a worker does from joining to leaving, seen between its steps.
-
-    Args:
-        config: of the worker.
-        run: what it trains.
-        print_line: prints one line.
-        leave: whether it was asked to leave.
-    """
+    """State of a worker between joining and leaving."""
 
     def __init__(self, config: WorkerConfig, run: TrainRun, print_line: PrintLine, leave: LeaveEvent) -> None:
         self._config, self._run, self._print_line, self._leave = config, run, print_line, leave
@@ -127,10 +120,10 @@ class _WorkerSession:
         self._tokens = self.step = 0
 
     def between(self, step: int) -> None:
-        """Before the first step and after each; every worker comes here after the same steps.
+        """Join before the first step, and count tokens after each later one.
 
-        Raises:
-            _Left: one of them is asked to leave; the step is saved.
+        Every worker calls this after the same steps. If one of them was asked to leave, the step is saved and
+        _WorkersStopped is raised.
         """
         run, self.step = self._run, step
         if self._first is None:
@@ -144,7 +137,7 @@ class _WorkerSession:
             raise _WorkersStopped
 
     def _join(self, step: int) -> None:
-        """Have steps of as many rows as the workers there are now take, and say so."""
+        """Adapt the step size to the current number of workers, and print it."""
         run, rows, workers = self._run, self._config.batch_size, self._run.ranks.world_size
         loader, size = run.loader, rows * workers
         previous_size = loader.plan.spec_at(step).global_batch_size
@@ -165,7 +158,7 @@ class _WorkerSession:
         )
 
     def end(self) -> WorkerReport:
-        """Say what was done; every worker comes here."""
+        """Print the results and return the report; every worker must call this."""
         self._leave.heeded = False
         ranks, seconds = self._run.ranks, self._seconds
         first = self.step if self._first is None else self._first
@@ -185,10 +178,9 @@ class _WorkerSession:
 
 
 def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
-    """Refuse workers that were asked for different things, before they wait for each other in vain.
+    """Refuse workers with different settings, before they wait for each other.
 
-    Raises:
-        TrainError: names each setting, and whose it is.
+    The TrainError names each setting, and the rank it belongs to.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
     settings_by_rank = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(settings).encode())]
@@ -209,10 +201,10 @@ def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
 def _prepare_run_data(
     config: WorkerConfig, folder: RunFolder, ranks: RankGroup, log: RunLog, *, has_run: bool
 ) -> Path | str:
-    """The store of a run; that of a data set of the Hub is prepared in its folder, once."""
+    """Return the store of a run; a data set of the Hub is prepared in its folder once."""
     if config.dataset_type != HUGGINGFACE_TYPE:
         return config.data_source
-    # A run that goes on needs no network.
+    # A resumed run must not need network access.
     if not has_run:
 
         def prepare() -> None:
@@ -224,11 +216,7 @@ def _prepare_run_data(
 
 
 def _read_initial_batch_size(folder: RunFolder) -> int:
-    """The sequences of a step that a run was begun with.
-
-    Raises:
-        StateError: ``run.json`` is damaged.
-    """
+    """Return the initial sequences per step of a run from ``run.json``."""
     value = as_int(folder.read().get("global_batch_size"))
     if value is None:
         raise folder.make_damaged_error("names no global_batch_size")
@@ -236,12 +224,9 @@ def _read_initial_batch_size(folder: RunFolder) -> int:
 
 
 def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: int | None) -> TrainSettings:
-    """The settings of the reference trainer.
+    """Return the settings of the reference trainer.
 
-    Args:
-        config: of the worker.
-        ranks: how many workers there are.
-        first_batch: sequences of a step at the run's begin, where it has begun: its plan is that one, and edits follow.
+    ``first_batch`` is the initial sequences per step of an existing run, whose plan starts with it; edits follow.
     """
     changes = {
         "steps": config.num_steps,
@@ -249,7 +234,7 @@ def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: in
         "global_batch_size": first_batch or config.batch_size * ranks.world_size,
         "batch_size": config.batch_size,
         "overlong": config.overlong,
-        # Sizes of times with another number of workers need not divide among those of now.
+        # Step sizes of an earlier number of workers need not divide among the current ones.
         "uneven": "pad",
         "eval_interval": 0,
         "save_interval": config.save_interval,

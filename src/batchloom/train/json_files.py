@@ -1,30 +1,24 @@
-"""Small JSON files of a run, read as files that anybody may have changed."""
+"""Small JSON files of a run, read defensively because anyone may change them."""
 
 import json
 import stat
 from pathlib import Path
 from typing import Any
 
-# Settings are a few kilobytes.
+# Settings files are a few kilobytes.
 _MAX_BYTES = 1 << 20
-# What a run writes names the stores of a mixture, and the documents that edits ban.
+# Files that a run writes list the stores of a mixture, and the documents that edits ban.
 MAX_RUN_FILE_BYTES = 1 << 28
 
 
 def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file of at most ``most`` bytes.
 
-    Args:
-        path: of the file.
-        most: bytes that are read.
-
-    Raises:
-        ValueError: there is none; says what there is instead, as the end of a sentence that
-            begins with the file's name.
+    Otherwise raise ValueError, whose message continues a sentence that begins with the file's name.
     """
     try:
         file_status = path.stat()
-        # A pipe would be waited for: nothing but a file is opened.
+        # Opening a pipe would block, so only regular files are opened.
         if not stat.S_ISREG(file_status.st_mode):
             raise ValueError("is a folder, a pipe or a device, not a file")
         if file_status.st_size > most:
@@ -38,11 +32,7 @@ def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
-    """The JSON object that bytes spell.
-
-    Raises:
-        ValueError: they spell none; see :func:`read_json_object`.
-    """
+    """Parse a JSON object; ValueError is that of :func:`read_json_object`."""
     try:
         value = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -50,7 +40,7 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from error
     except (ValueError, RecursionError) as error:
-        # Python reads no number of more than 4,300 digits.
+        # Python refuses integers of more than 4,300 digits.
         raise ValueError("is JSON nested too deep, or with a number too long, to be read") from error
     if not isinstance(value, dict):
         raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004

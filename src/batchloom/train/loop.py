@@ -1,9 +1,8 @@
-"""The training loop, top to bottom.
+"""Training loop.
 
-The loss of a step is a sum over the trained tokens of its whole global batch, divided by
-their number, so how the batch is cut into passes and shared by ranks does not change the
-gradient. All that a step computes follows from the settings, the store and its number:
-that is why a resumed run goes on exactly.
+The loss of a step is a sum over the trained tokens of its global batch, divided by their number. So splitting the
+batch into passes and over ranks does not change the gradient. All that a step computes follows from the settings,
+the store and the step number, which makes resuming exact.
 """
 
 import math
@@ -43,7 +42,7 @@ from batchloom.train.train_settings import OptimSettings, PretrainedSettings
 
 
 class StepResult(NamedTuple):
-    """What a step came to: nats a trained token, the gradient's norm, trained tokens."""
+    """Loss in nats per trained token, gradient norm and trained tokens of a step."""
 
     loss: float
     norm: float
@@ -52,11 +51,11 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        step: the last step done.
-        val_loss: nats a token of the val subset at the end; None when there is none.
+        step: last completed step.
+        val_loss: final loss on the val subset in nats per token; None without one.
         model: the trained model.
     """
 
@@ -72,19 +71,18 @@ def train(
     stop_at: int | None = None,
     between: Callable[[int], None] = lambda _: None,
 ) -> TrainResult:
-    """Do the steps of a run.
+    """Train the steps of a run.
 
     Args:
-        run: as :func:`set_up` makes it.
-        resume: go on from the newest checkpoint of the folder; else the folder must be new.
-        stop_at: save and stop after this step, as if the time were up.
-        between: called on every rank with the steps done so far, before the first and after each; what it raises ends
-            the run.
+        run: result of :func:`set_up_run`.
+        resume: whether to resume from the newest checkpoint of the folder; else the folder must be new.
+        stop_at: step after which to save and stop early.
+        between: callback with the number of completed steps, on every rank, before the first step and after each;
+            an exception ends the run.
 
     Raises:
         StateError: ``resume`` with other settings or data; names each field that differs.
-        TrainError: the folder holds something else, a loss is not finite, or the memory does
-            not suffice.
+        TrainError: the folder holds something else, a loss is not finite, or memory runs out.
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
@@ -93,11 +91,11 @@ def train(
 
 
 def _run_steps(run: TrainRun, *, resume: bool, stop_at: int | None, between: Callable[[int], None]) -> TrainResult:
-    """The steps of a run in a folder that is ours."""
+    """Train the steps of a run; the caller holds the lock of its folder."""
     settings, log = run.settings, run.log
     start_step = open_run_folder(run, resume=resume)
     inbox = EditInbox(run.folder.edits)
-    # Edits that the newest checkpoint does not know of: before any step is made without them.
+    # Apply edits that the newest checkpoint lacks before any step is computed without them.
     edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
     last = min(settings.steps, stop_at or settings.steps)
     val_loss, parameters = None, count_parameters(run)
@@ -140,10 +138,9 @@ def _run_steps(run: TrainRun, *, resume: bool, stop_at: int | None, between: Cal
 
 
 def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch]:
-    """The next ``count`` batches, or all there are."""
     batches, parameters = islice(meter.over(), count), count_parameters(run)
     while True:
-        # On a GPU a batch takes room beside the model.
+        # A batch on the GPU takes memory in addition to the model.
         with explain_memory_errors(run.settings, parameters):
             batch = next(batches, None)
         if batch is None:
@@ -152,18 +149,17 @@ def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch
 
 
 def count_parameters(run: TrainRun) -> int:
-    """Numbers the model of a run learns; shared ones count once."""
+    """Return the number of parameters of a run's model; shared ones count once."""
     return sum(weight.numel() for weight in run.model.parameters())
 
 
 def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
-    """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU.
+    """Raise TrainError for ids outside the embedding, with a remedy.
 
-    Raises:
-        TrainError: names the id, and whether the data or a setting is wrong.
+    The lookup would otherwise end in a traceback, or in an unusable GPU.
     """
     rows = run.model.vocab_size
-    # Both at once: each number that is read has the GPU waited for.
+    # Both are read at once, because each read synchronizes the GPU.
     lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
     if lowest >= 0 and highest < rows:
         return
@@ -181,7 +177,7 @@ def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
 
 
 def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
-    """The learning rate of a step (1 is the first): linear warm-up, then half a cosine."""
+    """Return the learning rate of a step (from 1): linear warm-up, then a half cosine."""
     if step <= optim.warmup_steps:
         return optim.lr * step / optim.warmup_steps
     progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
@@ -190,7 +186,10 @@ def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
 
 
 def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
-    """One optimizer step; the weights stay as they are when loss or norm is not finite."""
+    """Run one optimizer step.
+
+    The weights stay unchanged if the loss or the gradient norm is not finite.
+    """
     trained_count = run.ranks.total(float((batch["labels"] != IGNORED_LABEL).sum()))[0]
     trained = max(1.0, trained_count)
     total = torch.zeros((), device=run.ranks.device)
@@ -199,7 +198,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
         with sync_gradients(run.learner, last=number == passes - 1):
             with make_autocast(run.ranks.device):
                 loss = run.learner(**part)
-            # Ranks average their gradients where the sum over all of them is meant.
+            # DistributedDataParallel averages gradients over ranks, but the loss needs their sum.
             with run.ranks.collective_errors():
                 (loss * (run.ranks.world_size / trained)).backward()
         total += loss.detach()
@@ -214,7 +213,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
 
 
 def iter_passes(model: TrainableModel, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
-    """What the model is called with for the rows of a batch, in as many parts as there are passes."""
+    """Yield the model inputs of each pass over a batch."""
     window = model.window if isinstance(model, PretrainedModel) else None
     for part in batch.split(len(batch["input_ids"]) // passes):
         yield make_model_inputs(part, window)
@@ -222,7 +221,7 @@ def iter_passes(model: TrainableModel, batch: Batch, passes: int) -> Iterator[di
 
 @contextmanager
 def sync_gradients(learner: nn.Module, *, last: bool) -> Iterator[None]:
-    """Ranks add up their gradients in the last pass of a step only."""
+    """Synchronize gradients in the last pass of a step only."""
     if isinstance(learner, DistributedDataParallel) and not last:
         with learner.no_sync():
             yield
@@ -231,18 +230,15 @@ def sync_gradients(learner: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 def make_autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 for matrix products on a GPU, float32 elsewhere."""
+    """Return autocast to bfloat16 on a GPU, and a no-op on other devices."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
-    """The loss on the val subset, the same batches each time; None when there is no val.
+    """Return the loss on fixed batches of the val subset; None without one.
 
-    Of a mixture each source has a loss of its own, and shares ``eval_batches`` with the others; the one returned is
-    over all the tokens that were looked at.
-
-    Raises:
-        TrainError: it is not finite.
+    Each source of a mixture has its own loss, and they share ``eval_batches``. The result is the loss over all
+    tokens. TrainError is raised if it is not finite.
     """
     if not run.val:
         return None
@@ -263,7 +259,7 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
 
 @torch.no_grad()
 def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple[float, float]:
-    """Return the summed loss and the trained tokens of the first ``max_batches`` val batches, over all ranks."""
+    """Return the summed loss and the trained tokens of val batches, over all ranks."""
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
     parameters = count_parameters(run)
@@ -280,14 +276,13 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
 
 
 def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter: Meter) -> None:
-    """Log a step, with its speed and where its data came from."""
     stream = as_stream(run.store) is not None
     if not (stream or run.log.is_enabled):
         return
     metrics = meter.metrics()
     if stream:
         spec = run.loader.plan.spec
-        # Nobody knows the other ranks' rows.
+        # With a stream each rank knows only its own rows, so tokens are summed over ranks.
         tokens = int(run.ranks.total(metrics["rank/tokens"])[0])
         seconds = metrics["rank/seconds"]
         padding = 1 - tokens / (spec.global_batch_size * spec.seq_len)
@@ -317,8 +312,7 @@ def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter:
 def save_run_checkpoint(run: TrainRun, step: int) -> None:
     """Write a checkpoint, once for all ranks.
 
-    Raises:
-        TrainError: a weight is not finite; the checkpoints before it stay.
+    Weights that are not finite raise TrainError; older checkpoints are kept.
     """
     if not has_only_finite(run.model, run.optimizer):
         raise TrainError(describe_divergence(run, step, f"Weights are not finite after step {step}"))
@@ -330,22 +324,20 @@ def save_run_checkpoint(run: TrainRun, step: int) -> None:
 
 
 def write_run_outputs(run: TrainRun, edited_state: dict[str, Any] | None) -> None:
-    """Write what a run leaves when it ends.
+    """Write the outputs of a run at its end, on the first rank.
 
-    Args:
-        run: of the first rank.
-        edited_state: the loader's state with edits that no step followed, so that no checkpoint was saved with them.
+    ``edited_state`` is the loader's state with edits after the last step, which no checkpoint has.
     """
     if edited_state is not None:
         run.folder.save_edits(edited_state)
     if not run.folder.model.is_dir():
-        # A kill between checkpoint and folder, or a person, may have left none.
+        # A kill after the checkpoint, or a user, may have left the folder without a model.
         export_pretrained(run)
     draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
 
 
 def export_pretrained(run: TrainRun) -> None:
-    """Write a pretrained model as a folder that transformers loads, with its tokenizer and processor."""
+    """Export a pretrained model in transformers' format, with tokenizer and processor."""
     model, settings = run.model, run.settings.model
     if not (isinstance(model, PretrainedModel) and isinstance(settings, PretrainedSettings)):
         return
@@ -360,12 +352,11 @@ def export_pretrained(run: TrainRun) -> None:
 
 
 def is_due(step: int, interval: int) -> bool:
-    """Whether something that is done every ``interval`` steps (0: never) is done now."""
+    """Return whether a periodic action is due; an interval of 0 means never."""
     return interval > 0 and step % interval == 0
 
 
 def describe_divergence(run: TrainRun, step: int, fact: str) -> str:
-    """Says that a run diverged, and what is left."""
     newest = run.folder.find_newest_checkpoint()
     checkpoint_note = f"is of step {read_checkpoint_step(newest)}" if newest else "was not yet made"
     lr = compute_learning_rate(step, run.settings.steps, run.settings.optim)

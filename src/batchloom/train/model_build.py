@@ -1,4 +1,4 @@
-"""The model of a run: reckoned before memory is asked for, then built, from nothing or a folder."""
+"""Model of a run: its size is checked first, then it is built or loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +41,12 @@ TrainableModel = GPT | PretrainedModel
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """A model before it takes memory.
+    """Size of a model before it takes memory.
 
     Attributes:
-        parameters: numbers it learns.
-        vocab_size: rows of its embedding; 0 where its folder says.
-        blueprint: a pretrained model without its weights; None for one that starts from nothing.
+        parameters: number of trainable parameters.
+        vocab_size: rows of its embedding; 0 for a pretrained model.
+        blueprint: pretrained model on the meta device; None for one that is trained from scratch.
     """
 
     parameters: int
@@ -55,12 +55,10 @@ class ModelOutline:
 
 
 def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> ModelOutline:
-    """What a run's model will be, on data with ``media`` or without.
+    """Return the outline of a run's model, for data with or without ``media``.
 
-    Raises:
-        SettingsError: a vocabulary nobody states, or rows longer than the model takes.
-        InputError: the folder of a pretrained model cannot be used, or none is given for images or audio.
-        TrainError: the model does not know all ids of the store.
+    It raises SettingsError for an unknown vocabulary size or too long rows, InputError for an unusable folder or
+    media without one, and TrainError if the model lacks ids of the store.
     """
     if isinstance(settings.model, ModelSettings):
         if media:
@@ -87,20 +85,11 @@ def build_model(
     ranks: RankGroup,
     log: RunLog,
 ) -> tuple[TrainableModel, nn.Module]:
-    """The model on its device, and the same as it is called: compiled, and wrapped for ranks.
+    """Build the model on its device.
 
-    Args:
-        outline: of this model.
-        settings: of the run.
-        store: the train subset; a pretrained model is tried on its first documents.
-        loader: of the run.
-        ranks: this process's place.
-        log: told what a person should know of a pretrained model.
-
-    Raises:
-        InputError: weights of a folder are missing or damaged.
-        TrainError: the memory does not suffice, the tokenizer is another, or packed documents
-            see each other.
+    Return it plain, and compiled and wrapped for data parallelism. A pretrained model is tested on the first
+    documents of ``store``. Damaged weights raise InputError; out of memory, another tokenizer and leaking
+    attention raise TrainError.
     """
     with explain_memory_errors(settings, outline.parameters):
         if isinstance(settings.model, ModelSettings):
@@ -110,7 +99,7 @@ def build_model(
             model = learner = _build_pretrained(outline, settings, store, loader, ranks, log)
         if ranks.world_size > 1:
             with ranks.collective_errors():
-                # Ranks and passes without images or audio leave the weights for them unused.
+                # Ranks and passes without images or audio do not use the weights for them.
                 learner = DistributedDataParallel(learner, find_unused_parameters=loader.holds_media)
     return model, learner
 
@@ -123,7 +112,7 @@ def _build_pretrained(
     ranks: RankGroup,
     log: RunLog,
 ) -> PretrainedModel:
-    """A pretrained model that was seen to keep packed documents apart."""
+    """Load a pretrained model and verify that it keeps packed documents apart."""
     model_settings = settings.model
     if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
         raise AssertionError("asked for pretrained models only")
@@ -155,7 +144,7 @@ def _build_pretrained(
 
 
 def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
-    """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
+    """Return the tokenizer's vocabulary size, rounded up to a multiple of 64."""
     store_vocab_size, model_vocab_size = store.vocab_size, shape.vocab_size
     if store_vocab_size is None and model_vocab_size is None:
         problem = (

@@ -1,4 +1,4 @@
-"""A run: its data, its model, its folder, opened and checked before the first step."""
+"""Setup of a run: its data, model and folder, checked before the first step."""
 
 import logging
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from batchloom.train.train_settings import (
     compute_rank_rows,
 )
 
-# What a run cannot change half-way: the model, the data and their order.
+# Settings that a resumed run cannot change: the model, the data and their order.
 _FIXED_SETTINGS = (
     "model",
     "init.fingerprint",
@@ -54,33 +54,32 @@ _FIXED_SETTINGS = (
     "data.mixture",
     "data.sources",
 )
-# Where things lie does not matter: their fingerprints say whether they are the same.
+# Locations may change, because fingerprints identify the data and the model.
 _LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
 _LOG = logging.getLogger("batchloom")
-# Rows: masks are read span by span, and the first few hundred say it as a rule.
+# Rows checked at once for targets. Masks are read span by span, and the first few hundred usually suffice.
 _MAX_CHECKED_ROWS, _MAX_CHECKED_MASKED_ROWS = 1 << 14, 1 << 8
-# Of a mixture, which has no epoch.
+# Bound for a mixture, which has no epoch.
 _MAX_CHECKED_STEPS = 256
 _MAX_LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRun:
-    """What the steps of a run share.
+    """Objects that the steps of a run share.
 
     Attributes:
-        settings: what to compute.
-        ranks: this process's place.
-        passes: forward passes of this rank that make one step.
-        store: the train subset; of a mixture the store that tells the tokenizer.
-        loader: this rank's batches of all that is trained.
-        val: this rank's batches of the val subset, of a mixture those of each source by its name; empty when
-            there is none.
-        model: the weights.
-        learner: the model as it is called: compiled, and wrapped for several ranks.
+        settings: settings of the run.
+        ranks: rank group of this process.
+        passes: forward passes of this rank per step.
+        store: train subset; for a mixture the store that has the tokenizer.
+        loader: this rank's batches of the train subset.
+        val: this rank's batches of the val subset, by source name for a mixture; empty without one.
+        model: model with the weights.
+        learner: callable model: compiled, and wrapped for several ranks.
         optimizer: AdamW over the weights.
-        folder: where to write.
-        log: what is told.
+        folder: folder of the run.
+        log: log of the run.
     """
 
     settings: TrainSettings
@@ -106,23 +105,23 @@ def set_up_run(
     open_options: Mapping[str, Any] | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
-    """Open the data and build the model; nothing is written yet.
+    """Open the data and build the model, without writing anything.
 
     Args:
-        data: a store's folder or URL, a bare Megatron prefix, a name of synthetic data, or a mixture; or raw
-            inputs, which are streamed.
-        settings: what to compute.
-        folder: where to write.
-        ranks: this process's place.
-        log: what is told.
-        open_options: options of ``open_store``, its generation among them.
-        media: how images and audio are read.
+        data: folder or URL of a store, a bare Megatron prefix, a name of synthetic data, a mixture, or raw inputs
+            to stream.
+        settings: settings of the run.
+        folder: folder of the run.
+        ranks: rank group of this process.
+        log: log of the run.
+        open_options: options of ``open_store``, including its generation.
+        media: options of reading images and audio.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
-        SettingsError: sizes that do not divide, or a vocabulary nobody states.
-        PlanError: a store that gives no sequence.
-        TrainError: no step has anything to predict, or the memory cannot suffice.
+        SettingsError: sizes do not divide, or the vocabulary size is unknown.
+        PlanError: a store gives no sequence.
+        TrainError: no step has a target, or the memory cannot suffice.
     """
     passes = compute_accumulation_steps(settings, ranks.world_size)
     source: Store | Mixture
@@ -152,13 +151,13 @@ def set_up_run(
 
 
 def _find_tokenizer_store(mixture: Mixture) -> Store:
-    """The store of a mixture that tells the tokenizer: the first that names one."""
+    """Return the first store of a mixture that has a tokenizer."""
     stores = [store for store in mixture.stores.values() if isinstance(store, Store)]
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
 def _announce_source(source: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
-    """Say that data is real, or have every line from here on say that it is not."""
+    """Log the opened data, and mark every later line if it is synthetic."""
     source_stores = source.stores.values() if isinstance(source, Mixture) else (source,)
     stores = [store for store in source_stores if isinstance(store, Store)]
     if any(store.contents.synthetic for store in stores):
@@ -174,21 +173,22 @@ def _announce_source(source: Store | Mixture, data: Path | str | Mixture, log: R
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Whether any of a loader's first steps has a trained token that is not its span's first.
+    """Return whether any of the first steps has a target token.
 
-    Packs are the same in every epoch, so one epoch tells; as a rule its first sequences do.
+    A target is a trained token that is not the first of its span. Epochs pack the same sequences, so one epoch
+    decides, and usually its first sequences suffice.
     """
     plan, store, position = loader.plan, loader.store, 0
     if not _count_trained_tokens(loader):
         return False
     if not isinstance(store, Store):
-        # A mixture has no epoch of its own: of what lies further on nothing is known.
+        # A mixture has no epoch, so steps after the checked ones are assumed to have targets.
         checked_steps = min(steps, _MAX_CHECKED_STEPS)
         return checked_steps < steps or any(loader.trained_tokens(step) for step in range(checked_steps))
     stop = steps * plan.spec.global_batch_size
     checked_rows = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
     while position < stop:
-        # Rows grouped by length may come from anywhere in their window.
+        # A length-grouped row may come from anywhere in its window, so use the epoch of the window's start.
         location = plan.run.locate(plan.run.window(position)[0])
         if location is None or location.epoch:
             return False
@@ -196,7 +196,7 @@ def has_targets(loader: Loader, steps: int) -> bool:
         rows = plan.rows(position, end)
         long = rows.lengths > 1
         if store.masked:
-            # Of the later tokens of each span.
+            # Skip the first token of each span, because nothing predicts it.
             spans = (rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
             has_target = any(bool(mask.any()) for mask in store.mask(*spans))
         else:
@@ -214,7 +214,7 @@ def _make_val_loaders(
     log: RunLog,
     media: MediaOptions,
 ) -> dict[str, Loader]:
-    """This rank's batches of the val subsets of the sources that have one, with a word why the others have not."""
+    """Return the val loaders by source, and print a note for sources without val."""
     stores = source.stores if isinstance(source, Mixture) else {"": source}
     loaders, names_without_val = {}, []
     for name, store in stores.items():
@@ -245,9 +245,9 @@ def _make_val_loader(
     source_note: str,
     media: MediaOptions,
 ) -> Loader | None:
-    """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
+    """Return the val loader of a store; None, with a printed note, without targets."""
     loader = make_loader(store.subset("val"), settings, ranks, None, media)
-    # Not its length: a large subset is counted beside the training, and not waited for here.
+    # Do not use its length: a large subset is counted in the background, and waiting for it would block here.
     try:
         has_val_targets = has_targets(loader, settings.eval_batches or MAX_STEPS)
     except PlanError as error:
@@ -269,7 +269,7 @@ def make_loader(
     steps: int | None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> Loader:
-    """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
+    """Return this rank's loader for ``steps`` steps, or for one pass over the store."""
     store = _find_tokenizer_store(data) if isinstance(data, Mixture) else data
     noise = settings.order.noise_prob if steps is not None else None
     augment = None if noise is None else _make_noise_settings(noise, store, settings)
@@ -298,21 +298,19 @@ def make_loader(
 
 
 def _make_noise_settings(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
-    """The loader's ``augment``; data that names no tokenizer is of the model's vocabulary."""
+    """Return the loader's ``augment``.
+
+    Without a tokenizer the vocabulary size is that of the model.
+    """
     vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
     return {"noise_prob": share, "vocab_size": vocab_size}
 
 
 def open_run_folder(run: TrainRun, *, resume: bool) -> int:
-    """Begin the run's folder, or with ``resume`` go on from its newest checkpoint.
+    """Create the run's folder, or resume its newest checkpoint; return the steps done.
 
-    Returns:
-        The steps done so far.
-
-    Raises:
-        StateError: the run in the folder is another one; names each field that differs.
-        TrainError: the folder holds something else, or with ``resume`` no run.
-        OutputError: the folder cannot be written.
+    Another run in the folder raises StateError, which names each differing field. A folder with other files, or
+    ``resume`` without a run, raises TrainError.
     """
     folder, log = run.folder, run.log
     run_description = {"data": _describe_run(run), **to_plain(run.settings)}
@@ -327,7 +325,7 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
         done = _resume_run(run)
     else:
         folder.check_new()
-    # Every rank has looked before the first one writes.
+    # The exchange also ensures that every rank has checked the folder before the first rank writes.
     difference = find_differing_rank(
         [message.decode() for message in run.ranks.all_gather_bytes(run.loader.plan.fingerprint.encode())]
     )
@@ -350,11 +348,11 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
 
 
 def _describe_run(run: TrainRun) -> dict[str, Any]:
-    """What a run is on: the fingerprints that must stay the same, and where it lay."""
+    """Return the fingerprints that must not change, and the location of the data."""
     plan = run.loader.plan
     if run.loader.streamed or not isinstance(plan.orders.data, Mixture):
         return {**_describe_store_location(run.store), "fingerprint": run.store.fingerprint}
-    # Sources that wait for an edit are not part of what the run began with.
+    # Sources without a weight, which an edit may add, are not part of the initial identity.
     return {
         "mixture": plan.identity["mixture"],
         "sources": plan.identity["sources"],
@@ -374,7 +372,7 @@ def _describe_store_location(store: Store) -> dict[str, Any]:
 
 
 def _resume_run(run: TrainRun) -> int:
-    """Fill a run from its newest checkpoint; returns the steps done, 0 before the first."""
+    """Load a run from its newest checkpoint; return the steps done, 0 without one."""
     newest = run.folder.find_newest_checkpoint()
     if newest is None:
         return 0
@@ -386,11 +384,9 @@ def _resume_run(run: TrainRun) -> int:
 
 
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
-    """Refuse sizes that edits in the journal of a plan change to and this run cannot compute.
+    """Refuse edits of a plan whose batch sizes or lengths this run cannot compute.
 
-    Raises:
-        SettingsError: they cannot be shared by the ranks or cut into passes.
-        TrainError: the memory cannot suffice.
+    Sizes that ranks or passes do not divide raise SettingsError, insufficient memory TrainError.
     """
     for step_range in plan.orders.course.step_ranges[1:]:
         edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
@@ -401,11 +397,14 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
 
 
 def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
-    """What differs between a run and its continuation, where it may; else StateError."""
+    """List allowed differences between a run and its continuation.
+
+    Other differences raise StateError.
+    """
     old, new = _flatten_settings(previous_description), _flatten_settings(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
     changed_names = [name for name in names if old.get(name) != new.get(name)]
-    # A run may have been started when this was the one version of its packing; its states know which it was.
+    # A run that predates the second version of its packing recorded the bare name; its states know the version.
     first_version = f"{old.get('order.packing')}@1"
     unchanged_names = {"order.packing"} if new.get("order.packing") == first_version else set()
     refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS) and name not in unchanged_names]
@@ -419,7 +418,7 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
 
 
 def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested settings as one level: ``{"model.width": 256}``."""
+    """Flatten nested settings to one level: ``{"model.width": 256}``."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -430,13 +429,13 @@ def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def _announce_run(run: TrainRun, done: int) -> None:
-    """Say what is about to be trained on what."""
+    """Print the data, the model and the step size of the run."""
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     stream = as_stream(run.store)
     plan = run.loader.plan
     is_mixture = stream is None and isinstance(plan.orders.data, Mixture)
-    # A plan of many pools is counted beside the training, and not waited for here.
+    # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = stream is None and not is_mixture and (plan.orders.is_counted or plan.orders.pools.count == 1)
     sequences = plan.orders.sequences_per_epoch if is_counted else 0
     trained_sequences = settings.steps * settings.global_batch_size
@@ -463,7 +462,7 @@ def _count_trained_tokens(loader: Loader) -> int:
 
 
 def _announce_store(run: TrainRun) -> None:
-    """Say what is read of a store."""
+    """Print the data of a store or mixture."""
     print_line = run.log.print_line
     store, plan = run.loader.store, run.loader.plan
     share_trained = _count_trained_tokens(run.loader) / max(store.tokens, 1)

@@ -1,4 +1,4 @@
-"""An edit of a run: in the journal of its newest checkpoint where it stands still, else handed to it."""
+"""Edit of a run: in its newest checkpoint if it is stopped, else by a request."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,15 +39,15 @@ from batchloom.train.train_settings import compute_accumulation_steps, make_sett
 
 @dataclass(frozen=True, slots=True)
 class EditResult:
-    """What an edit came to.
+    """Result of an edit.
 
     Attributes:
-        checkpoint: the folder whose journal has it, or with ``dry_run`` would have; None where the run trains, and
-            has taken it.
-        number: how many edits the journal has with it.
-        entry: the edit as the journal has it, with the fingerprint of the plan after it.
-        before: shares and exhaustion as they were, a line each.
-        after: as they are now.
+        checkpoint: checkpoint whose journal has the edit, or would have it with ``dry_run``; None if a running
+            job applied it.
+        number: number of edits in the journal, including this one.
+        entry: the edit in the form of the journal, with the new fingerprint of the plan.
+        before: shares and exhaustion before the edit, one line each.
+        after: shares and exhaustion after the edit.
     """
 
     checkpoint: Path | None
@@ -67,25 +67,26 @@ def edit_run(
     patience: float = STARTUP_TIMEOUT_S,
     print_line: PrintLine = lambda _: None,
 ) -> EditResult:
-    """Append an edit to the journal of a run: that of its newest checkpoint, by which it goes on with ``--resume``.
+    """Append an edit to the journal of a run's newest checkpoint.
 
-    A run that trains is asked instead, and takes the edit between two steps or refuses it.
+    The run applies it when it resumes. A running job receives a request instead, and applies or refuses the edit
+    between two steps.
 
     Args:
-        run_path: a run's folder, for its newest checkpoint, or the folder of a checkpoint.
-        data: what the run was started on; of a mixture stores may have been added.
-        edit: what changes.
-        generation: of the store; None for the one that the run was begun on.
-        dry_run: look only, at the newest checkpoint.
-        patience: seconds to wait for the answer of a run that trains.
-        print_line: is told that the run trains.
+        run_path: folder of a run, for its newest checkpoint, or of a checkpoint.
+        data: data of the run; for a mixture, stores may have been added.
+        edit: the edit.
+        generation: generation of the store; None for the one the run was started on.
+        dry_run: whether to only compute the result, for the newest checkpoint.
+        patience: maximum seconds to wait for the answer of a running job.
+        print_line: function that prints notes, for example that the job is running.
 
     Raises:
         InputMissingError: there is no such folder.
-        TrainError: it holds no run; or one that trains gave no answer, and still has the request.
+        TrainError: it holds no run, or the running job did not answer in time and keeps the request.
         StateError: the run has no checkpoint, or is of other data; names each field that differs.
-        PlanError: the step was done already, lies before an earlier edit, or the edit cannot be.
-        SettingsError: what the edit says is wrong; every problem.
+        PlanError: the step is done already or precedes an earlier edit, or the edit cannot be applied.
+        SettingsError: fields of the edit are invalid; lists each problem.
         OutputError: the checkpoint cannot be written.
     """
     remedy = "name the folder of a run, or of one of its checkpoints"
@@ -105,7 +106,7 @@ def edit_run(
     with ExitStack() as lock_stack:
 
         def acquire_lock() -> bool:
-            """Whether nobody trains the run, which from here on nobody can before this ends."""
+            """Return whether the run's lock was acquired, so that no process trains it."""
             try:
                 lock_stack.enter_context(folder.lock())
             except StoreConflictError:
@@ -140,7 +141,7 @@ def _edit_checkpoint(
     *,
     write: bool,
 ) -> EditResult:
-    """Edit a checkpoint of a run that stands still."""
+    """Edit a checkpoint of a run that is not running."""
     run_description = folder.read()
     checkpoint = run_path if is_checkpoint(run_path) else folder.find_newest_checkpoint()
     if checkpoint is None:
@@ -163,7 +164,7 @@ def _edit_checkpoint(
         else:
             number = find_initial_generation(data, folder, ranks, {}) if generation is None else generation
             source = open_store(data, generation=number)
-        # An edit beyond the end is of a run that --max-iters makes longer.
+        # An edit past the end applies only if --max-iters extends the run, so the loader covers its step.
         loader = make_loader(source, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
     if edit.step > settings.steps:
@@ -190,14 +191,11 @@ def _edit_checkpoint(
 
 
 def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
-    """Refuse to go before edits that the run took, or has to answer, and no checkpoint knows of.
-
-    Raises:
-        StateError: names the first.
-    """
+    """Refuse an edit while requests are pending that no checkpoint has."""
     if not list_pending_requests(folder.edits, ()):
         return
-    # Whoever goes back to an older checkpoint goes before what later ones know of, and means it.
+    # Edits that only a newer checkpoint has do not count as pending: editing an older checkpoint discards them on
+    # purpose.
     states = [
         read_checkpoint_state(checkpoint_path)[1]
         for checkpoint_path in (folder.find_newest_checkpoint(), run_path)

@@ -1,10 +1,10 @@
-"""The folder of a run: its settings, its log, its checkpoints.
+"""Folder of a run: its settings, log and checkpoints.
 
-``run.json`` says what the run is; ``run.lock`` is held by the process that writes here; ``edits/`` has the
-edits that were handed to a run while it trained; ``log.jsonl`` has one object a line; ``loss.png`` is drawn
-from it; ``checkpoints/step_00000040/`` is one of the two newest checkpoints; ``model/`` is a
-finetuned model as transformers loads it. They are written aside, synced and renamed: what has
-its name is whole.
+``run.json`` describes the run; ``run.lock`` is held by the process that writes here; ``edits/`` has the edit
+requests of the running job; ``log.jsonl`` has one object per line; ``loss.png`` is drawn from it;
+``checkpoints/step_00000040/`` is one of the two newest checkpoints; ``model/`` is a finetuned model in
+transformers' format. They are written to a temporary name, synced and renamed, so a file with its final name is
+complete.
 """
 
 import fcntl
@@ -41,25 +41,25 @@ _CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is called as a checkpoint of a run is."""
+    """Return whether a path has the name of a checkpoint."""
     return _CHECKPOINT_NAME.fullmatch(path.name) is not None
 
 
 @final
 class RunFolder:
-    """The files of one run.
+    """Files of one run.
 
     Args:
         path: the folder.
-        prepares: whether the run prepares its data in it, so that it may hold data before the run.
+        prepares: whether the run prepares its data in the folder, which may then hold data before the run.
 
     Attributes:
         path: the folder.
-        data: the store of a run that prepares its data.
-        log: one JSON object a line: what was trained on, every step, every look at val.
-        curve: the loss curve.
-        edits: requests of edits, made while the run trained.
-        model: a finetuned model as of the newest checkpoint.
+        data: store of a run that prepares its data.
+        log: log with one JSON object per line: settings, every step, every evaluation.
+        curve: plot of the loss.
+        edits: folder of edit requests.
+        model: finetuned model of the newest checkpoint.
     """
 
     def __init__(self, path: Path, *, prepares: bool = False) -> None:
@@ -76,16 +76,16 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether the folder holds a run."""
+        """True if the folder holds a run."""
         with self._wrap_errors():
             return self._run.is_file()
 
     def check_new(self) -> None:
-        """Refuse to start a run where something lies already.
+        """Refuse to start a run in a folder that is not empty.
 
         Raises:
             TrainError: the folder holds a run, or anything else.
-            OutputError: the folder cannot be looked into.
+            OutputError: the folder cannot be read.
         """
         if self.has_run:
             newest = self.find_newest_checkpoint()
@@ -102,10 +102,10 @@ class RunFolder:
             raise TrainError(f"{self.path} is not an empty folder and holds no run. Give --out a new folder.")
 
     def read(self) -> dict[str, Any]:
-        """What ``begin`` wrote.
+        """Return the description that :meth:`begin` wrote.
 
         Raises:
-            TrainError: there is no run here.
+            TrainError: there is no run in the folder.
             StateError: ``run.json`` is damaged.
         """
         if not self.has_run:
@@ -119,14 +119,14 @@ class RunFolder:
             raise self.make_damaged_error(str(error)) from error
 
     def make_damaged_error(self, fault: str) -> StateError:
-        """The error for a ``run.json`` that does not say what the run is."""
+        """Return the error for a ``run.json`` that does not describe a run."""
         return StateError(
             f"{self._run} {fault}. Write into it what the last line of kind start in "
             f"{self.log.name} has under run, or start another run: --out with another folder."
         )
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Write what the run is, and make its folder where there is none.
+        """Write the description of the run, and create its folder if needed.
 
         Raises:
             OutputError: it cannot be written.
@@ -137,11 +137,11 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the one process that writes in the folder: until the end of this, or of the process.
+        """Hold the lock of the folder until the context or the process ends.
 
         Raises:
-            StoreConflictError: another one is; names it.
-            TrainError: the folder holds something else than a run.
+            StoreConflictError: another process holds it; names it.
+            TrainError: the folder holds something other than a run.
             OutputError: it cannot be written.
         """
         if not self.has_run:
@@ -182,7 +182,10 @@ class RunFolder:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def is_locked(self) -> bool:
-        """Whether another process trains or edits the run, as far as locks tell; nothing is written."""
+        """Return whether another process trains or edits the run, without writing.
+
+        The result relies on file locks, which some file systems lack.
+        """
         try:
             descriptor = os.open(self._lock, os.O_RDONLY)
         except OSError:
@@ -196,19 +199,19 @@ class RunFolder:
         return False
 
     def read_holder(self) -> str:
-        """Which process holds the folder, or held it last."""
+        """Return the name of the process that holds the folder, or held it last."""
         try:
             return self._lock.read_text("utf-8", "replace") or "another process"
         except OSError:
             return "another process"
 
     def find_newest_checkpoint(self) -> Path | None:
-        """The checkpoint of the highest step, None before the first."""
+        """Return the checkpoint of the highest step; None without any."""
         checkpoints = self._list_finished_checkpoints()
         return checkpoints[-1] if checkpoints else None
 
     def _list_finished_checkpoints(self) -> list[Path]:
-        """Checkpoints that have their name, by step."""
+        """Return the complete checkpoints, sorted by step."""
         checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
         return sorted(checkpoints, key=read_checkpoint_step)
 
@@ -226,7 +229,7 @@ class RunFolder:
         """Write the checkpoint after ``step``, then delete all but the newest two.
 
         Raises:
-            OutputError: it cannot be written; older checkpoints stay.
+            OutputError: it cannot be written; older checkpoints are kept.
         """
         path = self._checkpoints / f"step_{step:08d}"
         partial_path = path.with_suffix(PARTIAL_SUFFIX)
@@ -237,7 +240,7 @@ class RunFolder:
             partial_path.rename(path)
             fsync_path(self._checkpoints)
             for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
-                # What has its name is whole at every moment, also while it is deleted.
+                # Rename before deleting, so that a folder with its final name is complete at every moment.
                 old.rename(old.with_suffix(PARTIAL_SUFFIX))
         except (OSError, SafetensorError) as error:
             raise OutputError(
@@ -249,11 +252,11 @@ class RunFolder:
         return path
 
     def save_edits(self, loader: dict[str, Any]) -> None:
-        """Have the newest checkpoint, where there is one, hold a loader's state with edits that came after it.
+        """Write a loader's state with later edits into the newest checkpoint, if any.
 
         Raises:
             StateError: the checkpoint is damaged.
-            OutputError: it cannot be written, and stays as it was.
+            OutputError: it cannot be written, and is unchanged.
         """
         newest = self.find_newest_checkpoint()
         if newest is None:
@@ -263,7 +266,7 @@ class RunFolder:
             write_state(newest, step, loader, checksums)
 
     def write_model(self, write: Callable[[Path], None]) -> None:
-        """Replace ``model/`` by what ``write`` puts into an empty folder.
+        """Replace ``model/`` by the files that ``write`` creates in an empty folder.
 
         Raises:
             OutputError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Which generation of a store a run that goes on is to read."""
+"""Generation of the store that a resumed run reads."""
 
 import logging
 from collections.abc import Mapping
@@ -15,21 +15,10 @@ _LOG = logging.getLogger("batchloom")
 def find_initial_generation(
     data: Path | str, folder: RunFolder, ranks: RankGroup, open_options: Mapping[str, Any]
 ) -> int | None:
-    """The generation of its store that a run was begun on, told where it is not the newest.
+    """Return the store generation a run was started on; None for the newest.
 
-    Args:
-        data: a store's folder, a prefix, or a name of synthetic data.
-        folder: of the run.
-        ranks: the first one speaks.
-        open_options: options of ``open_store``.
-
-    Returns:
-        None for the newest, for data without generations, and for data that the run was never on.
-
-    Raises:
-        TrainError: there is no run in the folder.
-        StoreError: there is no store, or it is damaged.
-        GenerationError: the generation was compacted away.
+    An older generation is logged by the first rank. None also covers data without generations, and data the run
+    never used. A generation that was compacted away raises GenerationError.
     """
     recorded_data = folder.read().get("data")
     newest = open_store(data, **open_options)
@@ -42,11 +31,11 @@ def find_initial_generation(
         not isinstance(number, int)
         or fingerprints_by_generation.get(number, {}).get(newest.split) != recorded_fingerprint
     ):
-        # It was begun before there were several, or somewhere else.
+        # The run predates generations, or was started on another copy, so search by fingerprint.
         number = newest.contents.find_generation(str(recorded_fingerprint))
     if number is None or number == newest.location.generation:
         return None
-    # Where it was compacted away, this says so before anything is built.
+    # Reading the manifest raises GenerationError for a compacted generation before anything is built.
     newest.reader.files.read_manifest(number)
     if ranks.first:
         _LOG.info(

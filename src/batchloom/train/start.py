@@ -1,4 +1,4 @@
-"""From what was asked for to a run: which settings, which data, which folder."""
+"""From the options of a command to a run: its settings, data and folder."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,25 +48,24 @@ MISSING_DATA_POLICIES = ("error", "synthetic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
-    """What a run is to read; what is wrong with it is told by the request that holds it.
+    """Data options of a run; :meth:`problems` lists their errors.
 
     Attributes:
-        data: a store's folder or URL, a bare Megatron prefix, or a name of synthetic data.
+        data: folder or URL of a store, a bare Megatron prefix, or a name of synthetic data.
         mixture: several stores and their weights; excludes ``data``.
         input_file: a file or folder to prepare into a temporary store; excludes ``data``.
-        dataset_config: a YAML file that names data sets, which are prepared below the run's
-            folder; excludes ``data`` and ``input_file``.
-        tokenizer: of what is prepared, as prepare takes it; None for its default.
-        if_missing: what becomes of a run whose data is absent: ``error``, or ``synthetic`` data
-            stands in for it.
-        generation: of the store at ``data``; None for the newest, or for the one that a run which goes on
-            was begun on.
-        stream: raw inputs, read while the run goes on; excludes the others.
-        options: of a stream, how it is read; of what is prepared, whether links are followed.
-        media: the settings of images and audio: of what is prepared or streamed ``processor`` and ``data_folder``; of
-            stores ``data_folder``, where paths begin when media have moved.
-        missing_media_lists: of stores, lists of documents whose media are gone, which are served as padding.
-        open_options: further options of ``open_store``: of a store behind a URL its cache, and how it is verified.
+        dataset_config: a YAML file of data sets, which are prepared below the run's folder; excludes ``data`` and
+            ``input_file``.
+        tokenizer: tokenizer of prepared or streamed data in the form prepare takes; None for its default.
+        if_missing: policy for missing data: ``error``, or ``synthetic`` to replace it.
+        generation: generation of the store at ``data``; None for the newest, or for the initial one of a resumed
+            run.
+        stream: raw inputs to read during the run; excludes the others.
+        options: options of reading a stream; for prepared data only whether links are followed.
+        media: settings of images and audio: ``processor`` and ``data_folder`` of prepared or streamed data; for
+            stores ``data_folder``, the new base of media paths that have moved.
+        missing_media_lists: for stores, lists of documents whose media are missing, which are served as padding.
+        open_options: further options of ``open_store``: cache and verification of a remote store.
     """
 
     data: Path | str | None = None
@@ -84,13 +83,13 @@ class DataRequest:
 
     @property
     def read_media(self) -> MediaOptions:
-        """How images and audio of stores are read."""
+        """Options of reading images and audio of stores."""
         folder = (self.media or {}).get("data_folder") if self.stream is None else None
         return MediaOptions(folder=folder, replace=self.missing_media_lists)
 
     @property
     def streams(self) -> StreamRequest | None:
-        """The raw inputs that are streamed; None where none are."""
+        """Request of the raw inputs to stream; None without any."""
         if self.stream is None:
             return None
         return StreamRequest(
@@ -101,7 +100,7 @@ class DataRequest:
         )
 
     def problems(self) -> list[str]:
-        """What is wrong with it, by the names of the options."""
+        """List the errors of the request, by the names of the options."""
         source_fields = ("data", "mixture", "input_file", "dataset_config", "stream")
         problems = _find_exclusive_options(self, *combinations(source_fields, 2))
         if all(getattr(self, source_field) is None for source_field in source_fields):
@@ -154,13 +153,13 @@ class DataRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Which model a run is to train; what is wrong with it is told by the request that holds it.
+    """Model options of a run; :meth:`problems` lists their errors.
 
     Attributes:
-        model_name: a configuration that ships with the package.
-        config_file: a configuration; excludes ``model_name``.
-        init: the folder of a Hugging Face model to finetune; excludes ``model_name``.
-        attn_implementation: of that model; None for its default.
+        model_name: name of a configuration that ships with the package.
+        config_file: a configuration file; excludes ``model_name``.
+        init: folder of a Hugging Face model to finetune; excludes ``model_name``.
+        attn_implementation: attention implementation of that model; None for its default.
     """
 
     model_name: str | None = None
@@ -170,33 +169,32 @@ class ModelRequest:
 
     @property
     def folder(self) -> str | None:
-        """The folder of the model to finetune, named so that any place can find it."""
+        """Absolute path of the model to finetune; None without one."""
         return None if self.init is None else str(self.init.resolve())
 
     @property
     def stem(self) -> str:
-        """What a run of it is called where nobody names it."""
+        """Default name of a run of this model."""
         config_name = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
         return self.init.resolve().name if self.init else config_name
 
     def problems(self) -> list[str]:
-        """What is wrong with it, by the names of the options."""
+        """List the errors of the request, by the names of the options."""
         return _find_exclusive_options(self, ("model_name", "config_file"), ("model_name", "init"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What was asked for on the command line.
+    """Options of the train command.
 
     Attributes:
-        data: what is read.
-        model: what is trained.
-        out: the run's folder; None for ``runs/`` and the configuration's name.
-        resume: go on with the run in ``out``, by its own settings where nothing else is asked.
-        stop_at: save and stop after this step.
+        data: data options.
+        model: model options.
+        out: folder of the run; None for ``runs/`` and the configuration's name.
+        resume: whether to resume the run in ``out``, with its own settings unless others are given.
+        stop_at: step after which to save and stop.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        changes: fields of TrainSettings (and ``lr``) to set over the configuration, None for
-            those that stay.
+        changes: fields of TrainSettings (and ``lr``) that override the configuration; None values are ignored.
     """
 
     data: DataRequest
@@ -222,17 +220,17 @@ class TrainRequest:
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run is written."""
+        """Folder of the run."""
         prepares = self.data.dataset_config is not None
         return RunFolder(self.out or Path("runs") / self.model.stem, prepares=prepares)
 
     @property
     def is_continuation(self) -> bool:
-        """Whether the settings are those of the run in the folder."""
+        """True if the settings are those of the run in the folder."""
         return self.resume and self.model.config_file is None and self.model.model_name is None
 
     def get_dataset_settings(self, dataset: DatasetConfig | None) -> dict[str, Any]:
-        """The settings that the data sets' file states; a run that goes on keeps its own."""
+        """Return the settings of the data sets' file; a resumed run ignores them."""
         if dataset is None or self.is_continuation:
             return {}
         init = self.model.folder
@@ -240,14 +238,10 @@ class TrainRequest:
         return dataset.plan_settings(longest)
 
     def settings(self, dataset_settings: Mapping[str, Any] | None = None) -> TrainSettings:
-        """The configuration, what a file of data sets states over it, what was asked for over both.
+        """Return the settings of the run.
 
-        Args:
-            dataset_settings: settings that go over the configuration.
-
-        Raises:
-            SettingsError: whatever is wrong with it, all at once.
-            InputError: the folder of a model to finetune cannot be used.
+        ``dataset_settings`` override the configuration, and options override both. A SettingsError lists all
+        problems at once.
         """
         config_file = self.model.config_file
         if self.is_continuation:
@@ -281,12 +275,12 @@ class TrainRequest:
 
     @property
     def _config_changes(self) -> dict[str, Any]:
-        """What is set over a configuration."""
+        """Overrides of a configuration."""
         attention = self.model.attn_implementation
         return {**self.changes, "init": self.model.folder, "attn_implementation": attention}
 
     def _read_previous_settings(self) -> TrainSettings:
-        """The settings of the run in the folder, with what was asked for over them."""
+        """Return the settings of the run in the folder with overrides applied."""
         run_description = self.folder.read()
         run_description.pop("data", None)
         run_description.pop("init", None)
@@ -298,7 +292,7 @@ class TrainRequest:
 
 
 def _find_exclusive_options(request: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
-    """A sentence for each pair of options of which both are given."""
+    """List an error for each pair of options that are both given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
         for first, second in pairs
@@ -307,21 +301,15 @@ def _find_exclusive_options(request: DataRequest | ModelRequest, *pairs: tuple[s
 
 
 def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
-    """Train as asked.
+    """Run the train command.
 
-    Args:
-        request: what was asked for.
-        print_line: prints one line.
-
-    Raises:
-        BatchloomError: whatever prepare, the loader or the loop finds wrong.
-        KeyboardInterrupt: Ctrl-C, once the run began; says what is left, and how to go on.
+    After the run began, KeyboardInterrupt describes the remaining files and how to resume.
     """
     dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
     dataset_settings, folder = request.get_dataset_settings(dataset), request.folder
     settings = request.settings(dataset_settings)
     if not request.resume:
-        # Once more before the first step; this look is before an input is prepared for hours.
+        # The loop checks this again. Here it fails before an input is prepared for hours.
         folder.check_new()
     try:
         with (
@@ -382,7 +370,7 @@ def _open_run_data(
 
 
 def _describe_interrupted_run(request: TrainRequest) -> tuple[str, ...]:
-    """What is left of an interrupted run, and how to go on; empty where nothing is."""
+    """Describe the remains of an interrupted run and how to resume; empty without any."""
     folder = request.folder
     if not folder.has_run:
         if request.data.dataset_config is None or not folder.data.exists():

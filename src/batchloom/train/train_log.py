@@ -1,4 +1,4 @@
-"""What a run tells: a line a step for people, ``log.jsonl`` for machines, a curve at the end."""
+"""Output of a run: printed step lines, ``log.jsonl``, and a loss curve at the end."""
 
 import json
 from collections.abc import Callable
@@ -17,15 +17,15 @@ _MAX_LISTED = 8
 
 @final
 class RunLog:
-    """Appends to ``log.jsonl`` and says the same to a person.
+    """Writer of ``log.jsonl`` that also prints a summary of each entry.
 
     Args:
-        path: the log; None on ranks that keep silent.
-        print_line: prints one line.
-        print_every: steps between two spoken step lines (every step is logged).
+        path: path of the log; None on ranks without output.
+        print_line: function that prints one line.
+        print_every: interval of printed step lines (every step is logged).
 
     Attributes:
-        mark: ends every line that is said, where it must be seen what a run is made of.
+        mark: suffix of every printed line, which marks synthetic data.
     """
 
     mark = ""
@@ -35,11 +35,11 @@ class RunLog:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether this is the rank that tells."""
+        """True on the rank that logs and prints."""
         return self._path is not None
 
     def print_line(self, line: str) -> None:
-        """A line for people only."""
+        """Print a line that is not logged."""
         if self._path is not None:
             self._print_line(line if "source=" in line else line + self.mark)
 
@@ -60,7 +60,7 @@ class RunLog:
             ) from error
 
     def step(self, entry: dict[str, Any], steps: int) -> None:
-        """Log a step and say it: loss, speed, padding, waiting."""
+        """Log a step and print its loss, speed, padding and data wait."""
         self.write({"kind": "step", **entry})
         step = entry["step"]
         if step % self._print_every == 0 or step in (1, steps):
@@ -73,7 +73,7 @@ class RunLog:
             )
 
     def val(self, step: int, steps: int, loss: float, origin: str, sources: dict[str, float]) -> None:
-        """Log a look at the val subset and say it; of a mixture with the loss of each source."""
+        """Log and print the val loss, and for a mixture the loss of each source."""
         entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
         self.write({**entry, "sources": sources} if sources else entry)
         source_losses = [f"{name} {source_loss:.4f}" for name, source_loss in sources.items()]
@@ -83,17 +83,17 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The objects of a log; a last line that a killed process left unfinished is left out.
+    """Return the entries of a log, without an unfinished last line.
 
-    A log may lack entries, or be deleted: it tells what was, and no step is computed from it.
-    What is there must be a log, because it is kept and drawn.
+    A killed process may leave such a line. A log may lack entries or be deleted, because no step depends on it.
+    An existing file must be a valid log, because it is truncated and drawn.
 
     Raises:
-        StateError: a line is none of a log; names it.
+        StateError: a line is not a log entry; names it.
     """
     entries = []
     lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    # What ends in a line break leaves nothing after it; what does not was never finished.
+    # The last part is empty after a final line break; otherwise it is an unfinished line.
     for number, line in enumerate(lines[:-1], 1):
         try:
             entry = parse_json_object(line)
@@ -110,7 +110,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _find_entry_fault(entry: dict[str, Any]) -> str:
-    """What is wrong with an entry, as the end of a sentence; empty when nothing is."""
+    """Describe the error of an entry as the end of a sentence; empty if it is valid."""
     kind, step, loss = (entry.get(name) for name in ("kind", "step", "loss"))
     if kind not in _ENTRY_KINDS:
         return f"has {kind!r:.40} for kind, none of {', '.join(_ENTRY_KINDS)}"
@@ -122,11 +122,9 @@ def _find_entry_fault(entry: dict[str, Any]) -> str:
 
 
 def truncate_log(path: Path, last_step: int) -> None:
-    """Keep what was logged up to ``last_step``: a resumed run writes the rest again.
+    """Delete the entries after ``last_step``, which a resumed run writes again.
 
-    Raises:
-        StateError: the log is damaged; it stays as it is.
-        OutputError: it cannot be written.
+    A damaged log raises StateError and is unchanged.
     """
     retained_entries = [entry for entry in read_log(path) if entry["step"] <= last_step]
     partial_path = path.with_name(path.name + ".partial")
@@ -140,11 +138,7 @@ def truncate_log(path: Path, last_step: int) -> None:
 
 
 def draw_loss_curve(log: Path, png: Path, title: str) -> None:
-    """Draw the losses of a log against the step.
-
-    Raises:
-        OutputError: the picture cannot be written.
-    """
+    """Plot the losses of a log against the step; OutputError if it cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
     from matplotlib.figure import Figure  # noqa: PLC0415
 

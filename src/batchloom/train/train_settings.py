@@ -1,4 +1,4 @@
-"""The settings of a run: the model's shape, the optimizer's course, the size of a step."""
+"""Settings of a run: the model's shape, the optimizer, the size of a step."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from batchloom.core.settings import from_plain, raise_problems, suggest
 from batchloom.core.wording import format_count
 from batchloom.train.json_files import parse_json_object, read_json_object
 
-# The largest a plan takes; a run's other counts of steps and rows follow them.
+# Limits of a plan; a run's other counts of steps and rows follow them.
 MAX_STEPS = PlanSpec.bounds["steps"][1]
 MAX_TOKENS = PlanSpec.bounds["seq_len"][1]
 MAX_ROWS = PlanSpec.bounds["global_batch_size"][1]
-# Far beyond what fits into a machine: memory is reckoned with from these numbers, not found out.
+# Far beyond the memory of any machine; the memory estimate multiplies these numbers.
 _MAX_WIDTH = 1 << 24
 _MAX_LAYERS = 4096
 _MAX_IDS = 1 << 31
 
-# Settings of a part of TrainSettings that have an option of their own.
+# Nested settings of TrainSettings that have an option of their own.
 PRETRAINED_KEYS = {"init", "attn_implementation"}
 _NESTED_SETTINGS = {
     "optim": ("lr",),
@@ -35,15 +35,15 @@ Bounds = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """The shape of the model in ``model.py``.
+    """Shape of the model in ``gpt_model.py``.
 
     Attributes:
         layers: transformer layers.
-        heads: attention heads a layer.
+        heads: attention heads per layer.
         width: size of the residual stream; a multiple of ``2 * heads`` (rotary needs pairs).
-        hidden: size of the SwiGLU's inside; None for 8/3 of the width, up to a multiple of 64.
-        rotary_base: the longest rotary period, in tokens over 2 pi.
-        vocab_size: None for the tokenizer's; stated only for data that names no tokenizer.
+        hidden: hidden width of the SwiGLU; None for 8/3 of the width, rounded up to a multiple of 64.
+        rotary_base: base of the rotary frequencies; the longest period is about this many tokens times 2 pi.
+        vocab_size: vocabulary size; None for the tokenizer's. Needed only for data without a tokenizer.
     """
 
     layers: int
@@ -54,7 +54,7 @@ class ModelSettings:
     vocab_size: int | None = None
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, each problem with its path."""
+        """List the invalid values, each problem with its path."""
         bounds: Bounds = {
             "layers": (1, _MAX_LAYERS),
             "heads": (1, _MAX_WIDTH),
@@ -73,11 +73,11 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class PretrainedSettings:
-    """A Hugging Face causal language model in a local folder, to be finetuned.
+    """Hugging Face causal language model in a local folder, to be finetuned.
 
     Attributes:
-        init: the folder: config.json and safetensors weights.
-        attn_implementation: as transformers names it; None for SDPA where the model has it.
+        init: folder with config.json and safetensors weights.
+        attn_implementation: name of the attention in transformers; None for SDPA if the model supports it.
     """
 
     init: str
@@ -86,11 +86,11 @@ class PretrainedSettings:
     )
 
     def problems(self) -> list[str]:
-        """What is wrong with these values that can be told without the folder."""
+        """List the problems that can be found without reading the folder."""
         return [] if self.init else ["model.init: names no folder"]
 
 
-# Over the defaults of TrainSettings: a trained model is moved by small steps.
+# Overrides of the defaults of TrainSettings: a pretrained model needs smaller updates.
 _FINETUNING_DEFAULTS = {"steps": 100}
 _FINETUNING_OPTIM = {"lr": 1e-5, "warmup_steps": 10, "weight_decay": 0.0, "beta2": 0.999}
 _FINETUNING_SEQ_LEN = 2048
@@ -98,16 +98,16 @@ _FINETUNING_SEQ_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class OptimSettings:
-    """AdamW and the course of its learning rate: linear warm-up, then a cosine.
+    """AdamW with a learning rate schedule of linear warm-up and cosine decay.
 
     Attributes:
-        lr: the highest learning rate.
-        final_lr_share: the learning rate of the last step, as a share of ``lr``.
+        lr: peak learning rate.
+        final_lr_share: learning rate of the last step as a fraction of ``lr``.
         warmup_steps: steps until ``lr`` is reached.
-        weight_decay: applied to matrices only, never to gains.
+        weight_decay: weight decay of matrices; gains have none.
         beta1: decay of the gradient's mean.
         beta2: decay of the gradient's square.
-        clip: gradients are scaled down to this norm.
+        clip: maximum norm of the gradient.
     """
 
     lr: float = 1e-3
@@ -119,7 +119,7 @@ class OptimSettings:
     clip: float = 1.0
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, each problem with its path."""
+        """List the invalid values, each problem with its path."""
         bounds: Bounds = {
             "final_lr_share": (0, 1),
             "warmup_steps": (0, MAX_STEPS),
@@ -141,17 +141,17 @@ class OptimSettings:
 
 @dataclass(frozen=True, slots=True)
 class OrderSettings:
-    """How documents become sequences, in which order, and how ranks share them; see ``Loader``.
+    """Packing, data order and distribution over ranks; see ``Loader``.
 
     Attributes:
-        packing: the plan's packing strategy.
-        overlong: what becomes of a document longer than a sequence; None for the loader's choice.
-        shuffle: False gives the order of the store.
-        noise_prob: input tokens that are replaced by any other, as the loader's ``augment`` has it; None
-            for none. The val subset stays as it is.
-        uneven: where a step does not divide among ranks and passes, ``refuse`` or ``pad`` with rows
-            that carry no loss. It may change when a run goes on, and so may ``balance``.
-        balance: whether rows are dealt to ranks by their attention cost.
+        packing: packing strategy of the plan.
+        overlong: policy for documents longer than a sequence; None for the loader's default.
+        shuffle: False reads documents in store order.
+        noise_prob: fraction of input tokens replaced by other tokens, as the loader's ``augment`` does; None for
+            none. The val subset is not changed.
+        uneven: policy for steps that ranks and passes do not divide: ``refuse``, or ``pad`` with rows without
+            loss. A resumed run may change it, and also ``balance``.
+        balance: whether rows are assigned to ranks by their attention cost.
     """
 
     packing: str = "best_fit"
@@ -164,21 +164,21 @@ class OrderSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything that decides what a run computes.
+    """All settings that determine the computation of a run.
 
     Attributes:
-        model: the model's shape, or the folder of a trained one.
-        optim: the optimizer's course.
-        steps: optimizer steps of the whole run.
+        model: shape of the model, or the folder of a pretrained one.
+        optim: settings of the optimizer.
+        steps: optimizer steps of the run.
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step, over all ranks.
-        batch_size: rows in one forward pass of one rank; None for the rank's whole share.
-        order: how documents become sequences, and in which order.
-        seed: of the order of the data and of the first weights.
-        eval_interval: steps between two looks at the val subset; 0 for the end only.
-        eval_batches: batches of ``global_batch_size`` sequences a look; None for the whole subset.
-        save_interval: steps between two checkpoints; 0 for the end only.
-        compile: whether the model goes through ``torch.compile``.
+        batch_size: rows in one forward pass of one rank; None for all rows of the rank.
+        order: packing, data order and distribution over ranks.
+        seed: seed of the data order and of the initial weights.
+        eval_interval: steps between evaluations on the val subset; 0 for the end only.
+        eval_batches: batches of ``global_batch_size`` sequences per evaluation; None for the complete subset.
+        save_interval: steps between checkpoints; 0 for the end only.
+        compile: whether to use ``torch.compile``.
     """
 
     model: PretrainedSettings | ModelSettings
@@ -209,9 +209,9 @@ class TrainSettings:
 
 
 def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
-    """The problems of values that do not lie between the least and the most they may be.
+    """List the fields whose values are outside their bounds.
 
-    None, for what need not be given, is none; not a number is one.
+    None, for optional fields, is valid; NaN is not.
     """
     problems = []
     for name, (least, most) in bounds.items():
@@ -225,21 +225,21 @@ def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
 
 
 def _format_number(number: float) -> str:
-    """A number as text, or about how long it is where nobody would read it to its end."""
+    """Format a number, or its approximate length if it is very long."""
     if isinstance(number, int) and number.bit_length() > 160:
         return f"a number of about {round(number.bit_length() * math.log10(2))} digits"
     return str(number)
 
 
 def list_model_names() -> list[str]:
-    """The names of the configurations that ship with the package."""
+    """Return the names of the configurations that ship with the package."""
     folder = resources.files("batchloom.train") / "configs"
     names = [file.name for file in folder.iterdir() if file.name.endswith(".json")]
     return sorted(name.removesuffix(".json") for name in names)
 
 
 def load_named_config(name: str) -> dict[str, Any]:
-    """The plain values of a configuration that ships with the package.
+    """Return the plain values of a configuration that ships with the package.
 
     Raises:
         SettingsError: there is none of that name.
@@ -251,7 +251,7 @@ def load_named_config(name: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The plain values of a configuration file, unchecked.
+    """Read the plain values of a configuration file without validating them.
 
     Raises:
         InputMissingError: there is no such file.
@@ -270,11 +270,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def apply_finetuning_defaults(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
-    """A configuration's plain values over the defaults for a model that was trained before.
+    """Fill in the finetuning defaults of a configuration.
 
     Args:
-        plain: as a configuration file holds it.
-        longest: the most tokens the model was built for; None for no bound.
+        plain: plain values of a configuration file.
+        longest: maximum context length of the model; None for no bound.
     """
     seq_len = min(_FINETUNING_SEQ_LEN, longest or _FINETUNING_SEQ_LEN)
     config = {**_FINETUNING_DEFAULTS, "seq_len": seq_len, **plain}
@@ -285,14 +285,14 @@ def apply_finetuning_defaults(plain: dict[str, Any], longest: int | None) -> dic
 
 
 def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
-    """Settings from a configuration's plain values and what was asked for over them.
+    """Build settings from a configuration's plain values and overrides.
 
     Args:
-        plain: as a configuration file holds it.
-        changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
-            the optimizer's settings, ``init`` and ``attn_implementation`` to the model's,
-            those of ``OrderSettings`` to the order's.
-        path: named before every problem.
+        plain: plain values of a configuration file.
+        changes: fields of TrainSettings to override, where the value is not None; ``lr`` is set in the
+            optimizer's settings, ``init`` and ``attn_implementation`` in the model's, fields of ``OrderSettings``
+            in the order's.
+        path: prefix of every problem.
 
     Raises:
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
@@ -301,19 +301,19 @@ def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     for group, names in _NESTED_SETTINGS.items():
         group_overrides = {name: overrides.pop(name) for name in names if name in overrides}
         group_values = plain.get(group, {})
-        # What is no object stays, so that its problem is told with the others.
+        # A group that is not an object stays unchanged, so that its problem is reported with the others.
         if group_overrides and isinstance(group_values, dict):
             overrides[group] = {**group_values, **group_overrides}
     return from_plain(TrainSettings, {**plain, **overrides}, path)
 
 
 def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:
-    """Sequences of a step that a rank is given."""
+    """Return the sequences per step of a rank."""
     return -(-settings.global_batch_size // world_size)
 
 
 def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
-    """Forward passes of one rank that make one step.
+    """Return the forward passes of one rank per step.
 
     Raises:
         SettingsError: the sizes do not divide; names sizes that do.

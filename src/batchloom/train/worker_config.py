@@ -1,4 +1,4 @@
-"""What one worker of an elastic run is asked for."""
+"""Settings of one worker of an elastic run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from batchloom.train.train_settings import MAX_ROWS, MAX_STEPS, MAX_TOKENS, Over
 
 HUGGINGFACE_TYPE, STORE_TYPE = "huggingface", "store"
 DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE_TYPE, STORE_TYPE)
-# The configurations of the trainer that they are.
+# Names of the trainer's configurations by model size.
 MODEL_SIZES = {"tiny": "tiny", "medium": "150M_1024"}
 _OVERLONG_POLICIES = get_args(Overlong)
 _BOUNDS = {
@@ -28,10 +28,10 @@ _DATASET_NAME_HELP = {
 
 @final
 class LeaveEvent(Event):
-    """Asks the workers of a run, when it is set, to save and stop after the step they are at.
+    """Event that asks the workers of a run to save and stop after the current step.
 
     Attributes:
-        heeded: whether there are steps at work, between which it is looked at.
+        heeded: whether a run is training and checks the event between steps.
     """
 
     heeded = False
@@ -39,23 +39,23 @@ class LeaveEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker of a run; all workers of a run have the same, but for ``worker_id``.
+    """Settings of a worker; all workers of a run share them except ``worker_id``.
 
     Attributes:
-        worker_id: what its lines call it.
-        dataset_type: ``dummy`` (made-up data, the same on every worker), ``distributed_dummy`` (made-up data, shared
-            out), ``huggingface`` or ``store``. Nothing stands in for it.
-        dataset_name: a data set of the Hub, or the folder or URL of a store; of made-up data its settings
+        worker_id: name of the worker in its output.
+        dataset_type: ``dummy`` (synthetic data, the same on every worker), ``distributed_dummy`` (synthetic data,
+            split over workers), ``huggingface`` or ``store``. There is no fallback.
+        dataset_name: a data set of the Hub, or the folder or URL of a store; for synthetic data its settings
             (``documents=1000,kind=text``), or None.
-        tokenizer_name: of a data set of the Hub, as prepare takes it; None for its default.
-        batch_size: sequences of a step for this worker; a step has as many for each of the others.
+        tokenizer_name: tokenizer of a data set of the Hub, in the form prepare takes; None for its default.
+        batch_size: sequences per step of each worker.
         seq_len: tokens of a sequence.
-        num_steps: steps of the whole run, whoever makes them.
+        num_steps: steps of the run in total, over all restarts.
         model_size: ``tiny`` or ``medium``.
-        out: the folder of the run, the same for all workers, where all of them find it.
-        save_interval: steps between two checkpoints; 0 for the end only.
+        out: folder of the run, shared by all workers.
+        save_interval: steps between checkpoints; 0 for the end only.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        overlong: what becomes of a document longer than ``seq_len``; None for the loader's choice.
+        overlong: policy for documents longer than ``seq_len``; None for the loader's default.
     """
 
     worker_id: str
@@ -109,6 +109,6 @@ class WorkerConfig:
 
     @property
     def data_source(self) -> str:
-        """What is read, as ``open_store`` or ``prepare`` takes it."""
+        """Data of the run in the form ``open_store`` or ``prepare`` takes."""
         name = self.dataset_name or ""
         return f"{self.dataset_type}:{name}" if self.dataset_type in SYNTHETIC else name
