@@ -1,4 +1,4 @@
-"""Appending: what a store holds already, and which of the inputs are new to it."""
+"""Appending: the existing content of a store, and the selection of new inputs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,20 +38,20 @@ _LOW_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class BaseGenerations:
-    """What stands before the documents of a job: nothing, or the generations of a store.
+    """State of the store that a job appends to; empty for a new store.
 
     Attributes:
-        generation: the newest there is; 0 where there is no store.
-        files: of keys of its documents, in order.
+        generation: newest generation; 0 for a new store.
+        files: key files of the stored documents, in order.
         shards: number of the next shard of each subset.
-        parts: how many parts its sources have.
+        parts: number of parts of all stored sources.
         nonempty_subsets: subsets that hold documents.
-        tokens: of each subset, without removed documents.
+        tokens: tokens of each subset, without removed documents.
         documents: number of documents, without removed ones.
-        overrides: the subset of single hashes.
-        signatures: the bands of each of these files' documents that new ones are compared with; None where the
-            store keeps none of this kind.
-        base: its newest generation.
+        overrides: subsets assigned to single hashes.
+        signatures: MinHash signatures of the documents of each key file; None where the store has none with
+            the same banding.
+        base: manifest of the newest generation.
     """
 
     generation: int = 0
@@ -67,11 +67,11 @@ class BaseGenerations:
 
     @property
     def without_signatures(self) -> int:
-        """How many of the files have no bands."""
+        """Number of files without MinHash signatures."""
         return sum(shard_signatures is None for shard_signatures in self.signatures)
 
     def find_present_hashes(self, out: Path, hashes: Collection[int]) -> frozenset[int]:
-        """Which of some hashes documents of the store have; ``out`` is its folder."""
+        """Return those of the given hashes that documents of the store ``out`` have."""
         if self.base is None or not hashes:
             return frozenset()
         low_words = np.array([value & _LOW_MASK for value in hashes], np.uint64)
@@ -83,7 +83,7 @@ class BaseGenerations:
 
 
 def read_base_manifest(out: Path) -> Manifest | None:
-    """The newest generation of the store to append to; None where there is no store yet."""
+    """Read the manifest of the store to append to; None if there is no store yet."""
     with wrap_write_errors(out):
         if not (out / MANIFEST_NAME).exists():
             return None
@@ -91,12 +91,12 @@ def read_base_manifest(out: Path) -> Manifest | None:
 
 
 def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> BaseGenerations:
-    """What stands before the documents of a job.
+    """Collect the state of the store to append to.
 
     Args:
-        work: the job's folder, inside the store; keys go there.
-        base: the newest generation; None where there is none.
-        dedup: which new documents are left out for those that are there.
+        work: work folder inside the store; receives the key files.
+        base: manifest of the newest generation; None for a new store.
+        dedup: deduplication settings; keys and signatures are collected only for its mode.
     """
     if base is None:
         return BaseGenerations()
@@ -115,7 +115,7 @@ def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupR
 
 
 def _write_base_keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
-    """The keys of all documents that are there, a file a shard."""
+    """Write the keys of all stored documents, one file per shard."""
     folder = work.path / "older"
     make_folder(folder)
     paths = []
@@ -136,7 +136,7 @@ def _write_base_keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
 
 
 def _find_base_signatures(out: Path, base: Manifest, banding: Banding) -> tuple[StoredSignatures | None, ...]:
-    """The bands of each shard that is there, where they are made as those of new documents are."""
+    """Return the signatures of each stored shard, None where the banding differs."""
     signatures: list[StoredSignatures | None] = []
     for name, subset in base.subsets.items():
         removed, first = map_removed(out / name, subset), 0
@@ -151,10 +151,10 @@ def _find_base_signatures(out: Path, base: Manifest, banding: Banding) -> tuple[
 
 
 def read_tokenizer_state(out: Path) -> dict[str, Any]:
-    """The state of a store's tokenizer, which what is appended is encoded with.
+    """Read the tokenizer state of a store, which appended documents are encoded with.
 
     Raises:
-        StoreError: it is missing or damaged.
+        StoreError: the file is missing or damaged.
     """
     path = out / TOKENIZER_NAME
     try:
@@ -165,16 +165,16 @@ def read_tokenizer_state(out: Path) -> dict[str, Any]:
 
 
 def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hashed: bool = False) -> SourceListing:
-    """The inputs that the store does not hold yet, with a note on those it does.
+    """Select the inputs that the store does not hold yet, with a note on the others.
 
-    A file is known by its place, size and time, or by its name (or place), size and content. One that has
-    changed since is new as a whole.
+    A file is identified by path, size and mtime, or by name (or path), size and content. A changed file counts
+    as entirely new.
 
     Args:
-        listing: what was given.
-        base: the newest generation.
-        out: the store.
-        hashed: whether files are told apart by their contents alone.
+        listing: the listed inputs.
+        base: manifest of the newest generation.
+        out: folder of the store.
+        hashed: identify files by their content alone.
     """
     reported_files = _index_reported_files(out, base)
     reported_paths = {path for path, _, _ in reported_files}
@@ -211,21 +211,20 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
 
 
 def _contains_source(entries: Sequence[SourceEntry], source: Source) -> bool:
-    """Whether a source has the content of one of those that were read."""
     different = {entry.hash: entry for entry in entries}
     return any(hash_recorded_parts(source, entry) == entry.hash for entry in different.values())
 
 
 def _index_reported_files(out: Path, base: Manifest) -> dict[tuple[str, int, int], list[SourceEntry]]:
-    """Place, size and time of every file that a generation was made of, where its report is there, and its entries."""
+    """Map (path, size, mtime in ns) of each reported input to its manifest entries."""
     entries_by_file: dict[tuple[str, int, int], list[SourceEntry]] = {}
     for entry in base.all_history:
-        # Without the report inputs are told by their content.
+        # Without a report, inputs are identified by their content.
         report = read_report(out, entry.number)
         sources = report.sources if report else []
         entries = base.list_sources_of(entry)
         for number, reported_source in enumerate(sources):
-            # A report that somebody changed may tell of more files than were read.
+            # An edited report may list more files than the manifest has entries.
             file_entries = entries_by_file.setdefault(
                 (reported_source.path, reported_source.bytes, reported_source.mtime_ns), []
             )

@@ -1,4 +1,4 @@
-"""What was left out as a duplicate, by pair of sources, with the first words of some of it."""
+"""Counts and examples of removed duplicates by pair of sources."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,30 +32,30 @@ from batchloom.store import write_file
 from batchloom.store.format import SUBSETS
 from batchloom.tokens import Tokenizer
 
-# What is said of documents that the store holds already.
+# Source name of documents that the store already holds.
 STORE_LABEL = "(the store)"
 _CHUNK_ROWS = 1 << 20
 _SNIPPET_TOKENS = 64
-# Looked at for examples in each stretch.
+# Rows that are examined for examples per chunk.
 _EXAMPLE_CANDIDATES = 1000
 
-# Duplicates by pair of sources, and what is said of pairs that are not listed.
+# Duplicates by pair of sources, and the counts of pairs that are not listed.
 PairList = tuple[list[DuplicatePair], OmittedRows]
 
 
 def load_or_find_pairs(path: Path, attempt: str, find: Callable[[], PairList]) -> PairList:
-    """What is kept at ``path``; what is found and kept there where nothing is yet.
+    """Load the pairs stored at ``path``, or find them and store them there.
 
-    The files that examples are read from go as shards are written, so a job that goes on cannot find them again.
+    Writing shards deletes the files that examples are read from, so a resumed job cannot find the pairs again.
 
     Args:
-        path: the file; its name says all that decides what is found.
-        attempt: sets the file of this run apart from that of another one.
-        find: finds them.
+        path: result file, named after everything that decides the result.
+        attempt: suffix that keeps the files of this run apart from those of other runs.
+        find: finds the pairs.
 
     Raises:
         StoreConflictError: the file is damaged.
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     if path.exists():
         with translate_read_errors(path):
@@ -69,15 +69,15 @@ def load_or_find_pairs(path: Path, attempt: str, find: Callable[[], PairList]) -
 
 @final
 class DuplicatePairReader:
-    """Reads the files that name duplicates.
+    """Reader of the duplicate files.
 
     Args:
         units: all units in order.
-        base_file_count: how many files of keys stand before those of the units.
-        inputs: what each input is called.
-        membership: the shares of the subsets, by which temporary files are apart.
-        dtype: of a token on disk.
-        tokenizer: turns the first tokens into words.
+        base_file_count: number of key files of stored shards, which precede those of the units.
+        inputs: name of each input.
+        membership: subset rule that the temporary token files are split by.
+        dtype: token dtype on disk.
+        tokenizer: decodes the first tokens of an example.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class DuplicatePairReader:
         groups, names = group_sources([source.name for source in sources], [inputs[source.input] for source in sources])
         self._groups = np.array(groups, np.int64)
         self._firsts = np.cumsum([0, *(len(tokenized_unit.unit.parts) for tokenized_unit in units)])
-        # What an older generation has is one group of its own, the last.
+        # The documents of earlier generations form one group, the last.
         self._pair_counter = DuplicatePairCounter([*names, *([STORE_LABEL] if base_file_count else [])])
         self._store_group = len(names)
 
     def read_pairs(self, files: Iterable[Path]) -> PairList:
-        """Duplicates by pair of sources, and what is said of pairs that are not listed."""
+        """Read duplicates by pair of sources, and the counts of pairs not listed."""
         for rows in _iter_duplicate_rows(files):
             dropped_groups = self._group(rows["unit"], rows["part"])
             kept_groups = self._group(rows["first_unit"], rows["first_part"])
@@ -112,14 +112,14 @@ class DuplicatePairReader:
         return self._pair_counter.list_pairs()
 
     def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The group of sources that documents are of [D]."""
+        """Return the source group of each document, int64 [D]."""
         groups = np.full(len(units), self._store_group)
         new = units >= self._base_file_count
         groups[new] = self._groups[self._firsts[units[new] - self._base_file_count] + parts[new]]
         return groups
 
     def _read_example(self, row: np.void) -> DuplicateExample | None:
-        """What is told of a duplicate; None where temporary files of its unit, or of what stays, are gone."""
+        """Read one example; None if the temporary files of either unit are missing."""
         unit, number = self._units[int(row["unit"]) - self._base_file_count], int(row["number"])
         first, kept_record = int(row["first_unit"]) - self._base_file_count, -1
         rows = _map_unit_rows(unit)
@@ -160,7 +160,7 @@ def _map_unit_rows(unit: TokenizedUnit) -> NDArray[np.void] | None:
 
 
 def _select_examples(dropped_groups: NDArray[np.int64], kept_groups: NDArray[np.int64]) -> list[int]:
-    """Places of the first few of each pair of groups, the pairs with most of them, ascending."""
+    """Return the row positions of the first few rows of each of the largest pairs."""
     pairs = dropped_groups * (int(kept_groups.max(initial=0)) + 1) + kept_groups
     order = np.argsort(pairs, kind="stable")
     _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Phase B: what is left of each unit when duplicates are gone, and which shards hold it."""
+"""Phase B: remaining documents of each unit after deduplication, and their shards."""
 
 import os
 from bisect import bisect_left
@@ -38,25 +38,25 @@ from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
 
 _CHUNK_ROWS = 1 << 16
-# Documents that are left out: the number of the first of their record in the unit, and why.
+# Dropped documents: number of the first document of their record in the unit, and the index of the reason.
 DROPPED_ROW = np.dtype([("number", "<u4"), ("reason", "u1")])
 DROP_REASONS = ("exact duplicate", "near duplicate")
-# Drops with numbers from one up to another one, in ascending order.
+# Returns the drops with numbers in [start, stop), in ascending order.
 _DropRangeReader = Callable[[int, int], NDArray[np.void]]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
-    """What decides where documents go.
+    """Settings that decide the subset and shard of each document.
 
     Attributes:
-        membership: the shares of the subsets.
-        tokens_per_shard: tokens of a shard at most.
-        shards: number of the next shard of each subset, where a store has some already.
-        nonempty_subsets: subsets that hold documents already.
-        base_overrides: the subset of single hashes, as older generations have it.
-        tokens: of each subset in older generations.
-        balance: whether single documents move where a subset misses its share of the tokens.
+        membership: subset rule of the shares.
+        tokens_per_shard: maximum number of tokens of a shard.
+        shards: number of the next shard of each subset of an existing store.
+        nonempty_subsets: subsets that already hold documents.
+        base_overrides: subsets that earlier generations assigned to single hashes.
+        tokens: tokens of each subset in earlier generations.
+        balance: move single documents when a subset misses its share of the tokens.
     """
 
     membership: SubsetRule
@@ -69,28 +69,28 @@ class ShardingSettings:
 
     @property
     def missing_subsets(self) -> tuple[str, ...]:
-        """Subsets that must not be empty, and are."""
+        """Required subsets that are still empty."""
         return tuple(name for name in self.membership.list_required() if name not in self.nonempty_subsets)
 
     def apply_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
-        """The shares of the subsets together with what is decided for single hashes."""
+        """Return the subset rule with the base overrides and the given ones."""
         natural, all_overrides = self.membership, (*self.base_overrides, *overrides)
         return SubsetRule(natural.val_fraction, natural.test_fraction, all_overrides)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveDuplicatesTask:
-    """One unit whose duplicates are known.
+    """Task of resolving the duplicates of one unit.
 
     Attributes:
-        parts: how many parts it has.
-        folder: its temporary files.
-        resolution_folder: folder of what is decided of it.
-        attempt: sets the files of this attempt apart from those of another one.
-        number: of the unit among all that were looked through, those of older generations first.
-        exact: files that name exact duplicates, one a partition.
-        near: files that name documents that are alike.
-        sharding: decides where documents go.
+        parts: number of parts of the unit.
+        folder: temporary files of the unit.
+        resolution_folder: output folder.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
+        number: number of the unit among all searched files, those of earlier generations first.
+        exact: files that list exact duplicates, one per partition.
+        near: files that list near duplicates.
+        sharding: decides the subset and shard of each document.
     """
 
     parts: int
@@ -104,7 +104,7 @@ class ResolveDuplicatesTask:
 
 
 def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
-    """Count what is left of a unit, and the shards it fills; keep both beside the list of drops.
+    """Count the remaining documents of a unit and its shards, and store the drop list.
 
     Raises:
         OutputError: the files cannot be written.
@@ -116,7 +116,7 @@ def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
     with wrap_write_errors(path), path.open("wb") as file:
         for rows, reason_codes, drops in _iter_rows_with_drops(task.folder, _open_search_drops(task)):
             counter.add(rows, reason_codes)
-            # Those of a record that goes on from the stretch before are there.
+            # Drops of a record that began in the previous chunk are already written.
             file.write(drops[drops["number"] >= row_start].tobytes())
             row_start += len(rows)
         file.flush()
@@ -130,7 +130,7 @@ def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
 
 @final
 class _RemainingCounter:
-    """Counts what is left of a unit."""
+    """Counter of the remaining documents of a unit."""
 
     def __init__(self, task: ResolveDuplicatesTask) -> None:
         self._folder = task.folder
@@ -143,7 +143,7 @@ class _RemainingCounter:
         self._long, self._longest = 0, (0, 0, 0, 0)
 
     def add(self, rows: NDArray[np.void], reason_codes: NDArray[np.uint8] | None) -> None:
-        """Count the next documents; ``reason_codes`` as :func:`iter_rows_with_reasons` gives it."""
+        """Count the next documents; codes as :func:`iter_rows_with_reasons` yields them."""
         sharding, parts = self._sharding, len(self._parts)
         remaining_rows = rows if reason_codes is None else rows[reason_codes == 0]
         self._seen_count += int(np.count_nonzero(rows["seen"]))
@@ -172,7 +172,7 @@ class _RemainingCounter:
                 self._dropped[number][reason] += int(dropped_counts[number])
 
     def _track_longest(self, remaining_rows: NDArray[np.void]) -> None:
-        """Count documents and pairs that have more tokens than a shard may have."""
+        """Count documents and preference pairs with more tokens than a shard may have."""
         ends = np.flatnonzero(remaining_rows["side"] != CHOSEN)
         if not len(ends):
             return
@@ -186,7 +186,6 @@ class _RemainingCounter:
             self._longest = int(lengths[longest_index]), *position
 
     def make_dedup_counts(self) -> UnitDedupCounts:
-        """What all of them were."""
         pairs = zip(self._parts, self._dropped, strict=True)
         return UnitDedupCounts(
             parts=[PartDedupCounts(counts[0], counts[1], dict(dropped_counts)) for counts, dropped_counts in pairs],
@@ -204,13 +203,13 @@ class _RemainingCounter:
 
 
 def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Tokens of documents by the place of their subset in ``SUBSETS``."""
+    """Return the tokens of each subset, int64 in the order of ``SUBSETS``."""
     lengths = rows["length"].astype(np.int64)
     return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
 
 
 def _open_search_drops(task: ResolveDuplicatesTask) -> _DropRangeReader | None:
-    """What is left out of a unit, as the search for duplicates found it."""
+    """Return a reader of the drops that the search found; None without a search."""
     if not task.exact and not task.near:
         return None
 
@@ -227,14 +226,14 @@ def _open_search_drops(task: ResolveDuplicatesTask) -> _DropRangeReader | None:
 
 
 def _open_recorded_drops(path: Path) -> _DropRangeReader | None:
-    """What is left out of a unit, as it was written down."""
+    """Return a reader of the drop list that was written; None for an empty list."""
     with translate_read_errors(path):
         if not path.stat().st_size:
             return None
         drops = np.memmap(path, DROPPED_ROW, "r").view(np.ndarray)
 
     def read_drops(start: int, stop: int) -> NDArray[np.void]:
-        # A search in the column itself would copy all of it.
+        # searchsorted on the strided column would copy all of it.
         begin = bisect_left(drops, start, key=_drop_number)
         drops_in_range = drops[begin : bisect_left(drops, stop, begin, key=_drop_number)].copy()
         release_pages(drops)
@@ -253,13 +252,13 @@ def make_decision(
     sharding: ShardingSettings,
     find_present_hashes: Callable[[Collection[int]], Collection[int]] = lambda _: (),
 ) -> Decision:
-    """Decide, once over all units, the subsets of single hashes and the numbers of the shards.
+    """Decide subset overrides and shard numbers, once for all units.
 
     Args:
-        dedup_counts: what is left of each unit, in order.
-        folders: of each unit the folders of its temporary files and of what is decided of it.
-        sharding: the shares of the subsets, and the size of a shard.
-        find_present_hashes: which of some hashes older documents have, whose subset is settled.
+        dedup_counts: counts of remaining documents of each unit, in order.
+        folders: (temporary folder, resolution folder) of each unit.
+        sharding: subset shares and shard size.
+        find_present_hashes: returns those of the given hashes that earlier documents have; their subset is fixed.
     """
     tokens = {name: sharding.tokens.get(name, 0) for name in SUBSETS}
     for unit in dedup_counts:
@@ -303,7 +302,7 @@ def _fill_empty(
     sharding: ShardingSettings,
     find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
-    """Choose the hashes that move so that no wanted subset is empty."""
+    """Choose the hashes that move so that no required subset is empty."""
     smallest = SmallestHashes()
     for unit in dedup_counts:
         smallest.merge(unit.smallest)
@@ -327,7 +326,7 @@ def _balance_shares(
                 subset_rows = rows[codes == code]
                 candidates[name].add(subset_rows["hash"], subset_rows["length"])
     groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
-    # Equal documents of older generations stay where they are.
+    # Equal documents of earlier generations cannot change their subset.
     fixed_hashes = {value for value, _ in sharding.base_overrides}
     fixed_hashes |= set(find_present_hashes({group.hash for members in groups.values() for group in members}))
     movable_groups = {
@@ -339,7 +338,7 @@ def _balance_shares(
 def _has_moved_documents(
     folder: Path, resolution_folder: Path, membership: SubsetRule, base_membership: SubsetRule
 ) -> bool:
-    """Return whether a unit has documents that move."""
+    """Return whether the two rules differ for any remaining document of a unit."""
     return any(
         bool((membership.codes(rows["hash"]) != base_membership.codes(rows["hash"])).any())
         for rows in iter_remaining_rows(folder, resolution_folder)
@@ -347,12 +346,12 @@ def _has_moved_documents(
 
 
 def parse_overrides(decision: Decision) -> tuple[tuple[int, str], ...]:
-    """What was decided for single hashes."""
+    """Return the overrides of a decision as (hash, subset) pairs."""
     return tuple((int(value, 16), name) for value, name in decision.overrides.items())
 
 
 def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:
-    """A unit's rows, a bounded stretch at a time; the two of a pair stay together."""
+    """Yield the rows of a unit in bounded chunks; a preference pair is never split."""
     path = folder / ROWS_NAME
     with translate_read_errors(path), path.open("rb") as file:
         while (rows := np.fromfile(file, ROW, _CHUNK_ROWS)).size:
@@ -362,7 +361,7 @@ def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:
 
 
 def iter_remaining_rows(folder: Path, resolution_folder: Path) -> Iterator[NDArray[np.void]]:
-    """The rows of a unit that are left, a bounded stretch at a time."""
+    """Yield the remaining rows of a unit in bounded chunks."""
     for rows, reason_codes in iter_rows_with_reasons(folder, resolution_folder):
         yield rows if reason_codes is None else rows[reason_codes == 0]
 
@@ -370,9 +369,9 @@ def iter_remaining_rows(folder: Path, resolution_folder: Path) -> Iterator[NDArr
 def iter_rows_with_reasons(
     folder: Path, resolution_folder: Path
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None]]:
-    """A unit's rows, each with 0 or 1 plus the place in ``DROP_REASONS`` of why it is left out.
+    """Yield the rows of a unit in chunks, each with the drop reason of every row.
 
-    None stands for rows that are all kept.
+    A code is 0 for a kept row, else 1 plus the index in ``DROP_REASONS``. None means that all rows are kept.
     """
     for rows, reason_codes, _ in _iter_rows_with_drops(folder, _open_recorded_drops(resolution_folder / DROPPED_NAME)):
         yield rows, reason_codes
@@ -381,7 +380,7 @@ def iter_rows_with_reasons(
 def _iter_rows_with_drops(
     folder: Path, read_drops: _DropRangeReader | None
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
-    """The same with the drops that decide each stretch, of which there may be as many as documents."""
+    """Yield the same with the drops of each chunk, at most one per document."""
     row_start, before, group = 0, (-1, -1), -1
     for rows in iter_unit_rows(folder):
         reason_codes, drops = None, np.zeros(0, DROPPED_ROW)

@@ -1,4 +1,4 @@
-"""Phase B: orders that find the same document in several places, and documents that are alike."""
+"""Phase B: tasks that find exact duplicates and near duplicates."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +30,15 @@ EXACT, NEAR = "exact", "near"
 
 @dataclass(frozen=True, slots=True)
 class FindDuplicatesTask:
-    """One range of all keys, to be looked through.
+    """Task of searching one range of all keys.
 
     Attributes:
-        files: of keys, one a unit, in the order of documents.
-        first_new: units before it are of older generations, whose documents stay.
-        range: number of the range, and how many there are.
-        output_path: file that what is found is written to.
-        attempt: sets the file of this attempt apart from that of another one.
-        has_signature_keys: whether the keys are those of bands.
+        files: key files, one per unit, in document order.
+        first_new: index of the first new file; documents of the files before it are always kept.
+        range: (index of the range, number of ranges).
+        output_path: file that receives the duplicates.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+        has_signature_keys: the keys are those of MinHash signatures.
     """
 
     files: tuple[Path, ...]
@@ -51,15 +51,15 @@ class FindDuplicatesTask:
 
 @dataclass(frozen=True, slots=True)
 class SortSignaturesTask:
-    """The bands of one unit, to be sorted.
+    """Task of sorting the MinHash signatures of one unit.
 
     Attributes:
-        folder: its temporary files.
-        number: of the unit among all.
-        exact: files that name exact duplicates, which take no part.
-        count: bands of a document.
+        folder: temporary files of the unit.
+        number: number of the unit among all files.
+        exact: files that list exact duplicates, which are skipped.
+        count: number of signature keys per document.
         output_path: file of the sorted keys.
-        attempt: sets the file of this attempt apart from that of another one.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
     """
 
     folder: Path
@@ -72,12 +72,12 @@ class SortSignaturesTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredSignatures:
-    """The bands of a shard that is there.
+    """MinHash signatures of a stored shard.
 
     Attributes:
-        path: its file.
-        documents: how many the shard has.
-        removed: places of those that were removed, which nothing is like.
+        path: signature file.
+        documents: number of documents of the shard.
+        removed: positions of removed documents, which are never matched.
     """
 
     path: Path
@@ -87,12 +87,12 @@ class StoredSignatures:
 
 @dataclass(frozen=True, slots=True)
 class SortStoredSignaturesTask:
-    """The bands of a shard that is there, to be sorted.
+    """Task of sorting the MinHash signatures of a stored shard.
 
     Attributes:
-        signatures: of the shard.
+        signatures: signatures of the shard.
         output_path: file of the sorted keys.
-        attempt: sets the file of this attempt apart from that of another one.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
     """
 
     signatures: StoredSignatures
@@ -102,14 +102,14 @@ class SortStoredSignaturesTask:
 
 @dataclass(frozen=True, slots=True)
 class LinkComponentsTask:
-    """All links between documents that agree in a band, to be followed to their ends.
+    """Task of finding the connected components of all links.
 
     Attributes:
-        links: files that name them.
-        scratch: folder for what is put down on the way.
-        output_folder: folder of the files that name what goes.
-        first_new: documents of units before it stay.
-        attempt: sets the files of this attempt apart from those of another one.
+        links: files of links between documents that share a signature key.
+        scratch: folder of intermediate files.
+        output_folder: folder of the files that list dropped documents.
+        first_new: documents of units before this one are always kept.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
     """
 
     links: tuple[Path, ...]
@@ -120,14 +120,13 @@ class LinkComponentsTask:
 
 
 def find_duplicates(task: FindDuplicatesTask) -> int:
-    """Write down the documents of a range that stood before; how many they are."""
+    """Write the later copies of a key range to a file and return their number."""
     kind = SIGNATURE_KEY if task.has_signature_keys else KEY
     with open_attempt_file(task.output_path, task.attempt) as attempt_path:
         return search_duplicates(task.files, task.range, task.first_new, attempt_path, kind)
 
 
 def sort_signatures(task: SortSignaturesTask) -> None:
-    """Write the sorted keys of the bands of one unit."""
     rows = map_records(task.folder / ROWS_NAME, ROW)
     signatures = map_signatures(task.folder / SIGNATURES_NAME, task.count)
     with open_attempt_file(task.output_path, task.attempt) as attempt_path:
@@ -135,17 +134,16 @@ def sort_signatures(task: SortSignaturesTask) -> None:
 
 
 def sort_stored_signatures(task: SortStoredSignaturesTask) -> None:
-    """Write the sorted keys of the bands of a shard that is there."""
     signatures = task.signatures
     keys = map_signature_file(signatures.path, signatures.documents).keys
-    # Which file part it came of is told of what goes alone.
+    # Only dropped documents need their part, and stored ones are never dropped.
     parts = np.zeros(signatures.documents, np.uint32)
     with open_attempt_file(task.output_path, task.attempt) as attempt_path:
         write_signature_keys(attempt_path, keys, parts, excluded=np.array(signatures.removed, np.int64))
 
 
 def link_components(task: LinkComponentsTask) -> tuple[Path, ...]:
-    """Write down which documents go because one that is like them stands before."""
+    """Write the files that list the documents dropped as near duplicates."""
     folder = attempt_folder(task.output_folder, task.attempt)
     scratch = attempt_folder(task.scratch, task.attempt)
     make_folder(folder)

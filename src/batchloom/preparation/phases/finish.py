@@ -1,4 +1,4 @@
-"""The end of a job: lengths, quarantine, tokenizer, report, the manifest, and the move to OUT."""
+"""End of a job: lengths, quarantine, tokenizer, report, manifest, move to OUT."""
 
 import os
 from collections import Counter
@@ -60,15 +60,15 @@ from batchloom.store.write import LengthsWriter, make_folder, sync_folder
 
 @dataclass(frozen=True, slots=True)
 class CompletedJob:
-    """All that is known when the last shard is written.
+    """Complete results of a job after its last shard is written.
 
     Attributes:
         recipe: the job's recipe.
-        rules: how sources were cut and text files read.
-        record_parsers: how the records of each source became documents.
+        rules: how sources were split and text files read.
+        record_parsers: record parser of each source.
         sources: the inputs in order.
-        results: what came of all phases.
-        base: the newest generation of the store that is appended to; None for a store that is made.
+        results: results of all phases.
+        base: newest generation of the store that is appended to; None for a new store.
     """
 
     recipe: Recipe
@@ -80,23 +80,23 @@ class CompletedJob:
 
     @property
     def generation(self) -> int:
-        """The generation that is made."""
+        """Number of the generation that the job makes."""
         return 1 + (self.base.generation if self.base else 0)
 
 
 def finish_store(work: WorkFolder, completed_job: CompletedJob, make_report: Callable[[], PrepareReport]) -> Manifest:
-    """Write everything but the shards into the growing store, its manifest last.
+    """Write everything but the shards into the work store, its manifest last.
 
     Args:
         work: the job's folder.
-        completed_job: what was made.
-        make_report: gives the report, which is asked for when all that takes time is done.
+        completed_job: results of the job.
+        make_report: makes the report; called after everything that takes time.
 
     Returns:
-        That manifest.
+        The manifest.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: a file cannot be written.
     """
     make_folder(work.store)
     _move_shards(work, completed_job)
@@ -124,7 +124,7 @@ def finish_store(work: WorkFolder, completed_job: CompletedJob, make_report: Cal
 
 
 def _read_processor_state(recipe: Recipe) -> bytes | None:
-    """What a store keeps of the processor of a recipe; None for none."""
+    """Return the encoded processor state of a recipe; None without media."""
     media = recipe.reading.media
     return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
 
@@ -138,7 +138,7 @@ def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
 
 
 def _move_shards(work: WorkFolder, completed_job: CompletedJob) -> None:
-    """Move the shards of all units into the store; may be stopped and begun again."""
+    """Move the shards of all units into the work store; safe to repeat after a kill."""
     for tokenized_unit, shards in zip(completed_job.results.units, completed_job.results.shards, strict=True):
         folder = work.shards(tokenized_unit.unit.number)
         for name in [name for name, entries in shards.items() if entries]:
@@ -148,12 +148,12 @@ def _move_shards(work: WorkFolder, completed_job: CompletedJob) -> None:
 
 
 def move_store(work: WorkFolder) -> None:
-    """Move the complete store to its place, the manifest last; may be stopped and begun again.
+    """Move the complete store to OUT, the manifest last; safe to repeat after a kill.
 
-    What is appended becomes the newest generation of the store that is there.
+    An appended store becomes the newest generation of the existing one.
 
     Raises:
-        OutputError: it cannot be moved.
+        OutputError: a file cannot be moved.
     """
     manifest = read_manifest(work.store)
     if manifest.generation > 1:
@@ -168,7 +168,7 @@ def move_store(work: WorkFolder) -> None:
         with wrap_write_errors(work.out):
             (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
         sync_folder(work.out)
-        # Of another job that was killed while it moved its shards here, and given up.
+        # An abandoned job may have been killed while it moved its shards here.
         delete_stale_files(work.out, manifest)
     work.remove()
 
@@ -182,7 +182,7 @@ def _move_files(folder: Path, target: Path) -> None:
 
 
 def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
-    """A subset of a growing store, whose file of lengths is written from its shards' indexes."""
+    """Make the entry of a subset, and write its lengths file from the shard indexes."""
     lengths = LengthsWriter(folder, generation)
     try:
         for entry in entries:
@@ -216,7 +216,7 @@ def _iter_parts(
 
 
 def make_manifest(completed_job: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
-    """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
+    """Make the manifest of a job; of a dry run (no subsets) only the counts are valid."""
     dropped: Counter[str] = Counter()
     for _, part, dedup_counts in _iter_parts(completed_job):
         dropped.update(part.dropped)
@@ -281,7 +281,7 @@ def _source_weight(recipe: Recipe, source: Source) -> float | None:
 
 
 def _write_quarantine(work: WorkFolder, completed_job: CompletedJob) -> None:
-    """All bad records in input order, with the names and lines a person looks for."""
+    """Write all bad records in input order, with source names and line numbers."""
     path = work.store / format_generation_file_name(QUARANTINE_NAME, completed_job.generation)
     partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
     records_before: dict[str, int] = {}

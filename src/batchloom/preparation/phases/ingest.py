@@ -1,4 +1,4 @@
-"""Records to documents, as every pass over the input makes them: read, tidied, cleaned."""
+"""Conversion of records to documents, shared by every pass over the input."""
 
 from collections import Counter
 from typing import Any, final
@@ -9,20 +9,20 @@ from batchloom.preparation.documents import RecordParser, normalize_records
 from batchloom.preparation.units import DropSample, StepFlow, Stopwatch, UnitStatistics
 from batchloom.text import TextCleaner
 
-# What a document that is nothing but repeated lines or paragraphs is left out for.
+# Drop reason of a document that consists of repeated lines or paragraphs alone.
 REPEATED_REASON = "only repeated lines"
 
 
 @final
 class RecordIngester:
-    """What becomes of records before they are tokenized.
+    """Parser, normalizer and filter of records.
 
     Args:
-        normalized: whether text is normalised.
-        cleaner: the steps of cleaning; None where there are none.
-        line_deduplicator: takes repeated lines out; None where nobody asked.
-        statistics: is told of drops and flows.
-        stopwatch: is told where the time goes.
+        normalized: normalize the text.
+        cleaner: cleaning steps; None for none.
+        line_deduplicator: removes repeated lines or paragraphs; None if they are kept.
+        statistics: receives drops and flows.
+        stopwatch: receives the time per stage.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class RecordIngester:
         self._statistics, self._stopwatch = statistics, stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
-        """Make documents of records; those that cannot be used become bad ones.
+        """Turn records into documents in place; unusable ones become bad records.
 
         Args:
-            records: what a reader gave; its columns are changed.
-            record_parser: how the source is read.
-            source: its name.
+            records: records of a reader; its columns are changed.
+            record_parser: parser of the source.
+            source: name of the source.
 
         Returns:
-            How many documents were left out, by reason.
+            Number of dropped documents by reason.
         """
         with self._stopwatch.time("read"):
             record_parser.parse_records(records)
@@ -87,7 +87,7 @@ class RecordIngester:
         if clean_result.languages:
             self._statistics.languages(Counter(clean_result.languages))
         _replace_records(records, clean_result.texts, clean_result.indices)
-        # Cleaning may leave nothing but white space.
+        # Cleaning may leave only whitespace.
         normalize_records(records, "text", normalized=False)
 
     def _remove_repeated_lines(self, records: Records, source: str, dropped: Counter[str]) -> None:

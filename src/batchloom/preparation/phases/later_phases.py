@@ -1,4 +1,4 @@
-"""Phases B and C over all units: who is told to do what, and what is found done already."""
+"""Phases B and C over all units: tasks, and results that already exist."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,23 +42,23 @@ from batchloom.preparation.units import (
 from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
 from batchloom.store import ShardEntry, write_file
 
-# Nothing in these phases depends on single documents: who dies of them dies of the machine.
+# No single document can crash these tasks, so deaths come from the machine.
 _MAX_TASK_DEATHS = 3
 
 UnitShardEntries = dict[str, list[ShardEntry]]
 
 
 class OnUnitWritten(Protocol):
-    """Hears of units whose shards are there."""
+    """Callback for units whose shards are written."""
 
     def __call__(self, number: int, *, already_written: bool) -> None:
-        """One unit's are; found: an earlier run wrote them."""
+        """Handle one unit; ``already_written``: an earlier run wrote its shards."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateFiles:
-    """The files that name what is left out: exact duplicates, and documents that are alike."""
+    """Files that list dropped documents: exact duplicates and near duplicates."""
 
     exact: tuple[Path, ...] = ()
     near: tuple[Path, ...] = ()
@@ -66,16 +66,16 @@ class DuplicateFiles:
 
 @final
 class LaterPhases:
-    """What follows when every unit is tokenized.
+    """Phases after tokenization.
 
     Args:
         work: the job's folder.
         units: all units in order.
-        sharding: decides where documents go.
-        base_generations: what stands before the units.
-        dedup: which duplicates are left out.
-        dtype: of a token on disk.
-        attempt: sets the files of this run apart from those of another one.
+        sharding: decides the subset and shard of each document.
+        base_generations: state of the store that is appended to.
+        dedup: deduplication settings.
+        dtype: token dtype on disk.
+        attempt: suffix that keeps the files of this run apart from those of other runs.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LaterPhases:
         )
 
     def resolve_duplicates(self, executor: Executor, duplicate_files: DuplicateFiles) -> list[UnitDedupCounts]:
-        """What is left of every unit."""
+        """Return the counts of remaining documents of every unit."""
         dedup_counts = {
             tokenized_unit.unit.number: read_dedup_counts(self._work.resolution_folder(tokenized_unit.unit.number))
             for tokenized_unit in self._units
@@ -122,7 +122,7 @@ class LaterPhases:
         return [counts for number in sorted(dedup_counts) if (counts := dedup_counts[number]) is not None]
 
     def find_duplicates(self, executor: Executor) -> DuplicateFiles:
-        """Find documents that stand in several places, and those that are alike."""
+        """Find exact duplicates and near duplicates."""
         mode, units = self._dedup.mode, self._units
         if mode == "none" or not units:
             return DuplicateFiles()
@@ -136,7 +136,7 @@ class LaterPhases:
         if mode != "near" or not documents:
             return DuplicateFiles(exact)
         signature_files = self._sort_signatures(executor, exact)
-        # What is there stays: only what is new need be linked to it.
+        # Stored documents are always kept, so only new ones need links.
         first = len(base_files)
         links = find_all_duplicates(
             executor,
@@ -153,7 +153,7 @@ class LaterPhases:
         return DuplicateFiles(exact, run_tasks(executor, {0: task})[0])
 
     def _sort_signatures(self, executor: Executor, exact: tuple[Path, ...]) -> tuple[Path, ...]:
-        """The files of sorted keys of bands: of what is there, where signatures are kept, then of all units."""
+        """Return the files of sorted signature keys: of stored shards, then of all units."""
         count, first = self._dedup.banding.bands, len(self._base_generations.files)
         folder = self._work.duplicates / "bands"
         empty_path = folder / f"none{KEYS_SUFFIX}"
@@ -173,7 +173,7 @@ class LaterPhases:
         return tuple(paths)
 
     def decide(self, dedup_counts: Sequence[UnitDedupCounts]) -> Decision:
-        """The subsets of single hashes and the numbers of all shards: decided once."""
+        """Decide subset overrides and shard numbers; a stored decision is reused."""
         decision = self._work.decision()
         if decision is None:
             folders = [
@@ -192,13 +192,13 @@ class LaterPhases:
         decision: Decision,
         on_unit_written: OnUnitWritten,
     ) -> list[UnitShardEntries]:
-        """Have every unit write its shards.
+        """Write the shards of every unit.
 
         Args:
-            executor: does it.
-            dedup_counts: what is left of each unit.
-            decision: the numbers of the shards.
-            on_unit_written: is told of each unit whose shards are there, and whether an earlier run wrote them.
+            executor: runs the tasks.
+            dedup_counts: counts of remaining documents of each unit.
+            decision: subset overrides and shard numbers.
+            on_unit_written: called for each unit whose shards are written, also by an earlier run.
         """
         sharding = self._sharding
         settings = ShardSettings(
@@ -240,15 +240,15 @@ def find_all_duplicates(
     first_new: int = 0,
     kind: np.dtype[np.void] = KEY,
 ) -> tuple[Path, ...]:
-    """Look through all ranges of keys; the files that name what stood before.
+    """Search all key ranges and return the files that list the later copies.
 
     Args:
-        executor: does it.
-        files: of keys, in the order of documents.
-        folder: where the files go.
-        attempt: sets the files of this run apart from those of another one.
-        first_new: what is in files before it stays.
-        kind: of the keys.
+        executor: runs the tasks.
+        files: key files, in document order.
+        folder: output folder.
+        attempt: suffix that keeps the files of this run apart from those of other runs.
+        first_new: documents of the files before this one are always kept.
+        kind: dtype of the keys.
     """
     ranges = count_partitions(count_keys(files, kind))
     paths = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
@@ -268,16 +268,16 @@ def run_tasks(
     on_done: Callable[[int], None] = lambda _: None,
     crash_tracker: CrashTracker | None = None,
 ) -> dict[int, Any]:
-    """What came of orders, by number; those whose workers are lost are given again, as another attempt.
+    """Run tasks and return their results by number; tasks of lost workers are retried.
 
     Args:
-        executor: does them.
-        tasks: what is to be done, by number.
-        on_done: is told of each that is done.
-        crash_tracker: knows of units whose workers died, where single documents may be what they die of.
+        executor: runs the tasks.
+        tasks: tasks by number.
+        on_done: called with the number of each finished task.
+        crash_tracker: tracks worker deaths by unit, for tasks that a single document may crash.
 
     Raises:
-        WorkerError: workers die of an order again and again.
+        WorkerError: workers die repeatedly at the same task.
     """
     deaths: dict[int, int] = {}
 
@@ -288,7 +288,7 @@ def run_tasks(
                 f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
                 "--workers 1), then give the same command again: it goes on."
             )
-        # Who is believed dead may live on where nobody sees it.
+        # A worker reported dead may still be running and writing, so the retry uses other file names.
         attempt = f"{task.attempt.partition('-')[0]}-{deaths[number]}"
         return replace(task, attempt=attempt)
 

@@ -1,4 +1,4 @@
-"""From inputs that are listed and a tokenizer to shards: all phases of a job over all its units."""
+"""All phases of a job over all its units, from listed inputs to shards."""
 
 import time
 from collections import Counter
@@ -90,26 +90,26 @@ from batchloom.tokens import Tokenizer, get_engine_choice
 
 T = TypeVar("T")
 CutsBySource = Mapping[tuple[str, int], PartStart | None]
-# Bytes of a manifest for an input file at least.
+# Minimum size of an input file's manifest entry, in bytes.
 _MIN_ENTRY_BYTES = 240
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseResults:
-    """What came of all phases.
+    """Results of all phases.
 
     Attributes:
-        tokenizer: what encoded.
-        dtype: name of the dtype on disk.
-        units: the units in order, with what came of each.
-        dedup_counts: what is left of each unit.
-        shards: the shards of each unit, by subset.
-        decision: what was decided over all units.
-        resumed: units that an earlier run had tokenized.
-        workers: how many units were done at the same time.
-        executor_name: what did them.
-        content: what the report tells of it.
-        seconds: of each phase.
+        tokenizer: tokenizer of the job.
+        dtype: name of the token dtype on disk.
+        units: tokenized units in order.
+        dedup_counts: counts of remaining documents of each unit.
+        shards: shards of each unit, by subset.
+        decision: subset overrides and shard numbers.
+        resumed: number of units that an earlier run had tokenized.
+        workers: number of units processed at the same time.
+        executor_name: name of the executor.
+        content: content of the report.
+        seconds: duration of each phase.
     """
 
     tokenizer: Tokenizer
@@ -127,14 +127,14 @@ class PhaseResults:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """How a job is run, and who hears of it.
+    """Run settings of a job, and its callbacks.
 
     Attributes:
-        settings: how it is run.
-        content: the hash of the content of sources by path, where inputs are told apart by it.
-        base: the newest generation of the store to append to; None for a store that is made.
-        listener: is told of progress.
-        note: is given sentences for the user.
+        settings: settings of the run.
+        content: content hash of each source by path, for inputs that are identified by content.
+        base: newest generation of the store to append to; None for a new store.
+        listener: receives progress.
+        note: receives notes for the user.
     """
 
     settings: RunSettings
@@ -145,7 +145,7 @@ class RunContext:
 
 
 def _check_input_count(files: int) -> None:
-    """Refuse inputs whose manifest could not be read, before the work and not at its end."""
+    """Raise, before any work, if the manifest would be too large to read."""
     if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
         raise InputError(
             f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which is not read. Write "
@@ -155,14 +155,14 @@ def _check_input_count(files: int) -> None:
 
 @final
 class PhaseRunner:
-    """The phases of one job.
+    """Runner of all phases of one job.
 
     Args:
         work: the job's folder.
-        recipe: what to do.
+        recipe: the job's recipe.
         listing: the inputs.
-        record_parsers: how their records become documents.
-        run: how the job is run, and who hears of it.
+        record_parsers: record parser of each source.
+        run: settings and callbacks of the run.
     """
 
     def __init__(
@@ -187,18 +187,22 @@ class PhaseRunner:
         self._excluded: list[ExcludedRecords] = [()] * len(self._units)
         self._segment_fingerprint, self._has_new_exclusions = "", False
         self._prestarted_workers: PrestartedWorkers | None = None
-        # Found once: what it depends on is the memory that is free, which workers that begin take.
+        # Computed once: it depends on free memory, and workers that have started already use some.
         self._worker_count = choose_worker_count(self._settings.execution, len(self._units))
-        # Two runs never use the same: what one left behind is in nobody's way.
+        # Unique per run, so that leftovers of an earlier run never collide.
         self._attempt = f"{time.time_ns():x}"
 
     @property
     def units(self) -> int:
-        """How many units there are."""
+        """Number of units."""
         return len(self._units)
 
     def start_workers(self) -> PrestartedWorkers:
-        """Have workers begin, while the tokenizer is still found or learned; end those that are not used."""
+        """Start workers while the tokenizer is still loaded or trained.
+
+        Returns:
+            A context manager that ends the workers not used.
+        """
         execution = self._settings.execution
         if isinstance(execution.workers, int) and execution.workers > self.units:
             self._note(
@@ -211,7 +215,7 @@ class PhaseRunner:
         return self._prestarted_workers
 
     def make(self, tokenizer: Tokenizer) -> PhaseResults:
-        """Do what is left to do, up to the last shard."""
+        """Run all pending work up to the last shard."""
         recipe = self._recipe
         dtype = choose_dtype_name(recipe, tokenizer)
         chat = choose_job_template(recipe, self._listing.sources, self._record_parsers, tokenizer, self._note)
@@ -226,7 +230,7 @@ class PhaseRunner:
                 self._work.exclude(self._list_unit_names(tokenizer)[error.unit], error.excluded)
 
     def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> PhaseResults:
-        """Do what is left to do, with records that are known to be kept aside."""
+        """Run all pending work with the records excluded so far."""
         recipe = self._recipe
         folders = self._list_unit_folders(tokenizer)
         units_changed = self._work.follow(fingerprint([folder.name for folder in folders]))
@@ -288,7 +292,7 @@ class PhaseRunner:
         dtype: str,
         reports: UnitReport,
     ) -> PhaseResults:
-        """What follows when every unit is tokenized; ``dtype`` is the name of the task's."""
+        """Run the phases after tokenization; ``dtype`` is the name of the token dtype."""
         recipe = self._recipe
         base_generations = read_base_generations(self._work, self._base, recipe.dedup)
         if base_generations.without_signatures:
@@ -361,7 +365,7 @@ class PhaseRunner:
         base_generations: BaseGenerations,
         context: EncodeContext,
     ) -> PairList:
-        """Duplicates by pair of sources, with examples."""
+        """Return duplicates by pair of sources, with examples."""
         files, inputs = (
             (*duplicate_files.exact, *duplicate_files.near),
             describe_input_locations(self._recipe.inputs)["inputs"],
@@ -383,10 +387,10 @@ class PhaseRunner:
         return load_or_find_pairs(path, self._attempt, lambda: reader.read_pairs(files))
 
     def _list_unit_folders(self, tokenizer: Tokenizer) -> list[Path]:
-        """Where the temporary files of each unit are."""
+        """Return the folder of each unit's temporary files."""
         names = self._list_unit_names(tokenizer)
         if self._recipe.dedup.repeat_unit:
-            # Which lines stood before is a matter of all that comes before.
+            # Removed lines depend on all units before, so every unit's name covers all exclusions.
             excluded = self._work.read_excluded()
             self._excluded = [excluded.get(name, ()) for name in names]
             pairs = zip(names, self._excluded, strict=True)
@@ -401,14 +405,17 @@ class PhaseRunner:
         return [self._work.unit(name) for name in names]
 
     def _list_unit_names(self, tokenizer: Tokenizer, segment_fingerprint: str = "") -> list[str]:
-        """The identities of all units; ``segment_fingerprint`` names what decides which of their lines stay."""
+        """Return the identities of all units.
+
+        ``segment_fingerprint`` identifies the texts that decide which repeated lines are removed.
+        """
         settings = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
         if segment_fingerprint:
             settings["before"] = segment_fingerprint
         return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
 
     def _adopt(self, folders: list[Path]) -> None:
-        """Make units of what a stream has kept of them."""
+        """Make units from batches that a stream has already cached."""
         stream_folder = self._work.path / STREAM_BATCHES_FOLDER
         if not stream_folder.is_dir() or self._recipe.dedup.mode != "none":
             return
@@ -425,7 +432,7 @@ class PhaseRunner:
     def _make_unit_tasks(
         self, executor: Executor, tokenize_phase: TokenizePhase, folders: list[Path]
     ) -> dict[int, UnitTask]:
-        """Phase A of the units that are not done; what they have to know of each other is found before."""
+        """Make the tokenization tasks of pending units, after finding cuts and repeats."""
         pending_units = [number for number, facts in enumerate(tokenize_phase.facts) if facts is None]
         cuts_by_offset = self._find_cuts(executor, pending_units)
         repeated_files: tuple[Path, ...] = ()
@@ -445,7 +452,7 @@ class PhaseRunner:
         }
 
     def _find_cuts(self, executor: Executor, pending_units: list[int]) -> CutsBySource:
-        """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
+        """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
         units = self._units if self._segment_key_files else [self._units[number] for number in pending_units]
         tasks = make_cuts_tasks(units if pending_units else [], self._record_parsers.rules)
         if not tasks:
@@ -460,7 +467,7 @@ class PhaseRunner:
     def _find_repeated_segments(
         self, executor: Executor, cuts_by_offset: CutsBySource, crash_tracker: CrashTracker
     ) -> tuple[Path, ...]:
-        """The files that name lines (or paragraphs) that stood before."""
+        """Return the files that list repeated lines or paragraphs."""
         tasks = {
             unit.number: SegmentKeysTask(
                 *(unit, path, self._attempt),
@@ -475,7 +482,7 @@ class PhaseRunner:
         return find_all_duplicates(executor, tuple(self._segment_key_files), folder, self._attempt)
 
     def _make_write_listener(self, dedup_counts: list[UnitDedupCounts], size: int) -> OnUnitWritten:
-        """Tells the listener of units whose shards are there."""
+        """Make a callback that reports written units to the listener."""
         total = sum(unit.tokens for unit in dedup_counts) * size
         done_counts = [0, 0, 0]
 
@@ -499,7 +506,7 @@ class PhaseRunner:
         return on_unit_written
 
     def _run_timed(self, phase: str, work: Callable[[], T]) -> T:
-        """What the work gives; its seconds are added to those of its phase, also where it fails."""
+        """Return the result of ``work`` and add its seconds to ``phase``, also on failure."""
         began = time.perf_counter()
         try:
             return work()
@@ -509,7 +516,7 @@ class PhaseRunner:
 
 
 def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
-    """All but the inputs that decides what comes of a unit, as plain values."""
+    """Return everything but the inputs that decides a unit's files, as plain values."""
     return {
         "version": WORK_VERSION,
         "recipe": compute_recipe_fingerprint(recipe),
@@ -525,7 +532,7 @@ def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Seque
 
 
 def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCounts], size: int) -> list[StepFlow]:
-    """What came to the steps behind those of the units, and left them."""
+    """Return the flows of the steps after tokenization: dedup and write."""
     documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
     tokens = sum(unit_counts.facts.tokens for unit_counts in units)
     documents, remaining_tokens = (
@@ -556,7 +563,7 @@ def _describe_long_documents(
     rules: ReadRules,
     tokens_per_shard: int,
 ) -> list[str]:
-    """Describe documents longer than a shard may be, with the place of the longest."""
+    """Describe documents longer than a shard, with the position of the longest."""
     count = sum(counts.long for counts in dedup_counts)
     if not count:
         return []

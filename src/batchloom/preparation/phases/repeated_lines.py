@@ -1,4 +1,4 @@
-"""Before phase A, per unit: the lines (or paragraphs) of its texts, so that those that stood before are known."""
+"""Before phase A, per unit: keys of lines or paragraphs, to find repeated ones."""
 
 from batchloom.preparation.dedup import hash_segments, open_key_writer
 from batchloom.preparation.documents import EncodeContext
@@ -16,12 +16,14 @@ from batchloom.sources import PartReader, prefetch_sources
 
 
 def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, send_message: MessageCallback) -> int:
-    """Write the keys of a unit's lines or paragraphs; how many there are, blank ones counted.
+    """Write the keys of a unit's lines or paragraphs and return their number.
+
+    The number includes blank lines, which have no key of their own.
 
     Args:
-        segment_task: the parts to read, and where the keys go.
+        segment_task: the parts to read and the output path.
         context: the job's settings.
-        send_message: is told of what is taken in hand (:class:`CrashMarker`).
+        send_message: receives a :class:`CrashMarker` before each batch.
 
     Raises:
         InputError: a source cannot be read.
@@ -29,7 +31,7 @@ def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, se
     """
     if context.repeat_unit is None:
         raise AssertionError("nobody asked for lines or paragraphs")
-    # What is dropped or bad is counted when the unit is read for good.
+    # Drops and bad records are counted in the tokenization pass, not here.
     ingester = RecordIngester(
         normalized=context.normalize,
         cleaner=context.cleaner,

@@ -1,4 +1,4 @@
-"""Phase A over all units: orders are handed out, and what comes of them is counted."""
+"""Phase A over all units: task dispatch and progress counting."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
@@ -21,15 +21,15 @@ from batchloom.sources import ReadRules, make_bad_record_error
 
 @final
 class TokenizePhase:
-    """What is known of all units while some of them are at work.
+    """State of all units during tokenization.
 
     Args:
         units: all units in order.
-        resumed_facts: what came of those that an earlier run finished; None for the others.
-        rules: how sources are read.
-        counters: counts everything, and stops the job that is beyond saving.
-        crash_tracker: knows of units whose workers died.
-        note: is given sentences for the user.
+        resumed_facts: results of units that an earlier run finished; None for the others.
+        rules: read rules of the sources.
+        counters: job counters, which also stop the job at too many bad records.
+        crash_tracker: tracks worker deaths by unit.
+        note: receives notes for the user.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TokenizePhase:
                 self._keep(unit.number, facts)
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
-        """Remember what came of a unit; what the report tells of it becomes one with that of the others."""
+        """Store the results of a unit and merge its report into the others."""
         self.facts[number] = facts.counts
         self.reports.add(number, facts.report)
 
@@ -67,10 +67,10 @@ class TokenizePhase:
         )
 
     def handle_message(self, event: Any) -> None:
-        """Take what a worker tells of its unit.
+        """Handle a worker's message about its unit.
 
         Raises:
-            TooManyBadRecordsError: the job is beyond saving.
+            TooManyBadRecordsError: the bad-record budget is exceeded.
         """
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
@@ -95,11 +95,11 @@ class TokenizePhase:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
 
     def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
-        """The order to give in place of one whose worker is gone.
+        """Return the retry task of a unit whose worker died.
 
         Raises:
-            WorkerError: workers die of this unit for ever.
-            KeptAsideError: a record is kept aside, and other units have to know.
+            WorkerError: workers die repeatedly at this unit.
+            RecordExcludedError: a record is excluded, which affects other units.
         """
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
@@ -113,7 +113,6 @@ class TokenizePhase:
         return self.crash_tracker.handle_crash(number, task, reason)
 
     def finish_unit(self, number: int, facts: UnitFacts) -> None:
-        """Take what came of a unit."""
         self._keep(number, facts)
         self._progress_by_unit.pop(number, None)
         self.crash_tracker.forget_unit(number)
@@ -127,11 +126,11 @@ class TokenizePhase:
                 )
 
     def describe_unusable(self, number: int, error: UnusableError) -> Exception:
-        """What is said of a record that ends the job."""
+        """Return the error of a record that ends the job."""
         return self._make_error(number, error.part, error.bad)
 
     def first_bad(self) -> str:
-        """What is said of the first bad record of all, in the order of the input."""
+        """Describe the first bad record in input order; empty if there is none."""
         for number, facts in enumerate(self.facts):
             if facts is not None and facts.first_bad:
                 return str(self._make_error(number, *facts.first_bad))
@@ -143,7 +142,7 @@ class TokenizePhase:
         return make_bad_record_error(source, self._rules, self._count_records_before(number, part), bad)
 
     def _count_records_before(self, number: int, part: int) -> int | None:
-        """Records of a source before a part; None where not all of them are counted."""
+        """Count the records of a source before a part; None if some are not counted yet."""
         path = self._units[number].parts[part].source.path
         if self._units[number].parts[part].start == 0:
             return 0
@@ -157,16 +156,16 @@ class TokenizePhase:
 
 
 def run_tokenize_phase(phase: TokenizePhase, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:
-    """Have all units done that are not yet.
+    """Run the pending units and return the facts of all units in order.
 
     Args:
-        phase: what is known of the units.
-        executor: does them.
-        tasks: the units that are to be done, by number.
+        phase: state of the units.
+        executor: runs the tasks.
+        tasks: pending tasks by unit number.
 
     Raises:
         InputError: a source cannot be read, or a record ends the job.
-        WorkerError: workers die for ever, or there are none.
+        WorkerError: workers die repeatedly, or there are none.
         OutputError: the files cannot be written.
     """
     try:

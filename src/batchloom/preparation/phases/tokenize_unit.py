@@ -1,4 +1,4 @@
-"""Phase A, per unit: parse, normalise, hash and tokenize into temporary files."""
+"""Phase A, per unit: parse, normalize, hash and tokenize into temporary files."""
 
 import contextlib
 import itertools
@@ -56,24 +56,24 @@ from batchloom.sources import PartReader, SourcePart, prefetch_sources
 from batchloom.store import write_file
 from batchloom.store.write import make_folder, sync_folder
 
-# Handed to the tokenizer at once, in characters and in documents; decides nothing.
+# Size of a tokenizer batch in characters and in documents; it does not affect the output.
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 1 << 15
-# A batch above this is encoded with no other in memory.
+# A larger batch is encoded with no other batch in memory.
 _LARGE_BATCH_CHARACTERS = 16 << 20
 
 
 def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> UnitFacts:
-    """Write a unit's temporary files beside their place, its facts last, and move them there.
+    """Write a unit's files into an attempt folder, facts last, and move it into place.
 
     Args:
-        unit_task: the parts to read, and where the files go.
+        unit_task: the parts to read, and the output folder.
         context: the job's settings.
         send_message: receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it.
 
     Raises:
         InputError: a source cannot be read.
-        UnusableError: a record that the recipe wants to end the job.
+        UnusableError: a record ends the job, as the recipe demands.
         OutputError: the files cannot be written.
     """
     folder = attempt_folder(unit_task.folder, unit_task.attempt)
@@ -94,12 +94,12 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
     sync_folder(folder)
     if move_into_place(folder, unit_task.folder):
         return facts
-    # Another attempt was first; where a record was kept aside, the two are not the same.
+    # Another attempt was first; its facts differ from ours if a record was excluded.
     return read_unit_facts(unit_task.folder) or facts
 
 
 class DocumentSink(Protocol):
-    """What documents and bad records go to, as :class:`UnitFiles` has it."""
+    """Protocol for the output of documents and bad records, like :class:`UnitFiles`."""
 
     def add(
         self,
@@ -112,39 +112,39 @@ class DocumentSink(Protocol):
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
-        """Take documents."""
+        """Add documents."""
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Take bad records."""
+        """Add bad records."""
 
     def checksums(self) -> dict[str, str]:
-        """The XXH3-128 of each file of tokens; nothing where there are none."""
+        """Return the XXH3-128 of each token file; empty if there are none."""
 
 
 class PartRecordReader(Protocol):
-    """What gives the records of a part, as :class:`PartReader` does."""
+    """Protocol for the records of a part, like :class:`PartReader`."""
 
     @property
     def consumed(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
 
     @property
     def start(self) -> int:
-        """The part's first byte."""
+        """Offset of the part's first byte."""
 
     @property
     def stop(self) -> int:
-        """One after its last byte."""
+        """Offset after the part's last byte."""
 
     def __iter__(self) -> Iterator[Records]: ...
 
     def finish(self) -> bytes:
-        """Read what is left; the hash of the part's bytes."""
+        """Read the rest and return the hash of the part's bytes."""
 
 
 @dataclass(slots=True)
 class _EncodeBatch:
-    """Documents waiting to be tokenized, of one part or of several that are read alike."""
+    """Documents that wait for tokenization, of parts that are encoded alike."""
 
     record_parser: RecordParser | None = None
     documents: list[Any] = field(default_factory=list)
@@ -156,11 +156,11 @@ class _EncodeBatch:
 
     @property
     def full(self) -> bool:
-        """Whether it is worth handing to the tokenizer."""
+        """True when the batch is large enough to tokenize."""
         return self.characters >= _BATCH_CHARACTERS or len(self.documents) >= _BATCH_DOCUMENTS
 
     def accepts(self, record_parser: RecordParser) -> bool:
-        """Whether documents of this reading can be encoded together with those that wait."""
+        """Return whether documents of this parser can join the batch."""
         batch_parser = self.record_parser
         return batch_parser is None or (batch_parser.record_kind, batch_parser.chat) == (
             record_parser.record_kind,
@@ -183,10 +183,10 @@ class _PartCounters:
 
 @final
 class UnitTokenizer:
-    """The state of one unit, or of a stretch of one, while it is read.
+    """State of one unit, or a section of one, while it is read.
 
-    Encoding lets go of the interpreter: with an encoder, one batch is encoded on a thread while
-    the next is parsed and the one before is written.
+    Encoding releases the GIL: with an executor, one batch is encoded on a thread while the next is parsed
+    and the one before is written.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class UnitTokenizer:
         self._encoder, self._send_message = encoder, send_message
         self._isolation = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded)
         self._statistics, self._stopwatch = UnitStatistics(), Stopwatch()
-        # Steps are listed in the order in which they are first told of.
+        # Reports list steps in the order of their first flow.
         self._statistics.flow(StepFlow(step="read"))
         line_deduplicator = (
             LineDeduplicator(unit_task.repeated, unit_task.unit.number, context.repeat_unit)
@@ -223,14 +223,14 @@ class UnitTokenizer:
         self._alterations: dict[str, str] = {}
 
     def read_part(self, number: int, part: SourcePart) -> None:
-        """Read one part to its end."""
+        """Read one complete part."""
         rules = self._context.record_parsers.get_parser(part.source).rules
         with PartReader(part, rules, self._context.bounds) as reader:
             for _ in self.iter_steps(number, part, reader):
                 pass
 
     def iter_steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
-        """Read one part to its end, a stretch of records between two that are given."""
+        """Read one complete part, yielding after each record batch."""
         counts = self._parts[number]
         record_parser = self._context.record_parsers.get_parser(part.source)
         if not self._batch.accepts(record_parser):
@@ -252,7 +252,7 @@ class UnitTokenizer:
     def _ingest_records(
         self, number: int, records: Records, record_parser: RecordParser, *, is_suspected: bool
     ) -> None:
-        """Take records in hand; careful: nothing else is in hand with them."""
+        """Process records; suspected ones are processed with no other batch pending."""
         if is_suspected:
             self._flush_all()
         if records.records:
@@ -272,14 +272,14 @@ class UnitTokenizer:
             self._flush_all()
 
     def _flush_all(self) -> None:
-        """Finish all that is in hand, and say that nothing is: who dies now dies of nothing known."""
+        """Flush pending batches and clear the crash markers."""
         self.flush()
         self.write_pending()
         for stage in ("clean", "encode"):
             self._send_message(CrashMarker(stage, None))
 
     def _report_progress(self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0) -> None:
-        """Count what was read or made, and tell."""
+        """Add to the progress and send it."""
         progress = self._progress
         self._progress = msgspec.structs.replace(
             progress,
@@ -321,7 +321,7 @@ class UnitTokenizer:
         batch.per_part.append(len(documents))
 
     def flush(self) -> None:
-        """Hand the documents that wait to the tokenizer, and write the ones before them."""
+        """Submit the waiting documents for encoding and write the batch before them."""
         batch, self._batch = self._batch, _EncodeBatch()
         if not batch.documents or batch.record_parser is None:
             return
@@ -335,7 +335,7 @@ class UnitTokenizer:
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = rows["seen"] = 0
         previous_batch = self._pending_batch
-        # The batch before is not written yet, and may be what its worker dies of.
+        # The previous batch is not written yet, so it may still be the one that crashes the worker.
         first = previous_batch[0] if previous_batch else rows
         self._send_message(CrashMarker("encode", (_row_position(first[0]), _row_position(rows[-1]))))
         with self._stopwatch.time("hash", documents=len(documents)):
@@ -354,7 +354,7 @@ class UnitTokenizer:
             self.write_pending()
 
     def _find_seen(self, record_parser: RecordParser, digests: list[bytes]) -> SeenBatch | None:
-        """Which texts of a batch the unit has had already; None where nobody asks."""
+        """Find the texts that the unit has had already; None without deduplication."""
         return self._seen_texts.look(digests) if self._seen_texts and record_parser.record_kind == "text" else None
 
     def _submit(self, record_parser: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
@@ -372,7 +372,7 @@ class UnitTokenizer:
             return encode_documents(self._context, record_parser, documents)
 
     def write_pending(self) -> None:
-        """Write the documents that are with the tokenizer."""
+        """Write the batch that is being encoded."""
         pending_batch, self._pending_batch = self._pending_batch, None
         if pending_batch:
             self._write(*pending_batch)
@@ -390,7 +390,7 @@ class UnitTokenizer:
             row = rows[error.number]
             bad_record = _make_bad_record(row, error.reason)
             raise UnusableError(self._unit.number, int(row["part"]), bad_record) from None
-        # A batch is reported as one, so that the coordinator sees the share of its records that are bad.
+        # Bad records of a batch are reported together, so that the coordinator sees their share of the batch.
         for part, faults in itertools.groupby(encoded_batch.faults, key=lambda fault: int(rows[fault.number]["part"])):
             bad_records = [_make_bad_record(rows[fault.number], fault.reason, fault.snippet) for fault in faults]
             self._record_bad(part, bad_records)
@@ -439,7 +439,7 @@ class UnitTokenizer:
     def _count_further(
         self, rows: NDArray[np.void], document_rows: NDArray[np.int64], faults: list[EncodeFault]
     ) -> None:
-        """Count what records gave beyond one document each, kept or left out."""
+        """Count documents beyond the first of each record, kept or dropped."""
         documents_per_row = np.bincount(
             np.concatenate([document_rows, np.array([fault.number for fault in faults], np.int64)])
         )
@@ -449,7 +449,7 @@ class UnitTokenizer:
             self._parts[number].further += int(further_counts[number])
 
     def _count_dropped(self, row: np.void, fault: EncodeFault) -> None:
-        """Count a document that a rule of conversations leaves out."""
+        """Count a document that a conversation rule drops."""
         number, rule = int(row["part"]), fault_rule(fault)
         self._parts[number].dropped[rule] += 1
         self._statistics.dropped("tokenize", rule)
@@ -472,7 +472,7 @@ class UnitTokenizer:
             )
 
     def make_facts(self) -> UnitFacts:
-        """What came of the unit."""
+        """Return the facts of the finished unit."""
         parts = [
             PartCounts(
                 start=part_counters.start,
@@ -513,5 +513,5 @@ def _row_position(row: np.void) -> RecordPosition:
 
 
 def _make_bad_record(row: np.void, reason: str, snippet: str = "") -> BadRecord:
-    """The record of a document that cannot be encoded."""
+    """Return the bad record of a document that cannot be encoded."""
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)

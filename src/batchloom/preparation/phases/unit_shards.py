@@ -1,4 +1,4 @@
-"""Phase C, per unit: the documents that are left become shards of their own."""
+"""Phase C, per unit: write the remaining documents as shards."""
 
 import contextlib
 from collections.abc import Iterator
@@ -62,15 +62,15 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """What writing the shards of every unit needs to know.
+    """Shard settings shared by all units of a job.
 
     Attributes:
-        store: folder of the growing store.
-        dtype: of a token on disk.
-        base_membership: the shares of the subsets, by which the temporary files are apart.
-        final_membership: the subsets, overrides included.
-        tokens_per_shard: tokens of a shard at most.
-        banding: how the keys were made by which documents are found alike; None where none are kept.
+        store: folder that receives the shards.
+        dtype: token dtype on disk.
+        base_membership: subset rule of the shares, by which the temporary token files are split.
+        final_membership: subset rule with overrides.
+        tokens_per_shard: maximum number of tokens of a shard.
+        banding: MinHash parameters of the signatures to store; None to store none.
     """
 
     store: Path
@@ -83,18 +83,18 @@ class ShardSettings:
 
 @dataclass(frozen=True, slots=True)
 class WriteShardsTask:
-    """One unit whose documents go into shards.
+    """Task of writing the shards of one unit.
 
     Attributes:
-        first_part: number of its first part among all parts of the store.
-        folder: its temporary files.
-        resolution_folder: what is decided of it.
-        shards: folder of its shards when they are whole.
-        attempt: sets the files of this attempt apart from those of another one.
-        checksums: of its token files.
-        has_all_documents: whether every document that has tokens stays, in the subset that the shares say.
-        numbers: of each subset the number of the unit's first shard, and how many it has.
-        settings: the settings of the job; its folder is not used.
+        first_part: number of the unit's first part among all parts of the store.
+        folder: temporary files of the unit.
+        resolution_folder: resolved duplicates of the unit.
+        shards: output folder of the finished shards.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
+        checksums: checksums of the unit's token files, by subset.
+        has_all_documents: every document with tokens is kept, in the subset that the shares give it.
+        numbers: (number of the first shard, number of shards) by subset.
+        settings: settings of the job; its ``store`` is ignored.
     """
 
     first_part: int
@@ -109,10 +109,10 @@ class WriteShardsTask:
 
 
 def write_unit_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:
-    """Write a unit's documents into its own shards of each subset, then drop its temporary files.
+    """Write a unit's shards of each subset, then delete its temporary files.
 
-    A token file that is one whole shard already is linked into the store; others are copied. Where
-    another attempt was first, its shards are the same, and there may be nothing left to make them of.
+    A token file that equals one complete shard is hard-linked; others are copied. If another attempt was
+    first, its shards are the same, and the temporary files may be deleted already.
 
     Raises:
         OutputError: the shards cannot be written.
@@ -167,14 +167,14 @@ def _delete_temporary_files(folder: Path) -> None:
 
 
 def _link_tokens(tokens: Path, stem: Path) -> bool:
-    """Give a token file its place in the store, under the name of a file not finished."""
+    """Hard-link a token file under the partial name of its shard."""
     make_folder(stem.parent)
     partial_path = _partial_path(stem)
     partial_path.unlink(missing_ok=True)
     try:
         partial_path.hardlink_to(tokens)
     except OSError:
-        # Not every file system has links; copying finds any other fault and names it.
+        # Not every file system has hard links; copying reports any other fault.
         return False
     return True
 
@@ -184,7 +184,7 @@ def _partial_path(stem: Path) -> Path:
 
 
 def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, stem: Path, checksum: str) -> ShardEntry:
-    """Finish a shard whose tokens are linked: its index, its origins, its name."""
+    """Write the index, provenance and sidecars of a shard with linked tokens."""
     code = SUBSETS.index(stem.parent.name)
     subset_masks = [
         (settings.final_membership.codes(rows["hash"]) == code) & (rows["seen"] == 0)
@@ -230,7 +230,7 @@ def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, s
 
 
 def _map_unit_signatures(shard_task: WriteShardsTask, settings: ShardSettings) -> MinHashSignatures | None:
-    """The keys of a unit's documents, mapped; None where none are kept."""
+    """Map the signatures of a unit's documents; None if none are stored."""
     if settings.banding is None:
         return None
     keys = _map_array(shard_task.folder / SIGNATURES_NAME, np.dtype("<u8"))
@@ -238,7 +238,7 @@ def _map_unit_signatures(shard_task: WriteShardsTask, settings: ShardSettings) -
 
 
 def _read_mask_bits(path: Path) -> MaskBuilder:
-    """The flags of a whole token file, packed; none where the file is not there."""
+    """Pack the trained flags of a token file; empty if the file is missing."""
     bits = MaskBuilder()
     if path.exists():
         with translate_read_errors(path), path.open("rb") as file:
@@ -253,7 +253,7 @@ def _copy_shards(
     """Write the shards of these subsets document by document.
 
     Raises:
-        StoreConflictError: tokens are not those that were written.
+        StoreConflictError: a token file has changed.
     """
     for name, checksum in shard_task.checksums.items():
         _check_unchanged(shard_task.folder / tokens_file_name(name), checksum)
@@ -284,7 +284,7 @@ def _copy_shards(
 
 
 def _check_unchanged(path: Path, checksum: str) -> None:
-    """Refuse a token file with other bytes than were written, which no later check could tell."""
+    """Raise if a token file has changed, which no later check could detect."""
     digest = xxhash.xxh3_128()
     with translate_read_errors(path), path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -297,16 +297,16 @@ def _check_unchanged(path: Path, checksum: str) -> None:
 
 
 class _ShardBatch(NamedTuple):
-    """Documents of a unit, whose tokens lie apart by the subset that the shares say.
+    """Documents of a unit, with their tokens grouped by subset.
 
     Attributes:
-        rows: the documents.
-        remaining_mask: which are left.
-        codes: the subset of each, as the shares say.
-        starts: where the tokens of each begin in those of its subset.
-        tokens: of each subset.
-        trained: of the tokens of each subset whether they are; None where all are.
-        first: the place of the first of the documents in the unit.
+        rows: documents, ROW [D].
+        remaining_mask: True for documents that are kept, bool [D].
+        codes: subset of each document by the shares, uint8 [D].
+        starts: offset of each document in the tokens of its subset, int64 [D].
+        tokens: tokens of each subset.
+        trained: trained flag of each token by subset; None if all are trained.
+        first: index of the first document in the unit.
     """
 
     rows: NDArray[np.void]
@@ -321,7 +321,7 @@ class _ShardBatch(NamedTuple):
 def _split_by_subset(
     codes: NDArray[np.uint8], row_indices: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Documents in stretches of one subset; nearly always all are of one."""
+    """Yield (subset code, row indices) for runs of one subset; usually a single run."""
     boundaries = np.flatnonzero(np.diff(codes[row_indices])) + 1
     for subset_indices in np.split(row_indices, boundaries):
         if subset_indices.size:
@@ -329,7 +329,7 @@ def _split_by_subset(
 
 
 def _iter_shard_batches(shard_task: WriteShardsTask, settings: ShardSettings) -> Iterator[_ShardBatch]:
-    """A unit's documents, a bounded stretch at a time."""
+    """Yield a unit's documents in bounded batches."""
     folder = shard_task.folder
     files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
     flags = [folder / trained_file_name(name) for name in SUBSETS]
@@ -364,7 +364,10 @@ def _iter_shard_batches(shard_task: WriteShardsTask, settings: ShardSettings) ->
 
 
 def _iter_row_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
-    """Stretches of rows of some million tokens at most, or of a single longer document; pairs stay together."""
+    """Yield row ranges of about a million tokens or one longer document.
+
+    A preference pair is never split.
+    """
     cumulative_lengths = np.cumsum(rows["length"], dtype=np.int64)
     start = 0
     while start < len(rows):
@@ -391,7 +394,7 @@ def _make_provenance(rows: NDArray[np.void], first_part: int) -> ProvenanceTable
 
 
 def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
-    """Pair and side of each document; None where they are no preferences."""
+    """Return the pair index of the documents; None if they are no preferences."""
     if not rows["side"].any():
         return None
     provenance = _make_provenance(rows, first_part)
@@ -400,15 +403,15 @@ def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
 
 @final
 class SubsetWriter:
-    """Writes shards of one subset one after the other: those of a unit, or of copied ids.
+    """Writer of consecutive shards of one subset.
 
     Args:
-        settings: the settings of the job.
-        subset: its name.
+        settings: settings of the job.
+        subset: name of the subset.
         first_shard: number of the first shard.
         first_part: number of the first part.
-        signatures: of the documents among which those of the shards are; None where none are kept.
-        media: of the same documents; None where they hold none.
+        signatures: signatures of all documents of the unit; None to store none.
+        media: media of the same documents; None if they have none.
     """
 
     def __init__(
@@ -438,10 +441,10 @@ class SubsetWriter:
         trained: NDArray[np.bool_] | None = None,
         first: int = 0,
     ) -> None:
-        """Append the documents ``row_indices`` of a stretch, whose tokens begin at ``starts``.
+        """Append the documents ``row_indices`` of ``rows``.
 
-        ``trained`` says of each of ``tokens`` whether it is trained; None: every one. ``first`` is the place of
-        the stretch's first document among those that the bands are of.
+        ``starts`` is the offset of each row's first token in ``tokens``. ``trained`` flags each of ``tokens``; None
+        means that all are trained. ``first`` is the index of the first row among the documents of the signatures.
         """
         for begin, end, starts_shard in self._cutter.cut(rows[row_indices]):
             if starts_shard:
@@ -460,12 +463,12 @@ class SubsetWriter:
             self._positions.append(first + shard_indices)
 
     def finish(self) -> list[ShardEntry]:
-        """Close the last shard; the entries of all."""
+        """Close the last shard and return the entries of all shards."""
         self._close()
         return self._entries
 
     def abandon(self) -> None:
-        """Close what is open without a name, after an error."""
+        """Close an unfinished shard without renaming it, after an error."""
         if self._shard is not None:
             with contextlib.suppress(OSError):
                 self._shard.abandon()

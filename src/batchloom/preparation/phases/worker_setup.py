@@ -1,4 +1,4 @@
-"""What one worker does: orders of every phase, with all that it needs made once."""
+"""Worker setup, and task functions of every phase."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,18 +52,18 @@ from batchloom.tokens import EngineChoice, Tokenizer, apply_engine_choice, resto
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """All that a worker of a job needs to know, as a value that other processes can be sent.
+    """Picklable setup of a job's workers.
 
     Attributes:
-        recipe: what to do.
-        limits: the sizes that decide documents.
-        tokenizer: the file that keeps the job's tokenizer.
-        engine: how it encodes.
-        dtype: name of the dtype on disk.
-        chat: whether some source has conversations.
-        clean: the steps of cleaning, ready to be taken.
-        overlap: whether a batch is encoded on a thread while the next one is read.
-        versions: of the packages that decide bytes, as the coordinator has them.
+        recipe: the job's recipe.
+        limits: read limits, which affect documents.
+        tokenizer: file of the job's tokenizer state.
+        engine: tokenizer engine that encodes.
+        dtype: name of the token dtype on disk.
+        chat: some source has conversations.
+        clean: cleaning steps, ready to run.
+        overlap: encode a batch on a thread while the next one is read.
+        versions: versions of packages that affect output bytes, as the coordinator has them.
     """
 
     recipe: Recipe
@@ -77,16 +77,16 @@ class WorkerSetup:
     versions: Mapping[str, str]
 
     def __call__(self) -> TaskFunction:
-        """Make what does orders, in the process that does them.
+        """Make the task function in the worker process.
 
         Raises:
-            WorkerError: this process has other versions.
+            WorkerError: this process has other package versions.
         """
         check_versions(self.versions)
         return make_task_function(self.load_context)
 
     def load_context(self) -> EncodeContext:
-        """What every unit needs, in a process that knows nothing yet; reads nothing of the input."""
+        """Load the encode context in a new process; reads no input."""
         with translate_read_errors(self.tokenizer):
             state = msgspec.json.decode(read_regular_file(self.tokenizer), type=dict)
         tokenizer = apply_engine_choice(restore_tokenizer(state), self.engine)
@@ -96,7 +96,7 @@ class WorkerSetup:
     def make_context(
         self, tokenizer: Tokenizer, record_parsers: RecordParsers, chat: ChatEncoder | None
     ) -> EncodeContext:
-        """What every unit needs, of parts that are there."""
+        """Build the encode context from existing components."""
         recipe = self.recipe
         return EncodeContext(
             record_parsers.rules,
@@ -116,10 +116,9 @@ class WorkerSetup:
 
 
 def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunction:
-    """What does the orders of every phase.
+    """Return a function that runs tasks of every phase.
 
-    Args:
-        make_context: makes what the first phase needs, when its first order comes.
+    The context is made on the first task that needs it.
     """
     get_context = cache(make_context)
 
@@ -135,7 +134,7 @@ def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunctio
     return run_phase_task
 
 
-# What does an order that says all by itself.
+# Functions of tasks that need no encode context.
 _TASK_FUNCTIONS: dict[type, Callable[[Any], Any]] = {
     FindDuplicatesTask: find_duplicates,
     SortSignaturesTask: sort_signatures,
