@@ -1,4 +1,4 @@
-"""Folders with captions: tables of files, as ImageFolder has them, and texts named as media are."""
+"""Folders with captions: ImageFolder-style metadata tables and caption files."""
 
 import os
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ _METADATA_STEM = "metadata"
 _FILE_NAME_COLUMNS = ("file_name", "file_names")
 _CAPTION_SUFFIXES = (".txt", ".caption")
 
-# Media of a folder by their names without endings.
+# Media of a folder by file name stem.
 MediaByStem = Mapping[str, tuple[Medium, ...]]
 
 
 def is_media_table(source: Source) -> bool:
-    """Whether a source is a table of the media that lie beside it, by its name (``metadata.jsonl``)."""
+    """Return whether a source is named ``metadata.*``: a table of adjacent media."""
     return source.path.rpartition("/")[2].partition(".")[0] == _METADATA_STEM
 
 
 def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of such a table with ``images``, ``audios`` and ``videos`` for the files that it names.
+    """Return a table row with its files as ``images``, ``audios`` and ``videos``.
 
     Raises:
-        UnusableRecordError: a file is none of these, by the ending of its name.
+        UnusableRecordError: a file name has no image, audio or video extension.
     """
     file_name_column = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
     if file_name_column is None:
@@ -60,9 +60,9 @@ def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
-    """Whether a text may be the caption of media whose names differ from its own in the ending alone.
+    """Return whether a text may be the caption of media with the same name stem.
 
-    One that is packed, in an archive, elsewhere, or long enough to be cut into documents is none.
+    Compressed, archived and remote texts are no captions, nor are texts long enough to be split.
     """
     return (
         get_suffix(source.path).lower() in _CAPTION_SUFFIXES
@@ -74,10 +74,10 @@ def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
 
 
 def list_media_by_stem(folder: str) -> MediaByStem:
-    """The media of a folder by their names without endings, images first.
+    """List the media of a folder by file name stem, images first.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the folder cannot be read.
     """
     files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
     try:
@@ -95,6 +95,6 @@ def list_media_by_stem(folder: str) -> MediaByStem:
 
 
 def make_captioned(media: tuple[Medium, ...], text: str) -> InterleavedText:
-    """Media and their caption: the text of a file without the line end that ends it."""
+    """Return media followed by their caption, without the final line end of its file."""
     caption = text.removesuffix("\n").removesuffix("\r")
     return InterleavedText([*[""] * len(media), caption], list(media))

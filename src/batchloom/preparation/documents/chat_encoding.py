@@ -1,4 +1,4 @@
-"""A tokenizer with what it takes to place control tokens in a text; and with a chat template."""
+"""Tokenizers that locate control tokens in text, with or without a chat template."""
 
 import datetime as dt
 import re
@@ -23,39 +23,38 @@ from batchloom.tokens import Tokenizer
 
 
 class ControlEncoder(Protocol):
-    """A tokenizer for texts in which control tokens stand at places that are known."""
+    """Tokenizer for texts with control tokens at known positions."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Turns text into ids."""
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def sizes(self) -> NDArray[np.int64] | None:
-        """Bytes of each id; None where tokens are placed one text at a time."""
+        """UTF-8 bytes of each id, int64 [vocab]; None if texts are aligned one at a time."""
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
-        """Whether each id is a control token."""
+        """True for ids of control tokens, bool [vocab]."""
 
     @property
     def control(self) -> re.Pattern[str]:
-        """Matches control tokens in text."""
+        """Pattern that matches control tokens in text."""
 
     @property
     def families(self) -> Mapping[MediumKind, ProcessorFamily]:
-        """The arithmetic of the media that texts may hold, by kind."""
+        """Processor family of each kind of media that texts may hold."""
 
 
 @final
 class MediaTextEncoder:
-    """A tokenizer for texts with media; see :class:`ControlEncoder`.
+    """Tokenizer for texts with media; see :class:`ControlEncoder`.
 
     Args:
-        tokenizer: turns text into ids.
-        families: the arithmetic of media, by kind.
+        tokenizer: the tokenizer.
+        families: processor family by media kind.
 
     Raises:
-        TokenizerError: it has no control token for media.
+        TokenizerError: the tokenizer has no control token for media.
     """
 
     def __init__(self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
@@ -69,16 +68,16 @@ class MediaTextEncoder:
 
 @final
 class ChatEncoder:
-    """A tokenizer and a template, ready for conversations; made once, used for many batches.
+    """Tokenizer and template for conversations; made once, used for many batches.
 
     Attributes:
-        tokenizer: turns text into ids.
-        renderer: turns conversations into text.
-        sizes: bytes of each id; None where tokens are placed one text at a time.
-        is_control: whether each id is a control token.
-        control: matches control tokens in text.
-        families: the arithmetic of the media that conversations may hold, by kind.
-        text: the same for texts that no template renders.
+        tokenizer: the tokenizer.
+        renderer: renders conversations as text.
+        sizes: UTF-8 bytes of each id, int64 [vocab]; None if texts are aligned one at a time.
+        is_control: True for ids of control tokens, bool [vocab].
+        control: pattern that matches control tokens in text.
+        families: processor family of each kind of media that conversations may hold.
+        text: encoder of texts without a template.
     """
 
     def __init__(
@@ -93,17 +92,17 @@ class ChatEncoder:
         """Choose and probe a template.
 
         Args:
-            tokenizer: turns text into ids.
-            template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the
-                tokenizer's own or the path of a file; None for the tokenizer's own, else plain.
-            date: the day that ``strftime_now`` of templates speaks of.
-            families: the arithmetic of media, by kind.
-            templates: by name, before the tokenizer's own.
+            tokenizer: the tokenizer.
+            template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's own
+                templates, or a file path; None for the tokenizer's own, else plain.
+            date: date that ``strftime_now`` of templates returns.
+            families: processor family by media kind.
+            templates: templates by name, which take precedence over the tokenizer's own.
 
         Raises:
-            TokenizerError: it has no control token for media.
-            TemplateError: no such template, or one that cannot be used.
-            InputMissingError: no such file.
+            TokenizerError: the tokenizer has no control token for media.
+            TemplateError: the template does not exist or cannot be used.
+            InputMissingError: the template file does not exist.
         """
         self.tokenizer, self.families = tokenizer, families
         self.text = MediaTextEncoder(tokenizer, families)
@@ -127,7 +126,7 @@ class ChatEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of template and tokenizer, in sentences."""
+        """Notes on the template and the tokenizer for the user."""
         if self.sizes is not None:
             return self.renderer.notes
         slow = (

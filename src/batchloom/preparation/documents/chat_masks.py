@@ -1,4 +1,4 @@
-"""Ids and masks of rendered conversations, proved by bytes or by the tokenizer's own places."""
+"""Ids and masks of rendered conversations, verified by bytes or tokenizer offsets."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 class RenderedText(NamedTuple):
-    """A rendered conversation to be encoded. Places are in characters.
+    """Rendered conversation to encode, with offsets in characters.
 
     Attributes:
         text: the text.
-        control: where the template wrote control tokens.
-        trained_spans: what is trained.
-        lenient: whether a token at an edge of a stretch may reach beyond it.
+        control: offsets of the control tokens that the template wrote.
+        trained_spans: trained spans.
+        lenient: allow a token at an edge of a trained span to extend beyond it.
     """
 
     text: str
@@ -39,13 +39,13 @@ class RenderedText(NamedTuple):
 
 
 class MaskedTokens(NamedTuple):
-    """A text's tokens.
+    """Tokens of a text.
 
     Attributes:
-        ids: [tokens] uint32.
-        mask: the trained ones [tokens] bool.
-        starts: where each begins in the text [tokens] int64.
-        in_bytes: whether that is counted in bytes of UTF-8, or in characters.
+        ids: token ids, uint32 [tokens].
+        mask: True for trained tokens, bool [tokens].
+        starts: offset of each token in the text, int64 [tokens].
+        in_bytes: offsets count UTF-8 bytes instead of characters.
     """
 
     ids: NDArray[np.uint32]
@@ -54,7 +54,7 @@ class MaskedTokens(NamedTuple):
     in_bytes: bool
 
     def find_tokens(self, text: str, character_offsets: Sequence[int]) -> list[int] | None:
-        """The tokens that begin at places of the text; None where one lies inside a token."""
+        """Return the tokens that begin at the offsets; None if one is inside a token."""
         start_offsets = to_byte_offsets(text, character_offsets) if self.in_bytes else list(character_offsets)
         token_indices = np.searchsorted(self.starts, start_offsets)
         in_range = token_indices < self.starts.size
@@ -64,10 +64,10 @@ class MaskedTokens(NamedTuple):
 
 
 def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
-    """The tokens of each text, or why it cannot be used.
+    """Return the tokens of each text, or the reason why it cannot be used.
 
     Raises:
-        TokenizerError: a text that is not Unicode.
+        TokenizerError: a text is not Unicode.
     """
     sizes = encoder.sizes
     if sizes is None:
@@ -96,7 +96,7 @@ def _mask_by_bytes(
     encoded: EncodedIds,
     sizes: NDArray[np.int64],
 ) -> list[MaskedTokens | str]:
-    """Masks by the bytes that ids stand for, and the proof that they are the text's."""
+    """Compute masks from the bytes of ids, and verify that they are the text's bytes."""
     ids, bounds = encoded
     tokens = token_byte_ranges(ids, bounds, sizes)
     lengths: list[int] = []
@@ -131,7 +131,7 @@ def _mask_by_bytes(
 def _mark_trained(
     tokens: TokenBytes, texts: Sequence[RenderedText], edges: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.bool_], dict[int, str]]:
-    """The mask of a batch, and what is wrong with the edges of a text's stretches."""
+    """Return the mask of a batch, and the misaligned span edges by text number."""
     flat = np.fromiter(chain.from_iterable(edges), np.int64)
     counts = np.array([len(text.trained_spans) for text in texts], np.int64)
     owner = np.repeat(np.arange(len(texts)), counts)
@@ -158,7 +158,7 @@ def _describe_straddle(text: str, span: CharacterSpan, *, at_start: bool) -> str
 
 
 def _encode_segments(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> EncodedIds:
-    """Ids of texts cut at the template's own control tokens, the rest encoded as plain text."""
+    """Encode texts split at the template's own control tokens, the rest as plain text."""
     segments: list[str] = []
     control_ids: list[list[int]] = []
     for text in texts:
@@ -191,13 +191,13 @@ def _encode_segments(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> 
 
 
 def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedTokens | str:
-    """One text by the places that the tokenizer itself gives."""
+    """Mask one text by the token offsets that the tokenizer returns."""
     ids, starts, stops = encoder.tokenizer.encode_placed(text.text)
     if not ids.size:
         return "it has no tokens"
     if np.any(np.diff(starts) < 0) or np.any(np.diff(stops) < 0):
         return "the tokenizer's places are out of order"
-    # The unknown token is a control token that no text has spelled.
+    # The unknown token is a control token too, but no text spells it.
     control = [
         start
         for number, start, stop in zip(ids.tolist(), starts.tolist(), stops.tolist(), strict=True)

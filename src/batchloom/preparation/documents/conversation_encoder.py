@@ -1,4 +1,4 @@
-"""Conversations to tokens and masks, each with its proof: where chat and tokens meet."""
+"""Encoding of conversations to token ids and verified masks."""
 
 import unicodedata
 from collections import Counter
@@ -31,12 +31,12 @@ from batchloom.preparation.settings import (
 
 
 class EncodeFault(NamedTuple):
-    """A conversation, or a part of one, that gives no document.
+    """Conversation, or a part of one, that gives no document.
 
     Attributes:
-        number: of the conversation, from 0.
-        reason: why, in words.
-        snippet: the beginning of what was there, where a person is to look for it.
+        number: index of the conversation in the batch.
+        reason: why it gives none.
+        snippet: beginning of the content, to help a person find it.
     """
 
     number: int
@@ -46,18 +46,17 @@ class EncodeFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedConversations:
-    """What came of conversations.
+    """Encoded conversations.
 
     Attributes:
-        ids: of all documents back to back [tokens] uint32.
-        lengths: tokens of each document [documents] uint32.
-        mask: the trained tokens [tokens] bool.
-        numbers: the conversation each document is of [documents] int64; twice and more where one
-            was split.
+        ids: ids of all documents, concatenated, uint32 [tokens].
+        lengths: tokens of each document, uint32 [documents].
+        mask: True for trained tokens, bool [tokens].
+        numbers: conversation of each document, int64 [documents]; repeated if one was split.
         faults: conversations that cannot be used, in order.
-        dropped: conversations left out by rule, in order: nothing to train, or too long.
-        altered: how many conversations the template changed, by what it did.
-        media: of each document, in their order; empty where no document holds any.
+        dropped: conversations dropped by rule, in order: nothing to train, or overlong.
+        altered: number of conversations that the template changed, by kind of change.
+        media: media of each document; empty if no document has any.
     """
 
     ids: NDArray[np.uint32]
@@ -73,20 +72,19 @@ class EncodedConversations:
 def encode_conversations(
     conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules
 ) -> EncodedConversations:
-    """Ids and masks of conversations, each rendered once and proved.
+    """Encode conversations, each rendered once and verified.
 
-    For every document the bytes of its ids are those of its text, its control tokens stand where
-    the template wrote them, and its trained tokens begin and end exactly where its trained turns
-    do. Where that does not hold the conversation is a fault.
+    For every document the bytes of its ids equal its text, its control tokens are where the template wrote
+    them, and its trained tokens begin and end exactly at its trained turns. Otherwise the conversation is a fault.
 
     Args:
         conversations: a batch; some thousands at a time are fastest.
         encoder: tokenizer and template.
-        rules: what is trained, and what becomes of long ones.
+        rules: which tokens are trained, and the policy for overlong conversations.
 
     Raises:
-        TemplateError: the template is to be stopped.
-        OverlongError: a conversation is too long, and ``overlong`` is ``error``.
+        TemplateError: the template exceeds its limits.
+        OverlongError: a conversation is overlong, and ``overlong`` is ``error``.
     """
     out = _ConversationResults()
     rendered_conversations: list[_RenderedConversation] = []
@@ -131,7 +129,7 @@ def encode_conversations(
 
 
 class _RenderedConversation(NamedTuple):
-    """A conversation that is rendered; ``media`` is None where it holds none."""
+    """Rendered conversation; ``media`` is None if it has none."""
 
     number: int
     conversation: Conversation
@@ -147,10 +145,10 @@ def _mask_and_verify(
     *,
     prove: bool,
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
-    """The tokens of a conversation, as they are stored, and where its media stand.
+    """Return the final tokens of a conversation, and its media with their positions.
 
     Raises:
-        RenderError: it cannot be used.
+        RenderError: the conversation cannot be used.
     """
     if isinstance(masked_tokens, str):
         raise RenderError(masked_tokens)
@@ -169,7 +167,7 @@ def _mask_and_verify(
 
 
 def check_surrogates(text: str) -> None:
-    """Raise RenderError for a text that no tokenizer takes."""
+    """Raise RenderError for a text with lone surrogates, which no tokenizer accepts."""
     if not text.isascii():
         try:
             text.encode()
@@ -196,14 +194,14 @@ class _ConversationResults:
         mask: NDArray[np.bool_],
         media: Sequence[PlacedMedium] = (),
     ) -> None:
-        """Keep a document of conversation ``number``."""
+        """Add a document of conversation ``number``."""
         self.ids.append(ids)
         self.masks.append(mask)
         self.numbers.append(number)
         self.media.append(list(media))
 
     def result(self) -> EncodedConversations:
-        """All of it, flat."""
+        """Concatenate the results."""
         return EncodedConversations(
             ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]),
             lengths=np.array([ids.size for ids in self.ids], np.uint32),
@@ -223,7 +221,7 @@ def _apply_overlong(
     placed: Sequence[PlacedMedium],
     rules: ChatRules,
 ) -> None:
-    """Do with a conversation of too many tokens what the rules say."""
+    """Apply the overlong policy to a conversation."""
     number, rendered, limit = (
         rendered_conversation.number,
         rendered_conversation.rendered,
@@ -264,7 +262,7 @@ def _apply_overlong(
 
 
 def _split_conversation(out: _ConversationResults, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
-    """Make documents of the pieces of a conversation."""
+    """Add each part of a split conversation as a document."""
     for start, stop, trains in split_at_limit(masked_tokens.mask, limit):
         if trains:
             out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop])
@@ -274,11 +272,10 @@ def _split_conversation(out: _ConversationResults, number: int, masked_tokens: M
 
 
 def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens: MaskedTokens) -> str:
-    """Why the decoded trained tokens are not the trained text, empty where they are.
+    """Describe how the decoded trained tokens differ from the trained text, else "".
 
-    A tokenizer that works on bytes must give the text to the letter. The others may put a space
-    before a text or take white space from its ends, and what their normalizer changes comes back
-    changed: they are compared without white space and in Unicode's compatibility form.
+    A byte-level tokenizer must reproduce the text exactly. Others may add a space before a text, strip
+    whitespace at its ends, or normalize it: they are compared without whitespace and in NFKC.
     """
     control = int(encoder.is_control[masked_tokens.ids].sum())
     if text.lenient or control > len(text.control):  # unknown tokens decode to no text

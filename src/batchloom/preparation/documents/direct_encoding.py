@@ -1,4 +1,4 @@
-"""Documents as ids without a store: read, rendered, tokenized and masked in the order of the input."""
+"""Encoding of inputs without a store, in input order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ DocumentNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DirectEncoding:
-    """How documents become ids.
+    """Settings of encoding without a store.
 
     Attributes:
-        tokenizer: turns text into ids.
-        get_parser: how the records of a source become documents.
-        on_bad_record: is told of each record that cannot be used, and may raise.
-        template: the chat template, as a recipe names it.
-        on_read: is told of the bytes and the records of each stretch that was read.
+        tokenizer: the tokenizer.
+        get_parser: returns the record parser of a source.
+        on_bad_record: called with each record that cannot be used; may raise.
+        template: chat template, named as in a recipe.
+        on_read: called with the bytes and records of each batch read.
     """
 
     tokenizer: Tokenizer
@@ -47,17 +47,17 @@ class DirectEncoding:
 def encode_directly(
     sources: Sequence[Source], encoding: DirectEncoding, rank: int = 0, world_size: int = 1
 ) -> Iterator[EncodedBatch]:
-    """The documents of ``sources`` in order, many at a time, as ``prepare`` would encode them.
+    """Encode the documents of ``sources`` in order, in batches, as ``prepare`` would.
 
     Args:
         sources: the listed input.
-        encoding: tokenizer, reading, template.
-        rank: document i is given where i mod ``world_size`` is this; what is bad or empty as it is
-            read is none.
-        world_size: see there; what is not of this rank is read and not encoded.
+        encoding: tokenizer, parsers and template.
+        rank: document i is encoded if i mod ``world_size`` equals this; records that are bad or empty when
+            read do not count.
+        world_size: number of ranks; documents of other ranks are read but not encoded.
 
     Raises:
-        InputError: a source cannot be read or holds preferences, or ``how.refuse`` raises for a record.
+        InputError: a source cannot be read or holds preferences, or ``on_bad_record`` raises.
         TemplateError: the template cannot be used.
     """
     encoder = _LazyEncoder(encoding)
@@ -91,7 +91,7 @@ def encode_directly(
 
 @dataclass(frozen=True, slots=True)
 class _DirectContext:
-    """What makes tokens; see ``Encoding``."""
+    """Encoding components; see :class:`EncodingComponents`."""
 
     tokenizer: Tokenizer
     dtype: np.dtype[np.generic]
@@ -103,7 +103,7 @@ class _DirectContext:
 
 @final
 class _LazyEncoder:
-    """Tokenizer and template, compared and made ready when the first documents are there."""
+    """Encoder that verifies tokenizer and template when the first documents arrive."""
 
     def __init__(self, encoding: DirectEncoding) -> None:
         self._encoding = encoding
@@ -133,12 +133,12 @@ def _refuse_preferences(source: Source, record_parser: RecordParser) -> None:
 
 @final
 class EncodedDocuments:
-    """Encoded documents in memory, which pools and assembly take as they take a store.
+    """Encoded documents in memory, with the read interface of a store.
 
     Attributes:
         lengths: lengths of the documents in tokens.
-        end_id: the id that fills padding.
-        masked: whether some tokens are not trained.
+        end_id: id that fills padding.
+        masked: some tokens are not trained.
     """
 
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
@@ -153,14 +153,14 @@ class EncodedDocuments:
     def read(
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.generic]]:
-        """The ids of spans of documents, as views; arguments as of ``Store.read``."""
+        """Return the ids of document spans as views; arguments as in ``Store.read``."""
         begins = self._starts[documents] + starts
         return [self._tokens[a : a + n] for a, n in zip(begins, lengths, strict=True)]
 
     def mask(
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.bool_]]:
-        """For the tokens of spans whether each is trained, as views."""
+        """Return the trained flags of document spans as views."""
         begins = self._starts[documents] + starts
         return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]
 

@@ -1,20 +1,20 @@
-"""Arrays of many documents: control tokens around each, and the keys that duplicates share."""
+"""Arrays of many documents: added control tokens, and duplicate keys."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.tokens import Tokenizer
 
-# Two answers of one text with other labels are no duplicates: the lesser label is folded into the key.
+# Answers of one text with different labels are no duplicates, so the bad label is XORed into the key.
 BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
 
 
 def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2].
+    """Return the keys that duplicates share: content hash and label, uint64 [D, 2].
 
     Args:
-        hashes: of the content [D, 2].
-        bad: which are answers of the lesser label [D].
+        hashes: content hashes, uint64 [D, 2].
+        bad: True for answers labelled as bad, bool [D].
     """
     keys = hashes.copy()
     keys[bad, 0] ^= BAD_LABEL
@@ -27,13 +27,9 @@ def add_control_tokens(
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
 ) -> NDArray[np.generic]:
-    """Documents' ids back to back, each with its end token and, where models expect it, BOS.
+    """Concatenate documents with their end tokens and, if the model expects it, BOS.
 
-    Args:
-        ids: ids of all documents [tokens].
-        bounds: where each begins, and the end [documents + 1].
-        tokenizer: names the control tokens.
-        dtype: of a token on disk.
+    ``ids`` are the ids of all documents [tokens], ``bounds`` their offsets [documents + 1].
     """
     extra = 1 if tokenizer.bos_id is None else 2
     output = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
@@ -47,7 +43,7 @@ def write_with_control(
     tokenizer: Tokenizer,
     output: NDArray[np.generic],
 ) -> None:
-    """What :func:`add_control_tokens` gives, put into ``output``."""
+    """Write the result of :func:`add_control_tokens` into ``output``."""
     extra = 1 if tokenizer.bos_id is None else 2
     numbers = np.arange(len(bounds) - 1)
     ends = bounds[1:] + extra * numbers + (extra - 1)
@@ -64,7 +60,7 @@ def write_with_control(
 def strip_control_tokens(
     ids: NDArray[np.generic], lengths: NDArray[np.int64], added: tuple[int, int]
 ) -> tuple[NDArray[np.generic], NDArray[np.uint32]]:
-    """Documents' ids back to back without so many at the beginning and at the end of each, and their lengths."""
+    """Remove ``added`` tokens before and after each document; return ids and lengths."""
     before, behind = added
     if not before + behind:
         return ids, lengths.astype(np.uint32)

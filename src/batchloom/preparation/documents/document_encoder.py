@@ -1,4 +1,4 @@
-"""Documents as every reader of input sees them: tidied, then tokenized as their reading says."""
+"""Normalization of records, and encoding of documents by their kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,22 +37,22 @@ from batchloom.tokens import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EncodeContext:
-    """What every unit of a job needs to know.
+    """Encode settings and components shared by all units of a job.
 
     Attributes:
-        rules: how sources are cut and text files read.
-        record_parsers: how the records of each source become documents.
-        bounds: finds where parts meet.
-        normalize: whether text is normalised.
-        tokenizer: turns text into ids.
-        dtype: of a token on disk.
-        membership: the shares of the subsets, without overrides.
-        chat: tokenizer and template; None where no source has conversations.
-        overlap: whether one batch is encoded on a thread of its own while the next is read.
-        dedup: which duplicates will be looked for.
-        cleaner: the steps of cleaning; None where there are none.
-        fim: which texts have their middle last; None where none has.
-        media: the tokenizer for texts with media; None where media are not read.
+        rules: how sources are split and text files read.
+        record_parsers: record parser of each source.
+        bounds: finds where parts of sources meet.
+        normalize: normalize the text.
+        tokenizer: the tokenizer.
+        dtype: token dtype on disk.
+        membership: subset rule of the shares, without overrides.
+        chat: tokenizer and template; None if no source has conversations.
+        overlap: encode a batch on a thread while the next one is read.
+        dedup: deduplication settings.
+        cleaner: cleaning steps; None for none.
+        fim: fill-in-the-middle settings; None for none.
+        media: tokenizer for texts with media; None if media are not read.
     """
 
     rules: ReadRules
@@ -71,17 +71,17 @@ class EncodeContext:
 
     @property
     def repeat_unit(self) -> RepeatUnit | None:
-        """What is left out where it stood before; None where only whole documents are."""
+        """Unit of repeated text to remove; None to remove complete documents only."""
         return self.dedup.repeat_unit
 
     @property
     def compared(self) -> bool:
-        """Whether documents are compared by their tokens."""
+        """True if documents are compared by their tokens."""
         return self.dedup.mode == "near"
 
 
 def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:
-    """Normalise the texts of a stretch, and leave out those that say nothing."""
+    """Normalize the texts of a batch in place, and remove blank ones."""
     if record_kind == "text-pairs" and normalized:
         batch.values = [PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in batch.values]
     if record_kind == "interleaved":
@@ -107,35 +107,34 @@ def _filter_records(batch: Records, keep_mask: Sequence[bool]) -> None:
 
 
 class EncodingComponents(Protocol):
-    """What makes tokens of documents: a tokenizer, with a template where there are conversations."""
+    """Tokenizer, and a template if there are conversations."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Turns text into ids."""
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The dtype of a token."""
+        """Token dtype."""
 
     @property
     def chat(self) -> ChatEncoder | None:
-        """Tokenizer and template; None where no source has conversations."""
+        """Tokenizer and template; None if no source has conversations."""
 
     @property
     def fim(self) -> FimCutter | None:
-        """Which texts have their middle last; None where none has."""
+        """Fill-in-the-middle settings; None for none."""
 
     @property
     def media(self) -> MediaTextEncoder | None:
-        """The tokenizer for texts with media; None where media are not read."""
+        """Tokenizer for texts with media; None if media are not read."""
 
     @property
     def compared(self) -> bool:
-        """Whether documents are compared by their tokens."""
+        """True if documents are compared by their tokens."""
 
 
 def encode_documents(task: EncodingComponents, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
-    """Tokenize documents of one reading."""
+    """Tokenize documents of one record parser."""
     if record_parser.record_kind == "tokens":
         encoded_batch = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
     elif record_parser.record_kind == "interleaved":
@@ -161,5 +160,5 @@ def encode_documents(task: EncodingComponents, record_parser: RecordParser, docu
 
 
 def fault_rule(fault: EncodeFault) -> str:
-    """The rule by which a document was left out: the reason up to its figures."""
+    """Return the rule that dropped a document: its reason without the numbers."""
     return fault.reason.partition(":")[0]

@@ -1,9 +1,9 @@
-"""Fill-in-the-middle: of some texts the middle stands last, so that a model learns to fill it in.
+"""Fill-in-the-middle: moves the middle of some texts to their end.
 
 After Bavarian et al., Efficient Training of Language Models to Fill in the Middle (2022): a text is
-cut at two characters, each part is tokenized alone, and the parts are put together behind tokens
-of their own, as prefix, suffix, middle (PSM) or as suffix, prefix, middle (SPM, in the form that
-the paper trains jointly with PSM: prefix token, suffix token, suffix, middle token, prefix, middle).
+cut at two characters, each part is tokenized alone, and the parts are joined behind sentinel tokens,
+as prefix, suffix, middle (PSM) or as suffix, prefix, middle (SPM, in the form that the paper trains
+jointly with PSM: prefix token, suffix token, suffix, middle token, prefix, middle).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from batchloom.core.settings import suggest
 from batchloom.preparation.settings import FimRecipe
 from batchloom.tokens import Tokenizer
 
-# Tokens before prefix, suffix and middle, as published models have them.
+# Sentinels before prefix, suffix and middle, as published models have them.
 _KNOWN_SENTINELS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -35,12 +35,12 @@ _U32_SHIFT = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class FimCutter:
-    """Fill-in-the-middle made ready for a tokenizer.
+    """Fill-in-the-middle settings resolved for a tokenizer.
 
     Attributes:
         rate, spm_rate: see :class:`FimRecipe`.
-        key: of which texts, and where they are cut.
-        prefix, suffix, middle: ids of the tokens before each part.
+        key: hash key that selects texts and cut offsets.
+        prefix, suffix, middle: ids of the sentinel tokens.
     """
 
     rate: float
@@ -53,13 +53,13 @@ class FimCutter:
 
 @dataclass(frozen=True, slots=True)
 class FimSegments:
-    """Texts as the pieces that are tokenized, in the order in which they will stand.
+    """Texts as segments that are tokenized separately, in output order.
 
     Attributes:
-        parts: of all texts.
-        before: id of the token before each piece, -1 for none, int64 [pieces].
-        bounds: first piece of each text, and their number, int64 [texts + 1].
-        moved: how many texts were cut.
+        parts: segments of all texts.
+        before: id of the sentinel before each segment, -1 for none, int64 [segments].
+        bounds: index of the first segment of each text, and the total, int64 [texts + 1].
+        moved: number of texts that were cut.
     """
 
     parts: list[str]
@@ -69,10 +69,10 @@ class FimSegments:
 
 
 def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | None:
-    """Find the tokens in a tokenizer; None where nothing is asked for.
+    """Resolve the sentinel tokens of a tokenizer; None without a FIM recipe.
 
     Raises:
-        TokenizerError: it has no such tokens, or the parts of a text are not the text again.
+        TokenizerError: the tokenizer has no such tokens, or the parts of a text do not decode to the text.
     """
     if fim is None:
         return None
@@ -90,7 +90,7 @@ def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | 
 
 
 def _find_sentinels(fim: FimRecipe, words: Mapping[str, int], tokenizer_name: str) -> Sequence[str]:
-    """The tokens before prefix, suffix and middle."""
+    """Return the names of the prefix, suffix and middle tokens."""
     configured_names = [name for name in fim.sentinels if name is not None]
     for name in configured_names:
         if name not in words:
@@ -110,12 +110,9 @@ def _find_sentinels(fim: FimRecipe, words: Mapping[str, int], tokenizer_name: st
 
 
 def apply_fim(texts: list[str], hashes: NDArray[np.uint64], cutter: FimCutter) -> FimSegments:
-    """Cut some of the texts, and say in which order their parts stand.
+    """Cut some of the texts and reorder their segments.
 
-    Args:
-        texts: the texts.
-        hashes: of each, as the store keeps them, uint64 [texts, 2]: all that decides.
-        cutter: the rates and tokens.
+    ``hashes`` are the document hashes of the store, uint64 [texts, 2]; they alone decide.
     """
     seeds = mix_in_place(hash_indices(hashes[:, 0].view(np.int64), cutter.key) ^ hashes[:, 1])
     cut_mask, suffix_first = (
@@ -149,12 +146,9 @@ def apply_fim(texts: list[str], hashes: NDArray[np.uint64], cutter: FimCutter) -
 def insert_sentinels(
     ids: NDArray[np.uint32], starts: NDArray[np.int64], segments: FimSegments
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The ids of all pieces with the tokens before them, and where each text begins in them.
+    """Insert the sentinels into the ids, and return the offset of each text.
 
-    Args:
-        ids: of all pieces, back to back.
-        starts: where each begins, and the end [pieces + 1].
-        segments: what they are.
+    ``starts`` are the offsets of the segments in ``ids`` [segments + 1].
     """
     has_sentinel = segments.before != _NO_TOKEN
     ids_with_sentinels = np.insert(ids, starts[:-1][has_sentinel], segments.before[has_sentinel].astype(np.uint32))
@@ -163,15 +157,15 @@ def insert_sentinels(
 
 
 def _random_words(seeds: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
-    """The numbered word of each text's own generator (SplitMix64)."""
+    """Return word ``number`` of each text's own SplitMix64 generator."""
     return mix_in_place(seeds + np.uint64(GOLDEN * number % (1 << 64)))
 
 
 def _random_uniform(seeds: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each text."""
+    """Return a number in [0, 1) for each text."""
     return (_random_words(seeds, number) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _random_below(seeds: NDArray[np.uint64], number: int, sizes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """A whole number below its size for each text; sizes are below 2**32."""
+    """Return an integer below its size for each text; sizes are below 2**32."""
     return (((_random_words(seeds, number) >> _U32_SHIFT) * sizes) >> _U32_SHIFT).astype(np.int64)

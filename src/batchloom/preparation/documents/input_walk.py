@@ -1,4 +1,4 @@
-"""Reading parts of sources as documents, for those who look and write nothing."""
+"""Iteration over parts of sources as documents, for commands that only read."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from batchloom.preparation.documents.record_parsers import RecordParser, RecordP
 from batchloom.preparation.documents.token_encoder import estimate_characters
 from batchloom.sources import PartReader, RecordBounds, SourcePart
 
-# A stretch without documents counts as so many characters.
+# Minimum number of characters that a batch counts as, so that batches without documents also end a part.
 _MIN_BATCH_CHARACTERS = 64 << 10
 
 OnInputError = Callable[[SourcePart, InputError], None]
@@ -17,15 +17,15 @@ OnInputError = Callable[[SourcePart, InputError], None]
 
 @dataclass(frozen=True, slots=True)
 class ParsedRecords:
-    """What a reader gives at once.
+    """Batch of parsed records.
 
     Attributes:
-        part: what is read.
-        record_parser: how.
-        batch: documents; rows that make none are among its bad records.
-        before: records of the source before the part; None where nobody has counted them.
-        consumed: bytes of the part, as listed, that were read so far.
-        ended: whether the part was read to its end; this stretch holds nothing more of it.
+        part: part that is read.
+        record_parser: parser of the part.
+        batch: documents; rows that give none are among its bad records.
+        before: records of the source before the part; None if they were not counted.
+        consumed: bytes of the part (as listed) read so far.
+        ended: the part was read to its end; this batch is empty.
     """
 
     part: SourcePart
@@ -42,13 +42,13 @@ def iter_parsed_records(
     bounds: RecordBounds | None,
     on_input_error: OnInputError,
 ) -> Iterator[ParsedRecords]:
-    """The stretches of parts, one part after the other.
+    """Yield the parsed batches of parts, one part after the other.
 
     Args:
-        parts: parts, each with the characters of documents after which no more is read (None: all).
-        record_parsers: how the records of each source become documents.
-        bounds: moves the ends of nominal parts to where records begin; None where they do.
-        on_input_error: is told of each part that cannot be read (on); the others are read nevertheless.
+        parts: parts, each with the number of document characters after which reading stops (None: read all).
+        record_parsers: record parser of each source.
+        bounds: moves nominal part ends to record boundaries; None if the parts end there already.
+        on_input_error: called for each part that cannot be read; the other parts are still read.
     """
     ends: dict[str, tuple[int, int | None]] = {}
     for part, max_characters in parts:

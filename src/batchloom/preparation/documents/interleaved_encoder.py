@@ -1,4 +1,4 @@
-"""Texts with media to tokens: all of the text is trained, nothing of what stands for a medium."""
+"""Encoding of texts with media: all text is trained, media tokens are not."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,12 +22,12 @@ from batchloom.preparation.documents.media_tokens import (
 )
 from batchloom.preparation.documents.token_encoder import EncodedBatch
 
-# Holds the place of a medium until what the processor writes is put there; places are known, so any character does.
+# Marks a medium until the processor's text replaces it; offsets are known, so any character works.
 _MEDIUM_MARK = "\ue000"
 
 
 class _InterleavedTokens(NamedTuple):
-    """The tokens of a document without control tokens around them, and what is trained of them."""
+    """Tokens of a document without added control tokens, and their trained flags."""
 
     ids: NDArray[np.uint32]
     trained: NDArray[np.bool_]
@@ -37,15 +37,10 @@ class _InterleavedTokens(NamedTuple):
 def encode_interleaved(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
-    """Ids of texts with media, each with its end token and, where models expect it, BOS.
+    """Encode texts with media, with end tokens and, if the model expects it, BOS.
 
-    Texts without any are tokenized as all plain text. Of the others the ids are those that the processor makes of the
-    text and its media; a control token that a text spells stays text.
-
-    Args:
-        documents: a batch.
-        encoder: the tokenizer, which knows the processor's tokens.
-        dtype: of a token on disk.
+    Texts without media are tokenized as plain text. The ids of others are those that the processor makes of
+    the text and its media; a control token that a text spells stays text.
     """
     faults: list[EncodeFault] = []
     document_tokens = _encode_plain(documents, encoder) | _encode_with_media(documents, encoder, faults)
@@ -71,7 +66,7 @@ def encode_interleaved(
 
 
 def _encode_plain(documents: Sequence[InterleavedText], encoder: ControlEncoder) -> dict[int, _InterleavedTokens]:
-    """Those without media."""
+    """Encode the documents without media."""
     numbers = [number for number, document in enumerate(documents) if not document.media]
     ids, bounds = encoder.tokenizer.encode_batch([documents[n].texts[0] for n in numbers])
     document_tokens = {}
@@ -84,7 +79,7 @@ def _encode_plain(documents: Sequence[InterleavedText], encoder: ControlEncoder)
 def _encode_with_media(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
 ) -> dict[int, _InterleavedTokens]:
-    """Those with media; what cannot be used goes to ``faults``."""
+    """Encode the documents with media; unusable ones are appended to ``faults``."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []
     texts: list[RenderedText] = []
@@ -125,7 +120,7 @@ def _expand_media(
 
 
 def _mark_media(document: InterleavedText) -> ConversationText:
-    """A document as a text with a mark for each medium."""
+    """Return a document as text with one mark per medium."""
     placeholders, offset = [], 0
     for text, medium in zip(document.texts, document.media, strict=False):
         offset += len(text)

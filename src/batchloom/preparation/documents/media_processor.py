@@ -1,4 +1,4 @@
-"""The processor of a job, opened once in each process."""
+"""Media processor of a job, opened once per process."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +10,14 @@ from batchloom.tokens import read_sidecar_hints
 
 
 def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
-    """The processor of a recipe; its folder is read again where its files have changed.
+    """Open the processor of a recipe; its folder is read again if its files change.
 
     Args:
-        media: names it.
-        tokenizer: as the recipe names it; tells the tokens of a processor whose folder holds no tokenizer.
+        media: media settings, which name the processor.
+        tokenizer: tokenizer as the recipe names it; used if the processor's folder has no tokenizer.
 
     Raises:
-        InputError: there is none, or it cannot be made.
+        InputError: the processor does not exist or cannot be loaded.
         MissingDependencyError: transformers or Pillow is not installed.
     """
     folder = find_processor_folder(media.processor)
@@ -27,11 +27,11 @@ def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
 
 
 def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
-    """What is kept of the processor of a recipe: its state, with the tokens that media are made of.
+    """Return the stored state of a recipe's processor, with its media tokens.
 
     Args:
-        media: names it.
-        tokenizer: as :func:`open_job_processor` takes it, which says what is raised.
+        media: media settings, which name the processor.
+        tokenizer: as in :func:`open_job_processor`, which also lists the exceptions.
     """
     processor = open_job_processor(media, tokenizer)
     tokens = {kind: family.token for kind, family in processor.families.items()}
@@ -47,9 +47,9 @@ def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: st
 
 
 def read_processor_template(media: MediaRecipe) -> str | None:
-    """The chat template that lies beside a processor; None where there is none.
+    """Read the chat template next to a processor; None if there is none.
 
     Raises:
-        TokenizerError: it cannot be read.
+        TokenizerError: the template cannot be read.
     """
     return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

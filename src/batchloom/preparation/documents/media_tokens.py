@@ -1,4 +1,4 @@
-"""Media among the tokens of a document: where chat, tokens and processors meet."""
+"""Expansion of media placeholders in texts and token sequences."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,13 +18,13 @@ from batchloom.preparation.documents.token_positions import to_byte_offsets
 
 
 class MediaText(NamedTuple):
-    """A rendered conversation in which stands what its processor writes for its media.
+    """Rendered conversation with the processor's expansions of its media.
 
     Attributes:
-        rendered: the conversation; each run of a medium's token is a single one.
-        media: (start, stop) of what stands for each medium, in characters.
-        expansions: of each medium.
-        placeholder_ranges: (start, stop) of the same with the marks that stand around it where no template wrote any.
+        rendered: conversation; each run of a medium's token is a single token.
+        media: (start, stop) of each medium's expansion, in characters.
+        expansions: expansion of each medium.
+        placeholder_ranges: the same ranges, with the marks around a medium where no template wrote any.
     """
 
     rendered: ConversationText
@@ -34,13 +34,13 @@ class MediaText(NamedTuple):
 
 
 class PlacedMedium(NamedTuple):
-    """A medium among the tokens of its document.
+    """Medium among the tokens of its document.
 
     Attributes:
-        medium: which.
-        start: its first token inside the document.
-        tokens: how many stand for it.
-        grid: its patches in time, height and width; zeros where the model asks for none.
+        medium: the medium.
+        start: position of its first token in the document.
+        tokens: number of its tokens.
+        grid: patches in time, height and width; zeros if the model uses none.
     """
 
     medium: Medium
@@ -50,10 +50,10 @@ class PlacedMedium(NamedTuple):
 
 
 def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
-    """Write what the processor does where media stand in a text.
+    """Replace the media placeholders of a text with the processor's expansions.
 
     Raises:
-        RenderError: a medium that the processor does not take; says which.
+        RenderError: the processor rejects a medium.
     """
     expansions, placeholder_texts, prefix_lengths = [], [], []
     for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
@@ -90,25 +90,25 @@ def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> Plac
 
 
 def describe_medium(medium: Medium) -> str:
-    """What a medium is called in a sentence."""
+    """Return the location of a medium for messages."""
     return redact_url(medium.location) if medium.location else "in the record"
 
 
 def expand_media_tokens(
     masked_tokens: MaskedTokens, text: MediaText, media: Sequence[Medium], encoder: ControlEncoder
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
-    """Tokens with each medium's token as often as the processor writes it, and where media stand among them.
+    """Repeat each medium's token as the processor does, and locate the media.
 
-    Nothing is trained of what stands for a medium.
+    Tokens of media are not trained.
 
     Args:
-        masked_tokens: the tokens of the text, a single one for each run.
-        text: the text.
-        media: those in it.
-        encoder: knows the tokens of media.
+        masked_tokens: tokens of the text, one per run of a medium's token.
+        text: rendered text with expansions.
+        media: media of the text.
+        encoder: provides the tokens of media.
 
     Raises:
-        RenderError: a medium's token is no token of its own here.
+        RenderError: a medium's token is merged with its neighbours.
     """
     rendered_text = text.rendered.text
     repeats = np.ones(masked_tokens.ids.size, np.int64)
@@ -141,7 +141,10 @@ def expand_media_tokens(
 
 
 def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:
-    """From the first to the last control token of what stands for a medium: what is around may join its neighbours."""
+    """Return the span from the first to the last control token of an expansion.
+
+    Text around them may merge with neighbouring text into one token.
+    """
     matches = list(encoder.control.finditer(text, start, stop))
     return (matches[0].start(), matches[-1].end()) if matches else (start, stop)
 
@@ -163,14 +166,14 @@ def _find_control_tokens(masked_tokens: MaskedTokens, text: str, offsets: Sequen
 
 
 def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:
-    """The tokens that lie in a stretch of a text, in whole or in part."""
+    """Return the range of tokens that overlap a character span."""
     offsets = to_byte_offsets(text, [start, stop]) if masked_tokens.in_bytes else [start, stop]
     first = int(np.searchsorted(masked_tokens.starts, offsets[0], side="right")) - 1
     return max(first, 0), int(np.searchsorted(masked_tokens.starts, offsets[1], side="left"))
 
 
 def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stretches of a text without what stands for media in them."""
+    """Remove the spans of media from text spans."""
     remaining = list(spans)
     for start, stop in media:
         next_remaining = []
@@ -184,5 +187,5 @@ def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, 
 
 
 def truncate_media(placed: Sequence[PlacedMedium], tokens: int) -> list[PlacedMedium]:
-    """The media that are left of a document of which the first tokens are."""
+    """Return the media that fit completely into the first ``tokens`` tokens."""
     return [placed_medium for placed_medium in placed if placed_medium.start + placed_medium.tokens <= tokens]

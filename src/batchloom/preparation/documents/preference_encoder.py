@@ -1,4 +1,4 @@
-"""Preferences to tokens: both answers of a pair or neither, and the answer at the end of its document."""
+"""Encoding of preferences: pairs stay complete, and answers end their documents."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ _OVERLONG_PAIR = "overlong: its pieces would be no answers to one prompt"
 
 @dataclass(frozen=True, slots=True)
 class _AnswerTokens:
-    """A document, and where the answer begins that is trained to its end."""
+    """Document, and the token index from which it is trained."""
 
     ids: NDArray[np.generic]
     start: int
@@ -44,7 +44,7 @@ class _AnswerTokens:
 
 @dataclass(slots=True)
 class _PreferenceResults:
-    """What came of a batch, a preference at a time; at most one reason is told of each."""
+    """Results of a batch; each preference has at most one reported reason."""
 
     altered: Counter[str] = field(default_factory=Counter)
     answers: list[_AnswerTokens] = field(default_factory=list)
@@ -54,13 +54,13 @@ class _PreferenceResults:
     dropped: dict[int, str] = field(default_factory=dict)
 
     def keep(self, number: int, answers: Sequence[_AnswerTokens], sides: Sequence[int]) -> None:
-        """Keep the documents of a preference."""
+        """Add the documents of a preference."""
         self.answers += answers
         self.sides += sides
         self.numbers += [number] * len(sides)
 
     def to_batch(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
-        """All of it, flat."""
+        """Concatenate the results."""
         lengths = np.array([answer.ids.size for answer in self.answers], np.uint32)
         ids = np.concatenate([np.zeros(0, dtype), *(answer.ids for answer in self.answers)])
         trained = [np.arange(answer.ids.size) >= answer.start for answer in self.answers]
@@ -84,12 +84,12 @@ def encode_preference_pairs(
 ) -> EncodedBatch:
     """Render, tokenize and mask both sides of pairs of conversations.
 
-    A pair gives two documents, the chosen before the rejected, or none: where a side is a fault or
-    left out, or where the two do not share their tokens up to the answers.
+    A pair gives two documents, chosen before rejected. It gives none if a side is a fault or dropped, or if
+    the two differ before the answers.
 
     Raises:
-        TemplateError: the template is to be stopped.
-        OverlongError: a side is too long, and ``overlong`` is ``error``.
+        TemplateError: the template exceeds its limits.
+        OverlongError: a side is overlong, and ``overlong`` is ``error``.
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     encoded = _encode_sides(sides, encoder, rules, lambda n: (n // 2, f"on its {_PAIR_SIDES[n % 2]} side "))
@@ -122,7 +122,10 @@ def encode_labelled_answers(
     rules: ChatRules,
     dtype: np.dtype[np.generic],
 ) -> EncodedBatch:
-    """Render, tokenize and mask conversations whose answers are labelled; raises as :func:`encode_preference_pairs`."""
+    """Render, tokenize and mask conversations with labelled answers.
+
+    Raises the same exceptions as :func:`encode_preference_pairs`.
+    """
     conversations = [example.conversation for example in labelled]
     encoded = _encode_sides(conversations, encoder, rules, lambda n: (n, ""))
     out = _PreferenceResults(
@@ -133,7 +136,7 @@ def encode_labelled_answers(
     for number, answers in _split_answers(encoded).items():
         answer = answers[0]
         if len(answers) != 1 or number in out.dropped:
-            # Of a conversation that was cut a piece without an answer is left out, and none is kept.
+            # A split conversation loses the parts without an answer, so none of its parts is kept.
             out.dropped[number] = _OVERLONG_PAIR
         elif answer is None:
             out.faults[number] = _FLAGS_PROBLEM
@@ -154,11 +157,11 @@ def encode_text_pairs(
 ) -> EncodedBatch:
     """Tokenize pairs of plain texts, each with its end token.
 
-    The prompt is the text that both begin with (a space before the answers is theirs), and of its
-    tokens those that both begin with, as TRL's ``extract_prompt`` and ``DPOTrainer`` have it.
+    The prompt is the common prefix of both texts (a space before the answers belongs to them), and its tokens
+    are the common prefix of their tokens, like TRL's ``extract_prompt`` and ``DPOTrainer``.
 
     Raises:
-        OverlongError: a text is too long, and ``overlong`` is ``error``.
+        OverlongError: a text is overlong, and ``overlong`` is ``error``.
     """
     out = _PreferenceResults()
     sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]
@@ -174,7 +177,7 @@ def encode_text_pairs(
                 raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
             out.dropped[number] = f"overlong: {excess}"
             continue
-        # Its last token is the end token, which no prompt has.
+        # The encoded prompt ends with an end token, which the prompt inside a document lacks.
         start = min(_count_common_tokens(prompt[:-1], chosen), _count_common_tokens(prompt[:-1], rejected))
         pair_answers = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
         if problem := _find_pair_problem(*pair_answers):
@@ -185,7 +188,7 @@ def encode_text_pairs(
 
 
 def _find_common_prompt(chosen: str, rejected: str) -> str:
-    """The prompt of two texts: what both begin with, leaving each at least its last character."""
+    """Return the common prefix of two texts, leaving each at least one character."""
     low, high = 0, min(len(chosen), len(rejected)) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -197,7 +200,7 @@ def _find_common_prompt(chosen: str, rejected: str) -> str:
 
 
 def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.generic]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     shorter_length = min(first_ids.size, second_ids.size)
     differ = np.flatnonzero(first_ids[:shorter_length] != second_ids[:shorter_length])
     return int(differ[0]) if differ.size else shorter_length
@@ -209,7 +212,7 @@ def _encode_sides(
     rules: ChatRules,
     owner: Callable[[int], tuple[int, str]],
 ) -> EncodedConversations:
-    """Encode sides; a conversation that is too long is told as the preference it is of."""
+    """Encode sides; an overlong error is renumbered to the preference it belongs to."""
     conversations = [side for side in sides if isinstance(side, Conversation)]
     if len(conversations) != len(sides):
         raise AssertionError("texts are encoded with encode_text_pairs")
@@ -224,7 +227,10 @@ def _raise_overlong(error: OverlongError, number: int, side_prefix: str) -> NoRe
 
 
 def _split_answers(encoded: EncodedConversations) -> dict[int, list[_AnswerTokens | None]]:
-    """The documents of each conversation; None for one whose trained tokens are not its end."""
+    """Return the documents of each conversation by number.
+
+    A document is None if its trained tokens are not exactly its end.
+    """
     answers: dict[int, list[_AnswerTokens | None]] = {}
     stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
     for number, begin, stop in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, strict=False):
@@ -236,7 +242,7 @@ def _split_answers(encoded: EncodedConversations) -> dict[int, list[_AnswerToken
 
 
 def _find_pair_problem(chosen: _AnswerTokens, rejected: _AnswerTokens) -> str:
-    """Why two documents are no pair, empty where they are one."""
+    """Describe why two documents are no pair, else ""."""
     start = chosen.start
     if start != rejected.start or not np.array_equal(chosen.ids[:start], rejected.ids[:start]):
         return _PROMPTS_DIFFER

@@ -1,4 +1,4 @@
-"""How the records of each source become documents: the schema their first records have."""
+"""Record parsers of sources, chosen by the schema of their first records."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,11 +50,11 @@ from batchloom.store.format import PreferenceKind
 
 RecordKind = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"]
 
-# Ways whose documents a chat template renders.
+# Record kinds that a chat template renders.
 TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
-# What is detected where a column called text holds text.
+# Schema description of a text column named "text".
 PLAIN_TEXT_NOTE = "text -> plain text"
-# What is said of texts beside media of their names.
+# Schema description of texts next to media of the same name.
 CAPTIONS_NOTE = "texts beside media of the same name -> text with media"
 _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
@@ -75,16 +75,16 @@ _PREFERENCE_LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordParser:
-    """How the records of one source become documents.
+    """Parser of the records of one source.
 
     Attributes:
-        rules: how the source is read.
-        record_kind: what its documents are.
-        record_reader: from a row to what it holds; None where the source gives texts already.
-        chat: what is trained of its conversations or preferences; None where it has none.
-        detected: one line for people, empty for text files.
-        columns: for each role the columns that hold it in the first records.
-        own_folder: whether paths of media begin at the source, also where a folder of data is named.
+        rules: read rules of the source.
+        record_kind: kind of its documents.
+        record_reader: converts a row to a document; None if the source yields texts already.
+        chat: rules for training on its conversations or preferences; None if it has none.
+        detected: one-line description for the user, empty for text files.
+        columns: columns of each role in the first records.
+        own_folder: media paths are relative to the source, even if a data folder is configured.
         unused_columns: columns of the first records that are neither read nor known as metadata.
         unused_keys: likewise the keys of messages, which the template may read.
     """
@@ -101,21 +101,21 @@ class RecordParser:
 
     @property
     def preferences(self) -> PreferenceKind:
-        """Which preferences its documents are, empty where they are none."""
+        """Kind of preferences of its documents, empty for none."""
         return _PREFERENCE_KINDS.get(self.record_kind, "")
 
     @property
     def templated(self) -> bool:
-        """Whether a chat template renders its documents; what it gives is left as it is."""
+        """True if a chat template renders its documents; the rendered text is not changed."""
         return self.record_kind in TEMPLATED_KINDS
 
     @property
     def ended(self) -> bool:
-        """Whether its documents are given an end token, and BOS where models expect one."""
+        """True if its documents get an end token, and BOS if the model expects it."""
         return self.record_kind in ("text", "interleaved", "text-pairs")
 
     def parse_records(self, batch: Records) -> None:
-        """Make documents of the rows of a stretch; those that cannot be used become bad records."""
+        """Turn the rows of a batch into documents; unusable ones become bad records."""
         if self.record_reader is None:
             return
         values, records, offsets = batch.values, batch.records, batch.offsets
@@ -135,14 +135,14 @@ class RecordParser:
 
 @final
 class RecordParsers:
-    """The reading of every source of a job: a function of the source's first records and the recipe.
+    """Record parsers of all sources of a job, decided by first records and recipe.
 
     Attributes:
-        rules: how sources are cut, and text files read.
+        rules: how sources are split and text files read.
 
     Raises:
         SchemaError: the records of a source fit no schema.
-        InputError: a source holds what cannot be prepared yet, or cannot be read.
+        InputError: a source has unsupported content or cannot be read.
     """
 
     def __init__(self, recipe: Recipe, limits: ReadLimits) -> None:
@@ -150,13 +150,13 @@ class RecordParsers:
         self._text, self._rows = RecordParser(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
         self._parsers_by_path: dict[str, RecordParser] = {}
-        # Of texts very many lie in a folder, one behind the other, and none is remembered by itself.
+        # A folder may hold very many texts, which are read in sequence, so only the latest folder is cached.
         self._folder: tuple[str, MediaByStem, MediaInspector | None] | None = None
-        # Of very many files most hold the same columns.
+        # Most of many files share their columns.
         self._parsers_by_shape: dict[tuple[int, RecordShape], RecordParser] = {}
 
     def get_parser(self, source: Source) -> RecordParser:
-        """How this source is read; its first records are looked at once."""
+        """Return the parser of a source; the first records are read once per source."""
         if source.kind in _TEXT_KINDS:
             return self._caption_parser(source) or self._text
         record_parser = self._parsers_by_path.get(source.path)
@@ -165,7 +165,10 @@ class RecordParsers:
         return record_parser
 
     def get_preference_kind(self, source: Source) -> PreferenceKind | None:
-        """Which preferences a source holds, empty for none; None for one without any record."""
+        """Return the kind of preferences of a source, empty for none.
+
+        None if the source has no records.
+        """
         record_parser = self.get_parser(source)
         return record_parser.preferences if record_parser.detected or source.kind in _TEXT_KINDS else None
 
@@ -184,11 +187,11 @@ class RecordParsers:
         if is_file_table:
             rows = list(_add_files_to_rows(rows))
         if not rows:
-            # Of a source without any record no column need be the text. Where more may come, reading it
-            # as text says of each record what is wrong with it, until there are too many.
+            # A source without any record needs no text column. If more records may follow, reading it as text
+            # reports the problem of each one, until there are too many.
             return RecordParser(replace(self.rules, text_field=None if is_complete else "text"))
         shape = compute_record_shape(rows)
-        # Where media lie is a matter of where their file does.
+        # Media paths depend on the folder of the source, so parsers with media are not shared.
         key = None if shape is None or inspector else (source.input, shape)
         if key is not None and key in self._parsers_by_shape:
             return self._parsers_by_shape[key]
@@ -200,7 +203,7 @@ class RecordParsers:
             location = self._recipe.source(source.input).location
             if not location:
                 raise
-            # A manifest says with mapping: and text_field: what options say.
+            # In a manifest file, mapping: and text_field: replace the command-line options.
             message = f"{location}: {error} (mapping: there)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
@@ -217,7 +220,7 @@ class RecordParsers:
         return record_parser
 
     def _caption_parser(self, source: Source) -> RecordParser | None:
-        """How a text is read that is the caption of media beside it; None for any other."""
+        """Return the parser of a caption of adjacent media; None for any other text."""
         if self._recipe.reading.media is None or not is_possible_caption(source, self.rules.limits):
             return None
         folder = _parent_folder(source)
@@ -240,24 +243,24 @@ class RecordParsers:
         return RecordParser(rules, "interleaved", read, detected=CAPTIONS_NOTE, own_folder=True)
 
     def media_folder(self, source: Source) -> str | None:
-        """Where paths of media begin that a source names; None where media are not read."""
+        """Return the base folder of a source's media paths; None if media are not read."""
         media = self._recipe.reading.media
         own = media is not None and self.get_parser(source).own_folder
         return None if media is None else _choose_media_folder(media, source, own_folder=own)
 
     @property
     def reads_media(self) -> bool:
-        """Whether media are read."""
+        """True if media are read."""
         return self._recipe.reading.media is not None
 
     @property
     def media_limits(self) -> MediaLimits:
-        """What of media is refused for its size."""
+        """Size limits of media."""
         media = self._recipe.reading.media
         return MediaLimits() if media is None else media.limits
 
     def _make_media_checker(self, source: Source, *, own_folder: bool = False) -> MediaInspector | None:
-        """What looks at the media of a source; None where media are not read."""
+        """Make the media inspector of a source; None if media are not read."""
         media = self._recipe.reading.media
         if media is None:
             return None
@@ -265,7 +268,7 @@ class RecordParsers:
         resolver = MediaResolver(
             _choose_media_folder(media, source, own_folder=own_folder),
             media.limits,
-            # Media inside of a tar lie where the tar itself does; the Hub's cache is made of links.
+            # Media inside a tar are resolved in the tar's folder; the Hub's cache consists of symlinks.
             follow_links=own_folder or bool(source.revision) or self._recipe.follow_links,
         )
         return MediaInspector(resolver, kinds, media.sampling, embed=media.keep == "embed")
@@ -281,27 +284,27 @@ def _parent_folder(source: Source) -> str:
 
 
 def _add_files_to_rows(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a table that names files, as far as they can be used."""
+    """Yield the usable rows of a table of files, with media columns."""
     for row in rows:
         with contextlib.suppress(UnusableRecordError):
             yield dict(add_file_columns(row))
 
 
 def _wrap_file_rows(record_reader: RecordReader) -> RecordReader:
-    """A reader of rows of a table that names files."""
+    """Wrap a reader for rows of a table of files."""
     return lambda row: record_reader(add_file_columns(row))
 
 
 def describe_preferences(kind: str) -> str:
-    """What documents of a kind of preferences are called; of none, too."""
+    """Return a plural name for documents of a kind of preferences, or of none."""
     return _PREFERENCE_LABELS[kind]
 
 
 def check_no_mixed_preferences(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
-    """Preferences stand alone: what reads a store of them reads nothing else, and the other way round.
+    """Check that the inputs do not mix preferences with other documents.
 
     Raises:
-        InputError: names the first source of each kind.
+        InputError: they do; it names the first source of each kind.
     """
     first: dict[str, str] = {}
     for source in sources:
@@ -337,7 +340,10 @@ def make_record_parser(
     chat: ChatRecipe,
     inspector: MediaInspector | None = None,
 ) -> RecordParser:
-    """How a source with these first records is read; with a looker its documents may hold media."""
+    """Make the parser of a source with these first records.
+
+    With an ``inspector`` its documents may hold media.
+    """
     columns = _find_filled_columns(schema, rows)
     if inspector is not None and schema.kind == "interleaved":
         record_reader, rules = (
@@ -380,7 +386,7 @@ def make_record_parser(
 
 
 def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader:
-    """A reader that refuses records with media, where these are not read, and says why."""
+    """Wrap a reader to reject records with media, for the given reason."""
 
     def refused(row: Mapping[str, Any]) -> ParsedRecord:
         for name in _MEDIA_COLUMNS:
@@ -400,7 +406,7 @@ _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
 def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) -> RecordReader:
-    """A reader of conversations, or of texts with media, that looks at their media."""
+    """Wrap a reader of conversations or texts with media to inspect their media."""
 
     def looked(row: Mapping[str, Any]) -> ParsedRecord:
         record = record_reader(row)
@@ -418,7 +424,6 @@ def _make_preference_parser(
     schema: Schema,
     chat: ChatRecipe,
 ) -> RecordParser:
-    """How a source of preferences is read."""
     if chat.train_on not in (None, "completion"):
         raise InputError(
             f"{source.name} holds preferences ({schema.description}), of which the answer is trained and nothing else: "
@@ -446,7 +451,7 @@ def _make_preference_parser(
 
 
 def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordReader:
-    """A reader of pairs that are all texts, or all conversations, as the first of the source is."""
+    """Wrap a reader of pairs to accept only texts, or only conversations."""
 
     def alike(row: Mapping[str, Any]) -> ParsedRecord:
         pair = record_reader(row)
@@ -463,9 +468,12 @@ def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordRead
 
 
 def read_sample_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], bool]:
-    """The first records of a source as whole rows, at most 100; and whether it was read to its end.
+    """Read up to 100 first records of a source as full rows.
 
-    They are looked for in its first 8 MiB, and, where these hold none, in its first 64 MiB.
+    Only its first 8 MiB are read, or its first 64 MiB if those contain no record.
+
+    Returns:
+        The rows, and True if the source was read to its end.
     """
     rows: list[dict[str, Any]] = []
     row_rules = replace(rules, text_field=None) if rules.text_field is not None else rules
@@ -479,7 +487,7 @@ def read_sample_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, A
 
 
 def iter_texts(value: object) -> Iterator[str]:
-    """The texts of a document, as a tokenizer learns from them."""
+    """Yield the texts of a document, for tokenizer training."""
     if isinstance(value, str):
         yield value
     if isinstance(value, PreferencePair):
@@ -499,7 +507,7 @@ def iter_texts(value: object) -> Iterator[str]:
 
 
 def _find_filled_columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """For each role the columns in which these records have something."""
+    """Return the non-empty columns of each role in these records."""
     columns_by_role = {
         role: tuple(name for name in names if any(is_non_empty(get_column_value(r, name)) for r in rows))
         for role, names in schema.columns.items()
@@ -508,7 +516,7 @@ def _find_filled_columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> d
 
 
 def _find_text_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The column that alone is the text, where it is one of that very name: read the fast way."""
+    """Return the column that alone is the text, which the fast text reader can read."""
     if schema.form != "text":
         return None
     (column,) = schema.columns["text"]

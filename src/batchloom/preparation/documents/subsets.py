@@ -1,4 +1,4 @@
-"""Which subset a document belongs to: a function of its hash, and of nothing else."""
+"""Assignment of documents to subsets by their hash alone."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from batchloom.store.format import SUBSETS
 
-# Two subsets at most are filled from another, so a third hash shows that one remains.
+# At most two subsets are filled from another, so a third hash proves that one remains.
 _SMALLEST_COUNT = 4
-# From so many on, the smallest are picked before they become Python's numbers.
+# From this many hashes on, NumPy preselects the smallest before conversion to Python integers.
 _PREFILTER_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetRule:
-    """The rule: shares of ``val`` and ``test``, and the hashes that fill a subset left empty.
+    """Shares of ``val`` and ``test``, and overrides that fill empty subsets.
 
     Attributes:
         val_fraction: share of documents in ``val``.
         test_fraction: share of documents in ``test``.
-        overrides: subset of single hashes (128-bit integers) that the shares put elsewhere.
+        overrides: subsets of single hashes (128-bit integers) that differ from the shares.
     """
 
     val_fraction: float
@@ -31,22 +31,22 @@ class SubsetRule:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of all subsets but ``train``."""
+        """Shares of all subsets but ``train``."""
         return {"val": self.val_fraction, "test": self.test_fraction}
 
     def list_required(self) -> tuple[str, ...]:
-        """Subsets that must not be empty where there are documents for them."""
+        """List the subsets that must not be empty if there are enough documents."""
         shares = {"train": 1.0, **self.shares}
         return tuple(name for name in SUBSETS if shares[name] > 0)
 
     def empty_notes(
         self, shards: Iterable[Mapping[str, tuple[int, int]]], existing_subsets: Iterable[str] = ()
     ) -> list[str]:
-        """A sentence for each subset that was wanted and stays empty.
+        """Return a note for each required subset that stays empty.
 
         Args:
-            shards: of each unit and subset, the number of the first shard and of shards.
-            existing_subsets: subsets that hold documents already.
+            shards: for each unit, (number of the first shard, number of shards) by subset.
+            existing_subsets: subsets that already hold documents.
         """
         filled = {*existing_subsets} | {name for unit in shards for name, (_, count) in unit.items() if count}
         return [
@@ -57,7 +57,7 @@ class SubsetRule:
         ]
 
     def codes(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """The place in ``SUBSETS`` of each document.
+        """Return the index in ``SUBSETS`` of each document, uint8 [D].
 
         Args:
             hashes: (low, high) halves of each document's XXH3-128, uint64 [D, 2].
@@ -77,7 +77,7 @@ class SubsetRule:
 
 
 def hash_to_unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The high halves of hashes as numbers in [0, 1), uniform and unlike the hashes' own order.
+    """Map high halves of hashes to uniform numbers in [0, 1), in an unrelated order.
 
     One round of SplitMix64's finalizer (Steele, Lea, Flood 2014), then the top 53 bits.
     """
@@ -90,20 +90,20 @@ def hash_to_unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 @final
 class SmallestHashes:
-    """The few smallest distinct hashes of each subset, as documents pass."""
+    """Collector of the few smallest distinct hashes of each subset."""
 
     def __init__(self) -> None:
         self._lists: dict[str, list[int]] = {name: [] for name in SUBSETS}
 
     def add(self, hashes: NDArray[np.uint64], codes: NDArray[np.uint8]) -> None:
-        """Look at more documents: hashes uint64 [D, 2] and the subset code of each."""
+        """Add documents: hashes uint64 [D, 2] and the subset code of each."""
         for code, name in enumerate(SUBSETS):
             subset_hashes = hashes[codes == code]
             smallest = self._lists[name]
             if len(smallest) == _SMALLEST_COUNT:
                 subset_hashes = subset_hashes[subset_hashes[:, 1] <= np.uint64(smallest[-1] >> 64)]
             if len(subset_hashes) > _PREFILTER_SIZE:
-                # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
+                # The smallest high halves contain the smallest hashes, and equal halves are rare.
                 halves = np.sort(subset_hashes[:, 1])
                 ends = np.flatnonzero(halves[1:] != halves[:-1])[:_SMALLEST_COUNT]
                 if len(ends) == _SMALLEST_COUNT:
@@ -113,27 +113,27 @@ class SmallestHashes:
                 self._lists[name] = sorted(values.union(smallest))[:_SMALLEST_COUNT]
 
     def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
-        """Take in what :meth:`to_hex` gave elsewhere."""
+        """Merge the :meth:`to_hex` output of another collector."""
         for name, values in lists.items():
             new_hashes = {int(value, 16) for value in values}
             self._lists[name] = sorted(new_hashes.union(self._lists[name]))[:_SMALLEST_COUNT]
 
     def to_hex(self) -> dict[str, list[str]]:
-        """Subset to its smallest hashes, 32 hex digits each, in ascending order."""
+        """Return the smallest hashes of each subset, 32 hex digits each, ascending."""
         return {name: [f"{value:032x}" for value in values] for name, values in self._lists.items()}
 
     def hashes(self) -> set[int]:
-        """All of them."""
+        """Return the hashes of all subsets."""
         return {value for values in self._lists.values() for value in values}
 
     def overrides(
         self, required_subsets: Iterable[str], fixed_hashes: Collection[int] = ()
     ) -> tuple[tuple[int, str], ...]:
-        """The hashes that move so that no wanted subset is empty while another has two.
+        """Return the hashes that move so that no required subset stays empty.
 
-        In the order train, val, test an empty one takes the smallest hash of the subsets that
-        hold at least two distinct ones; train also of one that holds a single hash.
-        A hash that is ``fixed_hashes`` stays where older documents have it.
+        In the order train, val, test an empty subset takes the smallest hash of the subsets that hold at least
+        two distinct ones; train also takes a single one. Hashes in ``fixed_hashes`` never move: earlier documents
+        have them.
         """
         lists = {name: [value for value in values if value not in fixed_hashes] for name, values in self._lists.items()}
         moved: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""A bounded sample of the whole input, chosen by hash: for learning and checking a tokenizer."""
+"""Bounded sample of the input, chosen by hash, to train and verify a tokenizer."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,18 +27,18 @@ def sample_texts(
     probe: int,
     record_parsers: RecordParsers | None = None,
 ) -> list[str]:
-    """Texts from hash-chosen places of the whole input, or all of a small one.
+    """Return texts from hash-chosen positions of the input, or all of a small one.
 
-    Plain files are read at the places themselves; compressed files and files that are one
-    document offer their beginning only.
+    Plain files are read at the positions; compressed files and one-document files are read from their
+    beginning only.
 
     Args:
         sources: the inputs.
-        rules: how they are cut, and how texts are read.
-        normalized: whether the texts are normalised.
-        most: characters of the sample at most.
-        probe: bytes read at each place.
-        record_parsers: how the records of each source become documents; None where they are texts.
+        rules: how they are split, and how texts are read.
+        normalized: normalize the texts.
+        most: maximum number of characters of the sample.
+        probe: bytes read at each position.
+        record_parsers: record parser of each source; None if they are texts.
     """
     texts: list[str] = []
     remaining = most
@@ -53,11 +53,10 @@ def sample_texts(
 
 
 def limit_distinct_texts(texts: Iterable[str]) -> Iterator[str]:
-    """As much of a sample as a tokenizer can learn from in bounded memory.
+    """Yield as much of a sample as a tokenizer can train on in bounded memory.
 
-    Learning takes some 60 bytes of memory for each byte of distinct words, which prose has few
-    of and random strings nothing but. Pieces are taken in an order of hashes, so that where they
-    do not all fit they still come from everywhere.
+    Training takes about 60 bytes of memory per byte of distinct words; prose has few, random strings nothing
+    else. Chunks are taken in hash order, so that a truncated sample still covers all inputs.
     """
     chunks = [text[at : at + _PIECE_CHARACTERS] for text in texts for at in range(0, len(text), _PIECE_CHARACTERS)]
     order = sorted(range(len(chunks)), key=lambda number: derive_key("piece", number))
@@ -74,17 +73,16 @@ def limit_distinct_texts(texts: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _SampleReader:
-    """How sources are cut, and how their records are read; without readings they are texts."""
+    """Reader of sample parts; without record parsers the sources are texts."""
 
     rules: ReadRules
     record_parsers: RecordParsers | None
 
     def texts(self, part: SourcePart) -> Iterator[str]:
-        """The texts of a part."""
         record_parser = self.record_parsers.get_parser(part.source) if self.record_parsers else RecordParser(self.rules)
         with PartReader(part, record_parser.rules) as reader:
             for batch in reader:
-                # What is wrong with a record is told when it is read for good.
+                # Bad records are reported when the input is prepared, not here.
                 record_parser.parse_records(batch)
                 for document in batch.values:
                     yield from iter_texts(document)
@@ -104,7 +102,7 @@ def _iter_candidates(sources: Sequence[Source], reader: _SampleReader, most: int
 
 
 def _truncate_probe(texts: Iterator[str], probe: SampleRange, size: int) -> Iterator[str]:
-    """As many characters of a part as its places stand for."""
+    """Yield the text of a probe, limited by the number of positions it covers."""
     if probe.position_count is None:
         yield from texts
         return

@@ -1,4 +1,4 @@
-"""Documents to tokens: texts, conversations, and rows that are tokens already."""
+"""Encoding of texts, conversations and token rows to arrays of tokens."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,31 +35,31 @@ from batchloom.preparation.settings import ChatRules
 from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer
 
-# Characters that are encoded at once: with 256 thousand the whole is 5 to 8 % faster than with a million.
+# Characters per encode call: 256 thousand make encoding 5 to 8 % faster than a million.
 _CACHE_CHARACTERS = 1 << 18
 
 
-# Tokens of documents back to back, and the tokens of each.
+# Tokens of all documents, concatenated, and the length of each.
 PlainTokens = tuple[NDArray[np.generic], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """What came of a batch of documents.
+    """Encoded batch of documents.
 
     Attributes:
-        tokens: of all documents back to back, in the dtype on disk [tokens].
+        tokens: tokens of all documents, concatenated, in the dtype on disk [tokens].
         lengths: tokens of each document [documents].
-        trained: for each token whether it is trained; None where every one is.
-        numbers: which of the batch each document is [documents]; None where all of them are.
-        faults: those that cannot be used.
-        dropped: those left out by rule.
-        sides: the side of each document, as ``.pairs`` has it; None where they are no preferences.
-        altered: how many conversations the template changed, by what it did.
-        added: control tokens that were put before and behind the text of each document.
-        moved: how many texts have their middle last.
-        plain: tokens and lengths of the same texts as they came, where these are to be compared and others moved.
-        media: of each document; nothing where none of them holds any.
+        trained: trained flag of each token; None if all are trained.
+        numbers: index in the batch of each document [documents]; None if all are included.
+        faults: documents that cannot be used.
+        dropped: documents dropped by rule.
+        sides: side of each document, as in ``.pairs``; None if they are no preferences.
+        altered: number of conversations that the template changed, by kind of change.
+        added: number of control tokens added before and after the text of each document.
+        moved: number of texts changed by fill-in-the-middle.
+        plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
+        media: media of each document; empty if none has any.
     """
 
     tokens: NDArray[np.generic]
@@ -77,7 +77,7 @@ class EncodedBatch:
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> EncodedBatch:
-    """Tokenize ``texts``, which are let go of as soon as they are not needed."""
+    """Tokenize ``texts`` and clear the list as soon as they are encoded."""
     encoded_chunks = [tokenizer.encode_batch(texts[a:b]) for a, b in _iter_cache_batches(texts)]
     texts.clear()
     added = (0 if tokenizer.bos_id is None else 1, 1)
@@ -100,7 +100,10 @@ def encode_fim_texts(
     *,
     compared: bool,
 ) -> EncodedBatch:
-    """Tokenize ``texts``, some with their middle last; ``compared``: as they came, too."""
+    """Tokenize ``texts`` with fill-in-the-middle and clear the list.
+
+    With ``compared``, also tokenize them unchanged, for the comparison of documents.
+    """
     segments = apply_fim(texts, hash_documents(texts), fim)
     plain = encode_texts(list(texts), tokenizer, dtype) if compared else None
     texts.clear()
@@ -116,7 +119,7 @@ def encode_fim_texts(
 
 
 def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Neighbours of a few hundred thousand characters, which with their ids stay in a core's own cache."""
+    """Yield ranges of texts small enough to stay with their ids in a core's cache."""
     start = size = 0
     for stop, text in enumerate(texts, 1):
         size += len(text)
@@ -133,7 +136,7 @@ def encode_chats(
     rules: ChatRules,
     dtype: np.dtype[np.generic],
 ) -> EncodedBatch:
-    """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
+    """Render, tokenize and mask conversations; no token is added to the template's."""
     encoded = encode_conversations(conversations, encoder, rules)
     return EncodedBatch(
         *(
@@ -150,7 +153,7 @@ def encode_chats(
 
 
 def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> EncodedBatch:
-    """Take ids as they are; a row with an id outside the vocabulary is a fault."""
+    """Use the ids as they are; a row with an id outside the vocabulary is a fault."""
     faults, dropped, numbers = [], [], []
     for number, row in enumerate(rows):
         if row.ids.size and int(row.ids.max()) >= vocab_size:
@@ -182,23 +185,23 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
 
 
 def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
-    """The hash of each document as (low, high) halves, uint64 [D, 2].
+    """Return the hash of each document as (low, high) halves, uint64 [D, 2].
 
-    XXH3-128 of the UTF-8 of a text; of the JSON of a text's pieces and of the media between them, of a
-    conversation's messages, tools and flags, of a pair of both conversations or texts, of a labelled
-    conversation without its label; of ids as u32.
+    XXH3-128 of the UTF-8 of a text; of ids as uint32; of the JSON of everything else: text segments and media,
+    the messages, tools and flags of a conversation, both sides of a pair, a labelled conversation without
+    its label.
     """
     return split_digests(hash_and_measure(documents)[0])
 
 
 def compute_document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
-    """What duplicates share: the hash of each document, with the label where it has one, uint64 [D, 2]."""
+    """Return the keys that duplicates share: hash and label, uint64 [D, 2]."""
     bad = [isinstance(document, LabelledConversation) and not document.label for document in documents]
     return make_duplicate_keys(hash_documents(documents), np.array(bad, bool))
 
 
 def hash_and_measure(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The hash of each document as 16 bytes, and the bytes it is made of, int64 [D]."""
+    """Return the hash of each document as 16 bytes, and its size in bytes, int64 [D]."""
     content = str.encode if documents and isinstance(documents[0], str) else _document_bytes
     sizes, digests = [], []
     for document in documents:
@@ -209,8 +212,8 @@ def hash_and_measure(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.
 
 
 def split_digests(digests: Sequence[bytes]) -> NDArray[np.uint64]:
-    """Hashes of 16 bytes as :func:`hash_documents` has them."""
-    # A digest is big-endian, its high half first.
+    """Convert 16-byte hashes to (low, high) halves, uint64 [D, 2]."""
+    # A digest is big-endian, with its high half first.
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     return halves[:, ::-1].astype(np.uint64)
 
@@ -246,7 +249,7 @@ def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
 def make_snippet(
     document: str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
 ) -> str:
-    """The first words of what a document holds, for a person to recognise it."""
+    """Return the beginning of a document for messages."""
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
     if isinstance(document, InterleavedText):
@@ -260,7 +263,7 @@ def make_snippet(
 
 
 def estimate_characters(document: Any) -> int:
-    """About how many characters a document has, to bound what is encoded at once."""
+    """Estimate the number of characters of a document, to bound batch sizes."""
     if isinstance(document, str):
         return len(document)
     if isinstance(document, TokenRow):

@@ -1,4 +1,4 @@
-"""From places in texts to tokens: whole batches at once, by the bytes that each id stands for."""
+"""Mapping of text offsets to tokens for full batches, by the bytes of each id."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 
 class CharacterRanges(NamedTuple):
-    """Stretches of the texts of a batch.
+    """Ranges of the texts of a batch.
 
     Attributes:
-        text: the text each is of [stretches], not descending.
-        start: its first place, in the unit of the token's places [stretches].
-        stop: behind its last place [stretches].
+        text: index of the text of each range, ascending, int64 [ranges].
+        start: start offset, in the unit of the token offsets, int64 [ranges].
+        stop: end offset, exclusive, int64 [ranges].
     """
 
     text: NDArray[np.int64]
@@ -23,12 +23,12 @@ class CharacterRanges(NamedTuple):
 
 
 class TokenBytes(NamedTuple):
-    """The tokens of a batch of texts, by what they cover. All places count over the whole batch.
+    """Offsets of the tokens of a batch of texts, counted over the complete batch.
 
     Attributes:
-        starts: where each token begins [tokens], not descending.
-        stops: where it ends [tokens], not descending.
-        base: where the tokens of each text begin [texts + 1].
+        starts: start of each token, ascending, int64 [tokens].
+        stops: end of each token, ascending, int64 [tokens].
+        base: start of each text, int64 [texts + 1].
     """
 
     starts: NDArray[np.int64]
@@ -37,12 +37,12 @@ class TokenBytes(NamedTuple):
 
 
 def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> TokenBytes:
-    """The tokens of texts whose ids stand for their own bytes.
+    """Return the token offsets of texts whose ids stand for their own bytes.
 
     Args:
-        ids: all ids, back to back.
-        bounds: where each text starts in them [texts + 1].
-        sizes: bytes of each id, -1 for an id of no text.
+        ids: ids of all texts, concatenated.
+        bounds: offset of each text in the ids [texts + 1].
+        sizes: bytes of each id, -1 for an id without text.
     """
     lengths = np.maximum(sizes[ids], 0)
     stops = np.cumsum(lengths)
@@ -53,11 +53,11 @@ def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes:
 def mark_tokens(
     tokens: TokenBytes, ranges: CharacterRanges
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """The tokens that lie in stretches, those at an edge that reach beyond it included.
+    """Mark the tokens that overlap ranges.
 
     Returns:
-        The mask [tokens], and of each stretch whether its first token begins before it and
-        whether its last token ends behind it.
+        The mask [tokens]; for each range, whether its first token begins before it and whether its last
+        token ends after it.
     """
     shift = tokens.base[ranges.text]
     begin, end = ranges.start + shift, ranges.stop + shift
@@ -74,7 +74,7 @@ def mark_tokens(
 
 
 def to_byte_offsets(text: str, character_offsets: Sequence[int]) -> list[int]:
-    """Places in characters as places in UTF-8."""
+    """Convert character offsets to UTF-8 byte offsets."""
     if text.isascii():
         return list(character_offsets)
     byte_offsets, previous_offset, byte_count = {0: 0}, 0, 0
@@ -91,7 +91,7 @@ def find_misaligned_texts(
     bounds: NDArray[np.int64],
     expected: Sequence[Sequence[int]],
 ) -> NDArray[np.bool_]:
-    """The texts [texts] in which flagged tokens begin elsewhere than at the expected places."""
+    """Flag texts whose flagged tokens begin at unexpected offsets, bool [texts]."""
     token_indices = np.flatnonzero(flagged)
     text_indices = np.searchsorted(bounds, token_indices, side="right") - 1
     counts = np.array([len(offsets) for offsets in expected], np.int64)

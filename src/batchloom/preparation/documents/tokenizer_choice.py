@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a job, chosen by its recipe and its inputs."""
+"""Choice of a job's tokenizer and chat template by recipe and inputs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -46,18 +46,18 @@ def choose_job_tokenizer(
     on_note: OnNote,
     state: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a job: kept by an earlier run, learned, or found; its engine compared.
+    """Restore, train or load the tokenizer of a job, and verify its engine.
 
     Args:
-        recipe: names it.
-        sources: the inputs, which it is learned from and compared on.
-        record_parsers: how their records become documents.
-        on_note: is given sentences for the user.
-        state: what an earlier run has kept.
+        recipe: names the tokenizer.
+        sources: inputs to train and verify the tokenizer on.
+        record_parsers: record parser of each source.
+        on_note: receives notes for the user.
+        state: tokenizer state of an earlier run.
 
     Raises:
-        TokenizerError: it cannot be found, read or trusted.
-        InputError: it cannot be the one that these inputs need.
+        TokenizerError: the tokenizer cannot be found, read or verified.
+        InputError: the tokenizer does not fit these inputs.
     """
 
     def sample(most: int, probe: int) -> list[str]:
@@ -76,7 +76,7 @@ def choose_job_tokenizer(
         _check_no_token_rows(sources, record_parsers)
         training_texts = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
         tokenizer = train_tokenizer(training_texts, size)
-        # Without any text, of bad records alone perhaps, the job ends soon and says why.
+        # Without any text (for example only bad records) the job ends soon with its own message.
         if tokenizer.vocab_size < size and any(training_texts):
             on_note(
                 f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
@@ -103,10 +103,10 @@ def choose_job_template(
     tokenizer: Tokenizer,
     on_note: OnNote,
 ) -> ChatEncoder | None:
-    """Tokenizer and template for the conversations of a job; None where it has none.
+    """Return tokenizer and template for a job's conversations; None if it has none.
 
     Raises:
-        TemplateError: no such template, or one that cannot be used.
+        TemplateError: the template does not exist or cannot be used.
     """
     record_kinds = {record_parsers.get_parser(source).record_kind for source in sources}
     media = recipe.reading.media
@@ -114,7 +114,7 @@ def choose_job_template(
         for note in open_job_processor(media, recipe.tokenizer).notes:
             on_note(f"{note}.")
     if not record_kinds & TEMPLATED_KINDS:
-        # Nobody renders with it, but a name that means nothing was not meant.
+        # No conversation is rendered, but an unknown template name is still an error.
         template = recipe.chat.template
         choose_template(template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name)
         return None
@@ -128,7 +128,7 @@ def choose_job_template(
 
 
 def find_unused_columns(record_parsers: Iterable[RecordParser], encoder: ChatEncoder | None) -> tuple[str, ...]:
-    """Return the columns, and the keys of messages, that neither batchloom nor the template reads."""
+    """Return columns and message keys that neither batchloom nor the template reads."""
     names: dict[str, None] = {}
     for record_parser in record_parsers:
         names |= dict.fromkeys(record_parser.unused_columns)
@@ -141,10 +141,10 @@ def find_unused_columns(record_parsers: Iterable[RecordParser], encoder: ChatEnc
 
 
 def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
-    """The tokenizer with the recipe's template, on an engine that reads control tokens as it should.
+    """Make the chat encoder of a recipe, on an engine exact for control tokens.
 
     Raises:
-        TemplateError: no such template, or one that cannot be used.
+        TemplateError: the template does not exist or cannot be used.
     """
     encoder, media = verify_control_tokens(tokenizer, ()), recipe.reading.media
     if media is None:
@@ -160,15 +160,15 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
 
 
 def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> MediaTextEncoder | None:
-    """The tokenizer for texts with media; None where media are not read.
+    """Return the tokenizer for texts with media; None if media are not read.
 
     Args:
-        tokenizer: of the job.
-        recipe: of the job.
-        chat: the same tokenizer with a template, where the job has one.
+        tokenizer: tokenizer of the job.
+        recipe: recipe of the job.
+        chat: the same tokenizer with a template, if the job has one.
 
     Raises:
-        TokenizerError: it does not know the processor's tokens.
+        TokenizerError: the tokenizer lacks the processor's tokens.
     """
     media = recipe.reading.media
     if media is None or chat is not None:
@@ -178,10 +178,10 @@ def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder |
 
 
 def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
-    """The dtype of a token on disk.
+    """Return the name of the token dtype on disk.
 
     Raises:
-        InputError: the recipe's is too small for the vocabulary.
+        InputError: the recipe's dtype is too small for the vocabulary.
     """
     if recipe.dtype == "uint16" and tokenizer.vocab_size > UINT16_IDS:
         raise InputError(
@@ -192,7 +192,7 @@ def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
 
 
 def _check_no_token_rows(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
-    """Ids were made by some tokenizer, and not by one that is learned only now."""
+    """Raise if a source has token ids, which no newly trained tokenizer can have made."""
     for source in sources:
         if record_parsers.get_parser(source).record_kind == "tokens":
             raise InputError(
