@@ -1,4 +1,4 @@
-"""Bad records of a unit in the order of the input, sorted in files: where all may be bad, they are millions."""
+"""External sort of a unit's bad records, which may be millions, into input order."""
 
 import heapq
 from collections.abc import Iterator
@@ -11,22 +11,20 @@ import msgspec
 from batchloom.core.document import BadRecord
 from batchloom.core.partial_files import PARTIAL_SUFFIX
 
-# Lines that are sorted in memory at once, and of each such run what is held while they are merged.
+# Bytes sorted in memory at once, and bytes buffered per sorted run during the merge.
 _RUN_BYTES = 8 << 20
 _BLOCK_BYTES = 16 << 10
 _LINE_DECODER = msgspec.json.Decoder(tuple[int, BadRecord])
 
 
 def sort_bad_records(path: Path) -> None:
-    """Sort a file of bad records by part and record; those of one record stay as they follow each other.
+    """Stably sort a file of bad records by part and record.
 
-    The file is written over in place, so who has it open goes on with it.
-
-    Args:
-        path: lines of JSON, each the number of a part and a bad record of it.
+    The file is overwritten in place, so open descriptors stay valid. Each line is a JSON list of the number of a
+    part and a bad record of it.
 
     Raises:
-        OSError: it cannot be read or written.
+        OSError: the file cannot be read or written.
     """
     runs_path, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
     with path.open("r+b") as file, runs_path.open("w+b") as runs:
@@ -34,7 +32,7 @@ def sort_bad_records(path: Path) -> None:
             lines.sort(key=_record_position)
             runs.writelines(lines)
             bounds.append(runs.tell())
-            # The next run takes its room.
+            # Free the run before the next one is read.
             del lines
         file.seek(0)
         run_iterators = [_iter_lines(runs, a, b) for a, b in pairwise(bounds)]
@@ -49,10 +47,10 @@ def _record_position(line: bytes) -> tuple[int, int]:
 
 
 def _iter_lines(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    """The lines of a stretch of a file in which others read, too."""
+    """Yield the lines of a byte range of a file whose position others move, too."""
     while start < stop:
         file.seek(start)
-        # One byte less: lines that are as long as asked for together do not end it.
+        # One byte less, because readlines reads another line when the total equals the hint.
         lines = file.readlines(max(1, min(_BLOCK_BYTES, stop - start) - 1))
         start += sum(map(len, lines))
         yield from lines

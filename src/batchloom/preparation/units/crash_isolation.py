@@ -1,4 +1,4 @@
-"""Finding the document that kills its worker: each death narrows the stretch it must lie in."""
+"""Crash isolation: narrow repeated worker deaths down to single records."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from batchloom.preparation.documents import make_snippet
 from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, SegmentKeysTask, UnitTask
 from batchloom.preparation.units.units import Unit
 
-# A suspected stretch is taken in hand in so many pieces, so a few deaths find one record in thousands.
+# A suspected range is processed in this many slices, so a few deaths find one record in thousands.
 _SPLITS = 16
 
 RecordRange = tuple[RecordPosition, RecordPosition]
@@ -19,11 +19,11 @@ RecordRange = tuple[RecordPosition, RecordPosition]
 
 @final
 class CrashIsolation:
-    """Records that are taken in hand a few at a time, and records that are not taken at all.
+    """Splitter of batches into small suspected ones, without excluded records.
 
     Args:
-        suspected_ranges: first and last record of each suspected stretch, both included.
-        excluded: records that are kept aside, each with the reason.
+        suspected_ranges: first and last record of each suspected range, both included.
+        excluded: excluded records, each with the reason.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class CrashIsolation:
         self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
 
     def split_batch(self, part: int, batch: Records) -> Iterator[tuple[Records, bool]]:
-        """What a reader gave, in pieces, each with whether it is suspected; bad ones come first."""
+        """Yield slices of a batch, each with whether it is suspected.
+
+        The first slice has only the bad records, unless nothing is suspected or excluded.
+        """
         if not self._suspected_ranges and not self._excluded:
             yield batch, False
             return
@@ -52,7 +55,7 @@ class CrashIsolation:
             start = stop
 
     def _size(self, part: int, record: int) -> int:
-        """How many records are taken with this one at most; 0 for any number."""
+        """Return the maximum batch size for a record; 0 for no limit."""
         sizes = [
             max(1, math.ceil((last[1] - first[1] + 1) / _SPLITS)) if first[0] == last[0] else 1
             for first, last in self._suspected_ranges
@@ -80,12 +83,12 @@ def _make_snippet(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """What is known of a unit whose workers died.
+    """Worker deaths of a unit.
 
     Attributes:
-        count: how many died since a record was last excluded.
-        suspected_ranges: where the last of them may have died.
-        excluded: records that are kept aside, each with the reason.
+        count: number of deaths since a record was last excluded.
+        suspected_ranges: record ranges in which the last worker may have died.
+        excluded: excluded records, each with the reason.
     """
 
     count: int = 0
@@ -93,21 +96,20 @@ class CrashState:
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
 
 
-# Beyond these the deaths are of no document's making.
+# After this many deaths no document is to blame.
 MAX_DEATHS = 12
 
 
 def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason: str) -> CrashState:
-    """What to do with a unit after one more of its workers died: the decision, without doing it.
+    """Decide what to do with a unit after another of its workers died.
 
-    The first death says nothing: the machine may have been out of memory for anybody's sake. After the
-    second the records that were in hand are suspected; a single one in whose hand a worker died
-    again is excluded.
+    The first death proves nothing: any process may have used up the memory. After the second, the records in
+    flight are suspected; a suspected single record is excluded if a worker dies with only it in flight.
 
     Args:
-        state: what was known before.
-        in_hand: the stretches of records that the worker had in hand.
-        reason: how it died, in the middle of a sentence.
+        state: state before.
+        in_hand: record ranges that the worker had in flight.
+        reason: how it died, as a verb phrase.
     """
     count = state.count + 1
     if count == 1:
@@ -130,11 +132,11 @@ _UnitTaskT = TypeVar("_UnitTaskT", UnitTask, SegmentKeysTask)
 
 
 class RecordExcludedError(Exception):
-    """A record is kept aside, and with it goes what others were compared with.
+    """A record was excluded that affects other units.
 
     Attributes:
         unit: number of its unit.
-        excluded: all that is kept aside of that unit, each with the reason.
+        excluded: all excluded records of that unit, each with the reason.
     """
 
     def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
@@ -144,12 +146,12 @@ class RecordExcludedError(Exception):
 
 @final
 class CrashTracker:
-    """What is known of units whose workers died.
+    """Tracker of worker deaths by unit.
 
     Args:
         units: all units in order.
-        note: is given sentences for the user.
-        together: whether what is kept aside of one unit has a say in what becomes of others.
+        note: receives notes for the user.
+        together: excluded records of one unit affect other units.
     """
 
     def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
@@ -158,7 +160,7 @@ class CrashTracker:
         self._deaths: dict[int, CrashState] = {}
 
     def record_marker(self, number: int, marker: CrashMarker) -> None:
-        """Take what the worker of a unit has in hand."""
+        """Store the records that a unit's worker has in flight."""
         stages = self._in_hand.setdefault(number, {})
         if marker.in_hand is None:
             stages.pop(marker.stage, None)
@@ -166,16 +168,16 @@ class CrashTracker:
             stages[marker.stage] = marker.in_hand
 
     def forget_unit(self, number: int) -> None:
-        """What was known of a unit does not matter any more."""
+        """Forget the deaths and markers of a unit."""
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
 
     def handle_crash(self, number: int, task: _UnitTaskT, reason: str) -> _UnitTaskT:
-        """The order to give in place of one whose worker is gone.
+        """Return the retry task of a unit whose worker died.
 
         Raises:
-            WorkerError: workers die of this unit for ever.
-            RecordExcludedError: a record is kept aside, and other units have to know.
+            WorkerError: workers die repeatedly at this unit.
+            RecordExcludedError: a record is excluded, which affects other units.
         """
         stages = self._in_hand.pop(number, {})
         state = self._deaths.get(number, CrashState(excluded=task.excluded))

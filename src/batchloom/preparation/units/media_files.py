@@ -1,4 +1,4 @@
-"""The temporary files of a unit's media: a row each, their places, and the bytes of those that the store holds."""
+"""Temporary files of a unit's media: rows, locations and embedded bytes."""
 
 import os
 from collections.abc import Sequence
@@ -21,11 +21,7 @@ _MAX_DOCUMENTS = 1 << 32
 
 @final
 class UnitMediaWriter:
-    """The files while they are written; there are none before the first medium.
-
-    Args:
-        folder: where they go.
-    """
+    """Writer of the media files, which are created with the first medium."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +31,7 @@ class UnitMediaWriter:
         self._last: tuple[bytes, int] | None = None
 
     def add(self, media: Sequence[Sequence[PlacedMedium]], first: int) -> None:
-        """Append the media of documents, of which ``first`` is the number of the first in the unit."""
+        """Append the media of documents; ``first`` is the unit's index of the first one."""
         if not self._open:
             for name in MEDIA_NAMES:
                 with wrap_write_errors(self._folder):
@@ -76,7 +72,7 @@ class UnitMediaWriter:
         self._location_bytes += size
 
     def _store_blob(self, data: bytes) -> int:
-        """Where bytes lie among those that are held; equal ones are written once."""
+        """Return the offset of bytes in the blob file; equal ones are written once."""
         if self._last is not None and self._last[0] is data:
             return self._last[1]  # the frames of a video are of the same bytes
         digest = xxhash.xxh3_128_digest(data)
@@ -90,20 +86,22 @@ class UnitMediaWriter:
         return begin
 
     def sync(self) -> None:
-        """Make what was written outlast a power cut."""
+        """Flush the files to disk."""
         for file in self._open.values():
             with wrap_write_errors(self._folder):
                 file.flush()
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._open.values():
             file.close()
 
 
 def compute_media_salts(media: Sequence[Sequence[PlacedMedium]], documents: int) -> NDArray[np.uint64]:
-    """What tells documents about other media apart where their tokens are alike, 0 of those without any [documents]."""
+    """Hash the media of each document, 0 for none, uint64 [documents].
+
+    The salts distinguish documents with equal tokens but different media.
+    """
     salts = np.zeros(documents, np.uint64)
     for number, document_media in enumerate(media):
         if document_media:

@@ -1,4 +1,4 @@
-"""Before phase A, per large CSV file or JSON list: where its parts meet, found by one pass for all of them."""
+"""Before phase A: part boundaries of large CSV files and JSON lists, in one pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from batchloom.sources.formats import KnownCut, SequentialCuts
 
 @dataclass(frozen=True, slots=True)
 class FindCutsTask:
-    """One source whose parts are to be told apart.
+    """Task of finding the part boundaries of one source.
 
     Attributes:
-        source: it has several parts.
-        nominal: the bytes at or after which its parts are to meet, ascending.
-        attempt: as that of every order, though this one writes nothing.
+        source: source with several parts.
+        nominal: byte offsets at or after which its parts begin, ascending.
+        attempt: required of every task, though this one writes no file.
     """
 
     source: Source
@@ -25,17 +25,17 @@ class FindCutsTask:
 
 
 def find_part_cuts(task: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
-    """Where the parts of a source begin; None where no record begins at or after a place.
+    """Find the starts of a source's parts; None if no record follows an offset.
 
     Raises:
-        InputError: the source cannot be read, or its header or list is not sound.
+        InputError: the source cannot be read, or its header or list is invalid.
     """
     sequential_cuts = SequentialCuts(task.source, rules)
     return tuple(sequential_cuts.get_cut(nominal) for nominal in task.nominal)
 
 
 def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTask]:
-    """The sources of which some units need to be told where their parts begin or end."""
+    """Make a task for each source whose part boundaries some units need."""
     sources: dict[str, Source] = {}
     offsets_by_path: dict[str, set[int]] = {}
     for unit in units:
@@ -48,7 +48,7 @@ def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTas
 
 
 def select_unit_cuts(unit: Unit, cuts_by_offset: Mapping[tuple[str, int], PartStart | None]) -> tuple[KnownCut, ...]:
-    """What the parts of a unit need to know of all cuts, which are found by path and nominal place."""
+    """Select the cuts that a unit needs; keys are (path, nominal offset)."""
     cut_keys = dict.fromkeys((part.source.path, offset) for part in unit.parts for offset in (part.start, part.stop))
     return tuple(
         (path, offset, cuts_by_offset[path, offset]) for path, offset in cut_keys if (path, offset) in cuts_by_offset

@@ -1,4 +1,4 @@
-"""Lines of a quarantine file, and the reasons that most bad records share."""
+"""Lines of a quarantine file, and the reasons shared by most bad records."""
 
 import re
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from batchloom.core.document import BadRecord
 from batchloom.sources import ReadRules, locate_record
 from batchloom.sources.files import Source
 
-# Bad records by kind of reason: their number, and the reason of the first.
+# Kind of reason to (number of bad records, reason of the first one).
 ReasonCounts = dict[str, tuple[int, str]]
-# Kinds that are counted; an input of more kinds has no cause that most of its records share.
+# Maximum number of counted kinds; an input with more has no common cause.
 _MAX_REASONS = 32
-# Values of single records in a reason: numbers and quoted texts.
+# Values of single records inside a reason: numbers and quoted texts.
 _VALUE_PATTERN = re.compile(r"\d[\d,]*|'[^']*'")
 
 
 def count_reason(reasons: ReasonCounts, reason: str, count: int = 1) -> None:
-    """Count bad records under their reason, without the values that differ from record to record."""
+    """Count bad records by reason, ignoring values that differ between records."""
     kind = _VALUE_PATTERN.sub("0", reason)
     if kind in reasons or len(reasons) < _MAX_REASONS:
         previous_count, first = reasons.get(kind, (0, reason))
@@ -29,10 +29,10 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
     """Return what to do about too many bad records.
 
     Args:
-        bad: bad records.
-        records: all records.
-        reasons: bad records by kind of reason, as far as they were counted.
-        first: the sentence about the first bad record, where the reader has it in front of them.
+        bad: number of bad records.
+        records: number of all records.
+        reasons: bad records by kind of reason, as far as counted.
+        first: description of the first bad record, if the user has just read it.
     """
     if 20 * bad <= records:
         return "mend the input, or raise the budget, for example --max-bad 5%"
@@ -46,11 +46,11 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:
-    """One JSON object and a newline, with the names and lines a person looks for.
+    """Return a JSON object and a newline, with source name and line number.
 
     Args:
-        source: holds the record.
-        rules: how it is read.
+        source: source of the record.
+        rules: read rules of the source.
         before: records of the source before the part.
         bad: the record.
     """

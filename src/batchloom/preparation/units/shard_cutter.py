@@ -1,4 +1,4 @@
-"""Where shards end: a matter of the lengths of documents alone."""
+"""Shard boundaries of a unit, decided by document lengths alone."""
 
 from typing import final
 
@@ -11,11 +11,11 @@ from batchloom.store import CHOSEN
 
 @final
 class ShardCutter:
-    """Where the shards of one unit and subset end, as its documents pass.
+    """Incremental cutter of one unit and subset into shards.
 
     Args:
-        most_tokens: a shard has at most so many, except for a single longer document or pair.
-        most_documents: a shard has at most so many.
+        most_tokens: maximum tokens of a shard, except for a single longer document or pair.
+        most_documents: maximum documents of a shard.
     """
 
     def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
@@ -24,13 +24,13 @@ class ShardCutter:
         self.shards = 0
 
     def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
-        """Stretches (start, stop, whether a shard begins) of the next documents.
+        """Return ranges (start, stop, begins a shard) of the next documents.
 
         Args:
-            rows: the documents [D], with the second of each pair that begins among them.
+            rows: documents, ROW [D]; no preference pair may be split between calls.
         """
         cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
-        # Where a shard may end: behind every document but the first of a pair.
+        # A shard may end after every document but the first of a pair.
         ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
         reach = cumulative_tokens[ends - 1]
         shard_ranges, end_index, start = [], 0, 0

@@ -1,6 +1,6 @@
-"""Where the time of a job went: seconds, bytes and documents by stage.
+"""Timing of a job by stage: seconds, bytes and documents.
 
-Stages are timed a batch at a time, so that a clock is read some hundred times a second at most.
+Stages are timed per batch, so that the clock is read at most some hundred times per second.
 """
 
 import threading
@@ -28,16 +28,15 @@ TimedStage = Literal[
     "write shards",
     "finish",
 ]
-# In the order in which a job comes to them.
+# In the order of a job.
 STAGES: tuple[TimedStage, ...] = get_args(TimedStage)
 _END = object()
 
 
 class StageTime(msgspec.Struct, frozen=True):
-    """What a stage took, and what went through it meanwhile.
+    """Time of a stage, and the data processed meanwhile.
 
-    Seconds are over all workers where each does the stage for its units, and by the clock where the job does it
-    once.
+    Seconds are summed over workers for stages of units, and wall-clock for stages of the job.
     """
 
     seconds: float = 0.0
@@ -53,7 +52,7 @@ class StageTime(msgspec.Struct, frozen=True):
 
 
 def add_stage_times(first: Mapping[str, StageTime], second: Mapping[str, StageTime]) -> dict[str, StageTime]:
-    """The sum of two times, stages in the order of ``STAGES``, unknown ones after them."""
+    """Add two timings, in the order of ``STAGES``, unknown stages last."""
     names = [*STAGES, *sorted({*first, *second} - {*STAGES})]
     none = StageTime()
     return {name: first.get(name, none) + second.get(name, none) for name in names if name in first or name in second}
@@ -61,10 +60,9 @@ def add_stage_times(first: Mapping[str, StageTime], second: Mapping[str, StageTi
 
 @final
 class Stopwatch:
-    """Adds up what stages take; may be told from several threads.
+    """Thread-safe accumulator of stage times.
 
-    Stages that run at the same time count each for itself, so their sum may be more than what
-    passed on the clock.
+    Concurrent stages count separately, so their sum may exceed the wall-clock time.
     """
 
     def __init__(self) -> None:
@@ -73,12 +71,12 @@ class Stopwatch:
 
     @contextmanager
     def time(self, stage: TimedStage, size: int = 0, documents: int = 0) -> Iterator[None]:
-        """Count what is done inside, also where it fails.
+        """Time the body of a ``with`` statement, also if it fails.
 
         Args:
-            stage: which.
-            size: bytes that go through.
-            documents: documents that do.
+            stage: name of the stage.
+            size: number of bytes processed.
+            documents: number of documents processed.
         """
         began = time.perf_counter()
         try:
@@ -87,7 +85,7 @@ class Stopwatch:
             self.add(stage, time.perf_counter() - began, size, documents)
 
     def time_each(self, stage: TimedStage, items: Iterable[T]) -> Iterator[T]:
-        """The items; what it takes to get each of them is counted, what is done with it is not."""
+        """Yield the items, timing how long it takes to get each but not to process it."""
         source = iter(items)
         while True:
             began = time.perf_counter()
@@ -100,12 +98,12 @@ class Stopwatch:
             yield item  # type: ignore[misc]  # the end is no item
 
     def add(self, stage: TimedStage, seconds: float, size: int = 0, documents: int = 0) -> None:
-        """Count seconds of a stage, and the bytes and documents that went through it."""
+        """Add seconds, bytes and documents to a stage."""
         more = StageTime(seconds, size, documents)
         with self._lock:
             self._stage_times[stage] = self._stage_times.get(stage, StageTime()) + more
 
     def get_stage_times(self) -> dict[str, StageTime]:
-        """What each stage took so far, in the order of ``STAGES``."""
+        """Return the time of each stage so far, in the order of ``STAGES``."""
         with self._lock:
             return add_stage_times(self._stage_times, {})

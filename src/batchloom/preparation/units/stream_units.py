@@ -1,7 +1,7 @@
-"""What a stream keeps of the stretches it reads, and how units are made of it without reading them again.
+"""Batches cached by a stream, and units made of them without reading inputs again.
 
-A stretch is a part of a unit, or several, or a piece of one. A unit all of whose stretches were kept
-has the temporary files that its first phase would have written, to the byte.
+A stream batch covers a part of a unit, several parts, or a section of one part. If all batches of a unit are
+cached, its temporary files are byte-identical to those of the tokenization phase.
 """
 
 import contextlib
@@ -44,16 +44,16 @@ _FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (
 
 
 class StreamBatchFacts(msgspec.Struct, frozen=True):
-    """What came of a stretch.
+    """Facts of a stream batch.
 
     Attributes:
-        place: number of the stretch inside its unit.
-        last: whether it is the unit's last one.
-        parts: of each of its pieces the number of the part inside the unit, and whether it is all of it.
-        batches: documents, tokens and whether there are flags, of each call of ``add``.
-        dtype: of a token.
-        train: documents of the train subset.
-        facts: as those of a unit, a part for each piece.
+        place: index of the batch in its unit.
+        last: True for the unit's last batch.
+        parts: for each section, the number of its part in the unit and whether it is the complete part.
+        batches: for each ``add`` call, the number of documents and tokens and whether there are flags.
+        dtype: token dtype.
+        train: number of documents of the train subset.
+        facts: facts like those of a unit, with one part per section.
     """
 
     place: int
@@ -67,11 +67,11 @@ class StreamBatchFacts(msgspec.Struct, frozen=True):
 
 @final
 class StreamBatchWriter:
-    """Keeps what comes of one stretch while it is read.
+    """Writer of one stream batch.
 
     Args:
-        final_folder: its folder, once all of it is there.
-        attempt: sets the files of this attempt apart from those of another one.
+        final_folder: folder of the complete batch.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
     """
 
     def __init__(self, final_folder: Path, attempt: str) -> None:
@@ -94,7 +94,7 @@ class StreamBatchWriter:
         trained: NDArray[np.bool_] | None,
         media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
-        """Keep documents of every subset."""
+        """Write documents of all subsets."""
         if media:
             self._media.add(media, self._documents)
         self._documents += len(rows)
@@ -108,13 +108,13 @@ class StreamBatchWriter:
         self._batches.append((len(rows), len(tokens), trained is not None))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Keep bad records."""
+        """Write bad records."""
         with wrap_write_errors(self._folder):
             for bad in bad_records:
                 self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def finish(self, number: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool) -> None:
-        """Give what is kept its place."""
+        """Write the facts and move the batch into place."""
         with wrap_write_errors(self._folder):
             for file in self._open.values():
                 file.flush()
@@ -128,7 +128,7 @@ class StreamBatchWriter:
         move_into_place(self._folder, self._final_folder)
 
     def abandon(self) -> None:
-        """Delete what is kept of a stretch that was not read to its end."""
+        """Delete the files of a batch that was not read to its end."""
         for close in (self._media.close, *(file.close for file in self._open.values())):
             with contextlib.suppress(OSError):
                 close()
@@ -136,7 +136,7 @@ class StreamBatchWriter:
 
 
 def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
-    """What was kept of a unit, in order; None where a stretch is missing."""
+    """Read the facts of a unit's batches, in order; None if one is missing."""
     stream_batches: list[StreamBatchFacts] = []
     while not stream_batches or not stream_batches[-1].last:
         path = folder / f"{len(stream_batches):06d}" / _FACTS
@@ -149,11 +149,11 @@ def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
 
 @dataclass(frozen=True, slots=True)
 class AdoptionContext:
-    """What it takes to make units of what was kept.
+    """Components needed to make units of stream batches.
 
     Attributes:
-        readings: how sources are read.
-        membership: the shares of the subsets.
+        readings: record parser of each source.
+        membership: subset rule of the shares.
     """
 
     readings: RecordParsers
@@ -161,7 +161,10 @@ class AdoptionContext:
 
 
 def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, context: AdoptionContext) -> bool:
-    """Make a unit's temporary files of the stretches that were kept; whether all of them were.
+    """Make a unit's temporary files of its stream batches.
+
+    Returns:
+        Whether all batches were cached.
 
     Raises:
         InputError: a source cannot be read or has changed.
@@ -192,7 +195,10 @@ def _copy_stream_batch(
     records_before: list[int],
     context: AdoptionContext,
 ) -> None:
-    """Hand what was kept of a stretch on, numbered as in its unit; ``records_before`` counts records of parts."""
+    """Copy a batch with the numbering of its unit.
+
+    ``records_before`` counts the records of each part so far, and is updated.
+    """
     parts = np.array([part for part, _ in stream_batch.parts], np.uint32)
     shift = np.array([records_before[part] for part, _ in stream_batch.parts], np.uint64)
     with (
@@ -220,7 +226,7 @@ def _copy_stream_batch(
 
 
 def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], context: AdoptionContext) -> UnitFacts:
-    """What came of a unit, from what came of its stretches."""
+    """Merge the facts of a unit's batches."""
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
     altered: dict[str, str] = {}
@@ -257,7 +263,7 @@ def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], co
 
 
 def _rehash_part(unit: Unit, number: int, counts: PartCounts, context: AdoptionContext) -> PartCounts:
-    """The counts of a part that was read in pieces, with the hash of all of its bytes."""
+    """Add the hash of all bytes to the counts of a part that was read in sections."""
     part = unit.parts[number]
     rules = context.readings.get_parser(part.source).rules
     with PartReader(part, rules, RecordBounds(rules)) as reader:
@@ -267,7 +273,6 @@ def _rehash_part(unit: Unit, number: int, counts: PartCounts, context: AdoptionC
 
 
 def replace_checksums(facts: UnitFacts, checksums: Mapping[str, str]) -> UnitFacts:
-    """Facts with the checksums of the files that were written."""
     return msgspec.structs.replace(facts, checksums=dict(checksums))
 
 

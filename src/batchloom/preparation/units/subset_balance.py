@@ -1,4 +1,4 @@
-"""Subset shares in tokens: move single documents where their hashes alone miss the asked share.
+"""Subset shares in tokens: move single documents if hashes alone miss a share.
 
 The rule and its reasons are in docs/decisions/0031-subset-shares.md, the exact text in docs/format.md.
 """
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from batchloom.core.wording import format_count
 from batchloom.preparation.documents import hash_to_unit_interval
 
-# A share of the tokens may miss the asked one by this part of it.
+# Tolerated relative deviation of a token share from the requested one.
 TOLERANCE = 0.2
-# Documents that may move from and into each subset: the manifest names every one that does.
+# Maximum number of move candidates per subset; the manifest lists every moved document.
 _MAX_CANDIDATES = 1 << 16
-# Documents above this part of a subset are tried in pairs, so their number is bounded.
+# Documents above this fraction of a subset are tried in pairs, so their number is bounded.
 _LARGE_FRACTION = 2 * TOLERANCE
 _MAX_LARGE = 256
 
@@ -27,9 +27,9 @@ class DocumentGroup(NamedTuple):
     """All documents of one hash, which are always in one subset.
 
     Attributes:
-        position: place of the hash in [0, 1), by which the shares choose.
+        position: the hash mapped to [0, 1), which selects the subset.
         hash: 128-bit integer.
-        tokens: of all of them.
+        tokens: tokens of all its documents.
     """
 
     position: float
@@ -38,7 +38,7 @@ class DocumentGroup(NamedTuple):
 
 
 def misses_share(share: float, tokens: int, total: int) -> bool:
-    """Return whether tokens differ from a share of the total by more than the tolerance."""
+    """Return whether tokens miss a share of the total by more than the tolerance."""
     return share > 0 and abs(tokens - share * total) > TOLERANCE * share * total
 
 
@@ -47,8 +47,8 @@ class MoveCandidates:
     """Documents that may leave a subset, collected by hash with bounded memory.
 
     Args:
-        heaviest: keep the hashes with most tokens; else those of the lowest positions.
-        most: number of hashes that are kept.
+        heaviest: keep the hashes with the most tokens; else those with the lowest positions.
+        most: maximum number of hashes.
     """
 
     def __init__(self, *, heaviest: bool, most: int = _MAX_CANDIDATES) -> None:
@@ -99,7 +99,7 @@ class DocumentMoves:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the subset gains; negative where it loses some."""
+        """Tokens that the subset gains; negative for a loss."""
         return sum(group.tokens for group in self.entering) - sum(group.tokens for group in self.leaving)
 
 
@@ -111,14 +111,13 @@ def choose_moves(
 ) -> DocumentMoves:
     """Choose the documents that bring a subset to its target.
 
-    Documents up to 40 % of the target (as wide as the tolerated range) come first: any number of them
-    that is enough ends within that range. Larger ones are in the subset only where the small ones do
-    not suffice, one or two of them.
+    Documents up to 40 % of the target (the width of the tolerated range) come first: enough of them
+    always end within that range. One or two larger ones are used only if the small ones do not suffice.
 
     Args:
         subset_groups: documents of the subset that may leave it, by position.
         train_groups: documents of ``train`` that may enter it, by position.
-        tokens: of the subset, with documents that cannot leave it.
+        tokens: tokens of the subset, including documents that cannot leave it.
         target: tokens it should have.
     """
     subset_groups, train_groups = list(subset_groups), list(train_groups)
@@ -151,10 +150,10 @@ def choose_moves(
 
 
 def _choose_large(large: list[DocumentGroup], least: int, most: int, target: float) -> tuple[DocumentGroup, ...]:
-    """Choose none, one or two large documents, with which small ones come closest to a target.
+    """Choose up to two large documents, to come closest to a target with small ones.
 
     Args:
-        large: the documents, in order of preference.
+        large: large documents, in order of preference.
         least: tokens of the subset without any that may leave it.
         most: tokens of the subset with all small ones that may enter it.
         target: tokens it should have.
@@ -164,7 +163,7 @@ def _choose_large(large: list[DocumentGroup], least: int, most: int, target: flo
         added = sum(group.tokens for group in groups)
         return max(0.0, target - (most + added), least + added - target)
 
-    # Of those that alone are too long only the shortest can be the best.
+    # Of the documents that alone are too long, only the shortest can be the best choice.
     fitting = [group for group in large if group.tokens <= (1 + TOLERANCE) * target][:_MAX_LARGE]
     shortest = sorted(large, key=lambda group: group.tokens)[:1]
     choices = ((), *((group,) for group in (*fitting, *shortest)), *combinations(fitting, 2))
@@ -176,13 +175,13 @@ def balance_subsets(
     tokens: Mapping[str, int],
     groups: Mapping[str, list[DocumentGroup]],
 ) -> dict[int, str]:
-    """Return the subset of each hash that moves, so that subsets have their shares of the tokens.
+    """Return the subset of each hash that must move to balance the token shares.
 
-    A subset with a share is not left empty where another can spare a document: the shortest one.
+    A subset with a share is not left empty if another can spare a document: the shortest one.
 
     Args:
-        shares: asked share of the tokens of each subset but ``train``, in order.
-        tokens: of each subset as hashes choose, with documents of older generations.
+        shares: requested share of the tokens of each subset but ``train``, in order.
+        tokens: tokens of each subset by hash alone, including earlier generations.
         groups: documents of each subset that may move, by position.
     """
     total, counts = sum(tokens.values()), dict(tokens)
@@ -218,7 +217,7 @@ def _find_spare_document(
 ) -> tuple[str, DocumentGroup] | None:
     """Return a subset and its shortest document for a subset that is empty.
 
-    ``train`` gives first, then any subset that keeps a document. Where none can, a required
+    ``train`` gives first, then any subset that keeps a document. If none can, a required
     subset takes the last document of another.
     """
     choices = [
@@ -242,15 +241,15 @@ def describe_missed_shares(
     texts: bool = True,
     splits: bool = True,
 ) -> list[str]:
-    """Return a sentence for each subset that misses its share of the tokens.
+    """Return a note for each subset that misses its share of the tokens.
 
     Args:
-        shares: asked share of the tokens of each subset but ``train``.
-        tokens: of each subset.
+        shares: requested share of the tokens of each subset but ``train``.
+        tokens: tokens of each subset.
         documents: number of documents of all subsets.
-        balance: whether single documents may move; else their hashes alone choose.
-        texts: whether documents were made of texts.
-        splits: whether plain-text files are among the inputs, which can be cut into more documents.
+        balance: single documents may move; else hashes alone decide.
+        texts: all documents are texts.
+        splits: the inputs have plain-text files, which can be split into more documents.
     """
     total = sum(tokens.values())
     reason = "documents stay whole" if balance else "hashes alone choose, without a look at their length"

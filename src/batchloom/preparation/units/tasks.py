@@ -1,4 +1,4 @@
-"""What is said between the one who hands out units and the workers who do them."""
+"""Tasks and messages between the coordinator and the workers of units."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +12,20 @@ from batchloom.preparation.units.quarantine import ReasonCounts
 from batchloom.preparation.units.units import Unit
 from batchloom.sources.formats import KnownCut
 
-# A record of a unit: number of its part inside the unit, its own number inside the part.
+# A record of a unit: (number of its part in the unit, its number in the part).
 RecordPosition = tuple[int, int]
 WorkerStage = Literal["clean", "encode"]
 
 
 class CrashMarker(msgspec.Struct, frozen=True):
-    """A worker is about to take records in hand, those from ``first`` to ``last``; None: it has none."""
+    """Range (first, last) of records that a worker is about to process; None for none."""
 
     stage: WorkerStage
     in_hand: tuple[RecordPosition, RecordPosition] | None
 
 
 class UnitProgress(msgspec.Struct, frozen=True):
-    """What came of a unit so far, counted from its beginning; of bad records the first and their reasons, too."""
+    """Progress of a unit since its start, with its first bad record and all reasons."""
 
     bytes: int = 0
     records: int = 0
@@ -38,17 +38,17 @@ class UnitProgress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UnitTask:
-    """One unit to be read and tokenized.
+    """Task of reading and tokenizing one unit.
 
     Attributes:
-        unit: the parts to read.
-        folder: where its temporary files are when they are whole.
-        attempt: sets the files of this attempt apart from those of another one.
-        suspected_ranges: stretches of records (first, last) in which a worker died: taken in hand a few
-            at a time, so that the next death says more.
-        excluded: records that are kept aside unread, with the reason.
-        repeated: files that name lines (or paragraphs) that stood before.
-        known_cuts: where its parts of large CSV files and JSON lists begin and end.
+        unit: parts to read.
+        folder: final folder of its temporary files.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
+        suspected_ranges: record ranges (first, last) in which a worker died; processed in small batches, so
+            that the next death narrows them down.
+        excluded: records to skip, each with the reason.
+        repeated: files that list repeated lines or paragraphs.
+        known_cuts: part boundaries of its large CSV files and JSON lists.
     """
 
     unit: Unit
@@ -62,13 +62,13 @@ class UnitTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentKeysTask:
-    """One unit whose lines (or paragraphs) are to be kept as keys, before any unit is tokenized.
+    """Task of writing the keys of a unit's lines or paragraphs, before tokenization.
 
     Attributes:
-        unit: the parts to read.
-        keys_path: file of the keys.
-        attempt: sets the file of this attempt apart from that of another one.
-        suspected_ranges, excluded, known_cuts: as those of a :class:`UnitTask`.
+        unit: parts to read.
+        keys_path: output file.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+        suspected_ranges, excluded, known_cuts: as in :class:`UnitTask`.
     """
 
     unit: Unit
@@ -80,7 +80,7 @@ class SegmentKeysTask:
 
 
 class UnusableError(InputError):
-    """A record that ends the job: who knows the records before its part says where it stands.
+    """A record that ends the job; the coordinator adds its position in the source.
 
     Attributes:
         unit: number of the unit.

@@ -1,4 +1,4 @@
-"""The temporary files of a unit: tokens by subset, a row a document, bad records."""
+"""Temporary files of a unit: tokens by subset, document rows, bad records."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ from batchloom.store.format import SUBSETS
 _T = TypeVar("_T", bound=np.generic)
 
 ROWS_NAME = "documents.rows"
-# Hash and number of each document, by which duplicates are found.
+# Hash and number of each document, for the duplicate search.
 KEYS_NAME = "documents.keys"
 SIGNATURES_NAME = "documents.bands"
 BAD_NAME = "bad.jsonl"
@@ -44,13 +44,13 @@ DEDUP_COUNTS_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
 _CHUNK_TOKENS = 1 << 20
-# Tokens from which on a piece is worth a call of its own.
+# Minimum average tokens of a range for which separate writes are faster than a copy.
 _MIN_RANGE_TOKENS = 2048
-# What a number of 32 bits can tell apart.
+# Number of documents that 32-bit numbers distinguish.
 _MAX_DOCUMENTS = 1 << 32
 
-# One document; `part` counts inside the unit, `side` is 0 where it is no preference. A text that is `seen` stood
-# before in its unit: it has the length of the first, and no tokens in the files.
+# One document. `part` counts inside the unit, `side` is 0 for no preference. A `seen` text repeats an earlier one
+# of its unit: it has the length of the first copy, and no tokens in the files.
 ROW = np.dtype(
     [
         ("hash", "<u8", (2,)),
@@ -65,12 +65,12 @@ ROW = np.dtype(
 
 
 def stored_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
-    """Tokens that documents have in the files of their unit [D]."""
+    """Return the tokens of each document in the unit's token files, int64 [D]."""
     return np.where(rows["seen"], 0, rows["length"].astype(np.int64))
 
 
 def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
-    """Whether each row is the first document of its record.
+    """Mark the first document of each record, bool [D].
 
     Args:
         rows: documents in order.
@@ -83,15 +83,15 @@ def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> ND
 
 
 def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    """Stretches [starts, stops) of ``tokens`` back to back."""
+    """Concatenate the ranges [starts, stops) of ``tokens``."""
     chunks = split_ranges(tokens, starts, stops)
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
 def split_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[NDArray[_T]]:
-    """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
+    """Return the ranges [starts, stops) of ``tokens`` as arrays to write in sequence.
 
-    Neighbours are one piece; large pieces are not copied, small ones are joined.
+    Adjacent ranges are merged; large ones are views, small ones are concatenated.
     """
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
@@ -102,25 +102,25 @@ def split_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[
 
 
 def tokens_file_name(subset: str) -> str:
-    """Name of the file with a unit's tokens of one subset, as the shares of the subsets say."""
+    """Return the file name of a unit's tokens of one subset, split by the shares."""
     return f"tokens.{subset}.bin"
 
 
 def trained_file_name(subset: str) -> str:
-    """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
+    """Return the file name of the trained flags of a subset, one byte per token.
 
-    It is there only where some token is not.
+    The file exists only if some token is not trained.
     """
     return f"trained.{subset}.bool"
 
 
 @final
 class UnitFiles:
-    """The temporary files of a unit while they are written.
+    """Writer of a unit's temporary files.
 
     Args:
-        folder: where they go.
-        dedup: which duplicates will be looked for, by keys that are written here.
+        folder: output folder.
+        dedup: deduplication settings, which decide the keys to write.
     """
 
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
@@ -145,7 +145,7 @@ class UnitFiles:
         self._stack.__exit__(*sys.exc_info())
         self._media.close()
         for file in self._open.values():
-            # What could not be written has been told already; closing would only tell it again.
+            # A failed write has raised already; closing would only raise it again.
             with contextlib.suppress(OSError):
                 file.close()
 
@@ -160,12 +160,11 @@ class UnitFiles:
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
-        """Append documents: the tokens of those that are not seen back to back, their rows and their subset codes.
+        """Append documents: tokens of unseen ones (concatenated), rows and subset codes.
 
-        ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
-        control tokens stand before and behind the text of each document. ``plain``: tokens and lengths
-        of those that are not seen, as they are compared; None: as they are written. ``media``: of each
-        document; nothing where none of them holds any.
+        ``trained`` flags each token; None means that all are trained. ``added`` is the number of control tokens
+        before and after the text of each document. ``plain`` has the tokens and lengths of unseen documents
+        to compare; None to compare those written. ``media`` has the media of each document; empty if there are none.
         """
         lengths = stored_lengths(rows)
         stops = np.cumsum(lengths)
@@ -222,13 +221,13 @@ class UnitFiles:
         fresh: NDArray[np.bool_],
         how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
     ) -> None:
-        """Keep what says which documents are alike; those of one record are looked at as one.
+        """Write the MinHash signatures; documents of one record are hashed as one.
 
-        ``how_compared``: control tokens added before and behind, and what keeps documents about other media apart.
+        ``how_compared``: numbers of added control tokens, and salts that distinguish media.
         """
         added, salts = how_compared
         banding = self._dedup.banding
-        # What is seen is a duplicate already, whatever it is like.
+        # Seen texts are exact duplicates already, so they need no signature.
         first = np.flatnonzero(fresh & (rows["seen"] == 0))
         keys = np.full((len(rows), banding.bands), NO_KEY)
         if len(first):
@@ -238,7 +237,7 @@ class UnitFiles:
             signatures = compute_signatures(
                 ids, lengths, bands=banding.bands, rows=banding.rows, shingle=banding.shingle
             )
-            # Of one text with two labels neither is a copy of the other.
+            # Answers of one text with different labels are no duplicates.
             salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
             needs_salt = (salt != 0)[:, None] & (signatures != NO_KEY)
             keys[first] = np.where(needs_salt, np.maximum(signatures ^ salt[:, None], 1), signatures)
@@ -246,7 +245,7 @@ class UnitFiles:
             self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _write_trained_flags(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
-        """Append flags of tokens; what came before the first of them is trained."""
+        """Append flags; tokens before the first flags of a subset count as trained."""
         name = trained_file_name(subset)
         if name not in self._open:
             self._open[name] = (self._folder / name).open("wb")
@@ -266,13 +265,13 @@ class UnitFiles:
                 self._last_bad = position
 
     def _sort_bad(self) -> None:
-        """Put bad records in the order of the input: when each was found is a matter of timing."""
+        """Sort bad records into input order; the order of discovery depends on timing."""
         with wrap_write_errors(self._folder):
             self._open[BAD_NAME].flush()
             sort_bad_records(self._folder / BAD_NAME)
 
     def sync(self) -> None:
-        """Finish what is sorted, and make what was written outlast a power cut."""
+        """Finish sorting and flush the files to disk."""
         self._stack.close()
         if not self._bad_in_order:
             self._sort_bad()
@@ -283,5 +282,5 @@ class UnitFiles:
                 os.fsync(file.fileno())
 
     def checksums(self) -> dict[str, str]:
-        """The XXH3-128 of each token file."""
+        """Return the XXH3-128 of each token file."""
         return {name: value.hexdigest() for name, value in self._hashes.items()}

@@ -1,6 +1,6 @@
-"""What a unit tells the report: counts by step, drops with samples, lengths, languages, sources.
+"""Statistics of a unit for the report: counts by step, drops, lengths, sources.
 
-Two of them make one, in any grouping: what a report says depends on the order of the units alone.
+Merging is associative: a report depends only on the order of the units.
 """
 
 from collections import Counter
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from batchloom.core.wording import escape_unprintable
 from batchloom.preparation.units.stopwatch import StageTime, add_stage_times
 
-# Samples of a reason, the first in input order; characters of the words of one.
+# Maximum samples per reason (the first in input order), and maximum characters of a sample.
 MAX_SAMPLES = 5
 MAX_SNIPPET_CHARACTERS = 200
 _SCANNED_CHARACTERS = 4 * MAX_SNIPPET_CHARACTERS
-# Bins of lengths: the one numbered b counts lengths of b binary digits.
+# Histogram bins of lengths: bin b counts lengths of b binary digits.
 _LENGTH_BINS = 33
 
 
 class StepFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """What came to a step and what left it.
+    """Documents, bytes and tokens that enter and leave a step.
 
     Attributes:
-        step: its name (``read``, a step of cleaning, ``tokenize``, ``dedup``, ``write``).
-        documents_in, documents_out: documents; records where ``read`` begins.
-        bytes_in, bytes_out: bytes of text in UTF-8; of the listed files where ``read`` begins, of
-            tokens on disk where ``write`` ends.
-        tokens_in, tokens_out: tokens; 0 before there are any.
-        altered: documents that left it otherwise than they came.
+        step: name (``read``, a cleaning step, ``tokenize``, ``dedup``, ``write``).
+        documents_in, documents_out: number of documents; ``documents_in`` of ``read`` counts records.
+        bytes_in, bytes_out: UTF-8 bytes of text; ``bytes_in`` of ``read`` counts bytes of the listed files,
+            ``bytes_out`` of ``write`` token bytes on disk.
+        tokens_in, tokens_out: number of tokens; 0 before tokenization.
+        altered: documents that the step changed.
     """
 
     step: str
@@ -57,7 +57,7 @@ class StepFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DropSample(msgspec.Struct, frozen=True):
-    """A document that was left out: its source, its record there, its first words, and what was found."""
+    """Dropped document: its source, its record there, its first words, and details."""
 
     source: str
     record: int
@@ -66,7 +66,7 @@ class DropSample(msgspec.Struct, frozen=True):
 
 
 class DropCounts(msgspec.Struct, frozen=True):
-    """Documents that were left out for one reason, and the first of them in input order."""
+    """Documents dropped for one reason, and the first of them in input order."""
 
     step: str
     count: int
@@ -78,7 +78,7 @@ class DropCounts(msgspec.Struct, frozen=True):
 
 
 class SourceCounts(msgspec.Struct, frozen=True):
-    """Documents of one source that were tokenized, the bytes of their texts, and their tokens."""
+    """Tokenized documents of one source, the bytes of their texts, and their tokens."""
 
     documents: int = 0
     bytes: int = 0
@@ -89,15 +89,15 @@ class SourceCounts(msgspec.Struct, frozen=True):
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one unit tells, or several together.
+    """Statistics of one unit, or of several merged.
 
     Attributes:
-        flows: by step, in the order documents came to them; steps that nothing came to, too.
-        drops: by reason.
-        lengths: how many documents have a length in tokens of b binary digits, at place b.
-        languages: documents by language, where one was told.
-        sources: by name, in the order they were read.
-        stages: where the time went.
+        flows: flows by step, in processing order, including steps that got no documents.
+        drops: dropped documents by reason.
+        lengths: number of documents whose token count has b binary digits, at index b.
+        languages: documents by language, if detected.
+        sources: counts by source name, in read order.
+        stages: time by stage.
     """
 
     flows: tuple[StepFlow, ...] = ()
@@ -109,14 +109,14 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def format_snippet(text: str) -> str:
-    """The beginning of a text as a report shows it, every character visible."""
+    """Return the beginning of a text for a report, with every character visible."""
     beginning = text[:_SCANNED_CHARACTERS].lstrip()[:MAX_SNIPPET_CHARACTERS]
     return escape_unprintable(beginning)[:MAX_SNIPPET_CHARACTERS]
 
 
 @final
 class UnitStatistics:
-    """Counts what becomes of a unit's documents, told in input order."""
+    """Accumulator of a unit's statistics, fed in input order."""
 
     def __init__(self) -> None:
         self._flows: dict[str, StepFlow] = {}
@@ -126,41 +126,41 @@ class UnitStatistics:
         self._sources: dict[str, SourceCounts] = {}
 
     def flow(self, more: StepFlow) -> None:
-        """Count documents that went through a step."""
+        """Add documents that went through a step."""
         self._flows[more.step] = self._flows.get(more.step, StepFlow(step=more.step)) + more
 
     def dropped(self, step: str, reason: str, count: int = 1) -> None:
-        """Count documents that a step left out."""
+        """Add documents that a step dropped."""
         self._drop(reason, DropCounts(step, count))
 
     def wants_sample(self, reason: str) -> bool:
-        """Whether another sample of a reason would be kept."""
+        """Return whether another sample of a reason would be stored."""
         drop_counts = self._drops.get(reason)
         return drop_counts is None or len(drop_counts.samples) < MAX_SAMPLES
 
     def sample(self, step: str, reason: str, sample: DropSample) -> None:
-        """Keep a sample of a reason, if there is room; it counts no document."""
+        """Store a sample of a reason if there is room; it counts no document."""
         name = sample.source.encode("utf-8", "replace").decode()
         words, detail = format_snippet(sample.words), format_snippet(sample.detail)
         short_sample = DropSample(name, sample.record, words, detail)
         self._drop(reason, DropCounts(step, 0, (short_sample,)))
 
     def lengths(self, lengths: NDArray[np.integer]) -> None:
-        """Count documents by their lengths in tokens, uint32 [documents]."""
-        # The exponent of a float is the number of binary digits, and 53 of them are exact.
+        """Add documents by their lengths in tokens, uint32 [documents]."""
+        # The exponent of a float64 is the number of binary digits, exact up to 53 bits.
         digits = np.frexp(lengths.astype(np.float64))[1]
         self._lengths += np.bincount(digits, minlength=_LENGTH_BINS)
 
     def languages(self, counts: Mapping[str, int]) -> None:
-        """Count documents by language."""
+        """Add documents by language."""
         self._languages.update(counts)
 
     def source(self, name: str, more: SourceCounts) -> None:
-        """Count documents of a source."""
+        """Add documents of a source."""
         self._sources[name] = self._sources.get(name, SourceCounts()) + more
 
     def join(self, report: UnitReport) -> None:
-        """Count what another unit told, which comes after what is counted."""
+        """Add the report of a later unit."""
         for flow in report.flows:
             self.flow(flow)
         for reason, dropped in report.drops.items():
@@ -174,7 +174,7 @@ class UnitStatistics:
         self._drops[reason] = self._drops.get(reason, DropCounts(more.step, 0)) + more
 
     def report(self, stages: Mapping[str, StageTime]) -> UnitReport:
-        """What the unit tells, with where its time went."""
+        """Return the report of the unit, with its stage times."""
         return UnitReport(
             flows=tuple(self._flows.values()),
             drops=dict(self._drops),
@@ -187,9 +187,9 @@ class UnitStatistics:
 
 @final
 class UnitReportMerger:
-    """Units together, in the order of their numbers, whenever each of them comes.
+    """Merger of unit reports in unit order, whatever order they arrive in.
 
-    What is held is one report, and those of units that came before an earlier one.
+    Memory holds one merged report, and the reports that wait for an earlier unit.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class UnitReportMerger:
         self._next = 0
 
     def add(self, number: int, report: UnitReport) -> None:
-        """Take the report of a unit; each number once."""
+        """Add the report of a unit; each number once."""
         self._waiting[number] = report
         while (next_report := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -206,7 +206,7 @@ class UnitReportMerger:
             self._stages = add_stage_times(self._stages, next_report.stages)
 
     def report(self) -> UnitReport:
-        """What all units together tell."""
+        """Return the merged report of all units."""
         if self._waiting:
             raise AssertionError(f"unit {self._next} has told nothing")
         return self._statistics.report(self._stages)

@@ -1,4 +1,4 @@
-"""Units: the pieces of work, decided by listing alone before anything is read."""
+"""Units of work, planned from the listing alone before anything is read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.sources import ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
 
-# Listed input of a unit; with it stand the places where large files are cut, so it is a constant.
+# Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
-# Bounds what a unit of very many small files takes in memory.
+# Bounds the memory of a unit of very many small files.
 _MAX_UNIT_PARTS = 1 << 14
 
 
@@ -22,9 +22,9 @@ class Unit:
     """Parts that are prepared together.
 
     Attributes:
-        number: place of the unit in the order of the input.
+        number: index of the unit in input order.
         first_part: number of its first part in the manifest's list of parts.
-        parts: consecutive parts, of one source or of many.
+        parts: consecutive parts of one or several sources.
     """
 
     number: int
@@ -38,12 +38,12 @@ class Unit:
 
 
 def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]) -> str:
-    """32 hex digits that name what comes of a unit: its inputs, and all that decides what is made of them.
+    """Return 32 hex digits that identify the inputs and settings of a unit.
 
     Args:
         unit: the parts.
-        decided_by: plain values: recipe, tokenizer, constants.
-        content: the hash of the content of sources by path, for those that are not told by time.
+        decided_by: settings as plain values: recipe, tokenizer, constants.
+        content: content hash of each source by path, for sources not identified by mtime.
     """
     return fingerprint(
         {
@@ -85,5 +85,5 @@ def plan_units(sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UN
 
 
 def combine_part_hashes(parts: Sequence[str]) -> str:
-    """The hash of a source from the hashes of its parts, all as 32 hex digits."""
+    """Return the hash of a source from the hashes of its parts, all as 32 hex digits."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))

@@ -1,4 +1,4 @@
-"""The work folder ``OUT/.work``: what is finished stays, and only one run is at work in it."""
+"""Work folder ``OUT/.work``, which keeps finished work and is locked by one run."""
 
 import contextlib
 import errno
@@ -36,21 +36,21 @@ from batchloom.store.write import make_folder, sync_folder
 
 T = TypeVar("T")
 
-# Records, each with the reason why it is not taken in hand.
+# Excluded records, each with the reason.
 ExcludedRecords = tuple[tuple[RecordPosition, str], ...]
 
-# Inputs that can be read only once are kept here, each run's in a folder of its own.
+# Folder of inputs that can be read only once, with one subfolder per run.
 SPOOL_NAME = "spool"
-# Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
+# Suffixes of keys, of duplicates, and of documents dropped as near duplicates.
 KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX = ".keys", ".rows", ".drops"
-# Of the temporary files; a job begun by another version is begun anew.
+# Version of the temporary files; a job of another version starts over.
 WORK_VERSION = 7
 
 
 class PartCounts(msgspec.Struct, frozen=True):
-    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression.
+    """Counts of one part; ``hash`` is the XXH3-128 of its decompressed bytes.
 
-    ``further`` counts what records gave beyond one document each.
+    ``further`` counts documents beyond the first of each record.
     """
 
     start: int
@@ -66,12 +66,11 @@ class PartCounts(msgspec.Struct, frozen=True):
 
 
 class UnitFacts(msgspec.Struct, frozen=True):
-    """``unit.json``: written when a unit's temporary files are complete.
+    """``unit.json``: facts of a unit, written when its temporary files are complete.
 
-    ``first_bad`` is the part and the first bad record in it;
-    ``checksums`` the XXH3-128 of the token file of each subset; ``altered`` what a template does to
-    conversations beside rendering them, and the source it was first seen in; ``report`` what the
-    report tells of it.
+    ``first_bad`` is the first bad record and its part; ``checksums`` the XXH3-128 of the token file of each subset;
+    ``altered`` maps each change that the template makes to conversations to the source where it was first seen;
+    ``report`` holds the statistics.
     """
 
     parts: list[PartCounts]
@@ -84,12 +83,12 @@ class UnitFacts(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> "UnitFacts":
-        """The same without what the report tells: of very many units it is held by nobody."""
+        """The facts without the report, which would take too much memory for many units."""
         return msgspec.structs.replace(self, report=UnitReport())
 
 
 class PartDedupCounts(msgspec.Struct, frozen=True):
-    """What is left of a part when duplicates are gone, and how many went by reason."""
+    """Remaining documents of a part after deduplication, and drops by reason."""
 
     documents: int
     tokens: int
@@ -97,14 +96,13 @@ class PartDedupCounts(msgspec.Struct, frozen=True):
 
 
 class UnitDedupCounts(msgspec.Struct, frozen=True):
-    """``kept.json``: what is left of a unit when duplicates are gone.
+    """``kept.json``: remaining documents of a unit after deduplication.
 
-    ``seen`` is how many of the documents that went have no tokens in the unit's files.
-    ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
-    subset fills as the shares of the subsets say, ``subsets`` its tokens; ``dropped`` is the number of documents
-    that went; ``moved`` whether some stand in another subset than the shares say, as older generations decided.
-    ``long`` counts documents (and pairs) longer than a shard may be, ``longest`` is the length of the longest of
-    them, its part, its record and its offset.
+    ``dropped`` counts dropped documents, ``seen`` those of them without tokens in the unit's files.
+    ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` the number of shards of each
+    subset by the shares, ``subsets`` its tokens; ``moved`` tells whether overrides of earlier generations move
+    any document. ``long`` counts documents (and pairs) longer than a shard; ``longest`` is (tokens, part, record,
+    offset) of the longest.
     """
 
     parts: list[PartDedupCounts]
@@ -122,7 +120,7 @@ class UnitDedupCounts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedUnit:
-    """A unit with the place of its temporary files, and what came of its first phase."""
+    """Unit with the folder of its temporary files, and its facts."""
 
     unit: Unit
     folder: Path
@@ -130,11 +128,11 @@ class TokenizedUnit:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """``decision.json``: what is decided over all units before shards are written.
+    """``decision.json``: subset overrides and shard numbers, decided over all units.
 
-    ``shards`` gives, for each unit and subset, the number of the unit's first shard and how many
-    it has; ``moved`` names the units with documents in another subset than the shares say; ``tokens`` are those
-    of each subset, with older generations.
+    ``shards`` gives, for each unit and subset, the number of the unit's first shard and the number of its shards;
+    ``moved`` lists the units with documents whose subset differs from the shares; ``tokens`` are those of each
+    subset, including earlier generations.
     """
 
     overrides: dict[str, str]
@@ -144,10 +142,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class JobIdentity(msgspec.Struct, frozen=True):
-    """``job.json``: what the work folder is for.
+    """``job.json``: identity of the job in the work folder.
 
-    Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
-    each where they are told apart by it: then the times are 0. ``base`` is the generation that is appended to.
+    Sources are (name, bytes, mtime in ns), ``kinds`` the format of each, ``content`` its content hash if sources
+    are identified by content (the times are then 0). ``base`` is the generation that is appended to.
     """
 
     work_version: int
@@ -161,10 +159,10 @@ class JobIdentity(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path) -> Iterator[None]:
-    """Turn what is wrong with a file (or folder) of a work folder into one sentence.
+    """Translate read errors of a work folder's file into a readable error.
 
     Raises:
-        StoreConflictError: in place of any OSError of the system, or of what is no JSON.
+        StoreConflictError: for any OSError or invalid JSON.
     """
     try:
         yield
@@ -177,15 +175,15 @@ def translate_read_errors(path: Path) -> Iterator[None]:
 
 
 def attempt_folder(destination: Path, attempt: str) -> Path:
-    """Where one attempt at a folder or a file works, so that no other one can be in its way."""
+    """Return the path of one attempt's folder or file, which no other attempt uses."""
     return destination.with_name(f"{destination.name}.{attempt}")
 
 
 def move_into_place(folder: Path, destination: Path) -> bool:
-    """Give what an attempt has finished its place; whether no other one was first.
+    """Move a finished attempt into place; False if another attempt was first.
 
     Raises:
-        OutputError: it cannot be moved.
+        OutputError: the folder cannot be moved.
     """
     first = True
     with wrap_write_errors(destination):
@@ -202,10 +200,10 @@ def move_into_place(folder: Path, destination: Path) -> bool:
 
 @contextlib.contextmanager
 def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
-    """A file of this attempt, which takes its place when all went well.
+    """Yield the path of this attempt's file, and move it into place on success.
 
     Raises:
-        OutputError: it cannot be moved.
+        OutputError: the file cannot be moved.
     """
     make_folder(destination.parent)
     partial_path = attempt_folder(destination, attempt)
@@ -215,17 +213,17 @@ def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
 
 
 def read_unit_facts(folder: Path) -> UnitFacts | None:
-    """What came of a unit; None where its first phase is not finished."""
+    """Read the facts of a unit; None if it is not tokenized yet."""
     return _read_json(folder / FACTS_NAME, UnitFacts)
 
 
 def read_unit_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
-    """A unit's shards by subset; None where they are not written."""
+    """Read a unit's shards by subset; None if they are not written yet."""
     return _read_json(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
 
 
 def read_dedup_counts(folder: Path) -> UnitDedupCounts | None:
-    """Return what is left of a unit without duplicates; None where that is not known."""
+    """Read the dedup counts of a unit; None if its duplicates are not resolved yet."""
     return _read_json(folder / DEDUP_COUNTS_NAME, UnitDedupCounts)
 
 
@@ -246,7 +244,7 @@ def _read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def _delete_folder(folder: Path) -> None:
-    """Delete a folder that may be killed half-way: under its name it is whole or not there."""
+    """Delete a folder so that a kill never leaves a partial one under its name."""
     trash_folder = folder.with_name(f"{folder.name}.gone")
     if trash_folder.exists():
         shutil.rmtree(trash_folder)
@@ -257,15 +255,15 @@ def _delete_folder(folder: Path) -> None:
 
 @final
 class WorkFolder:
-    """The open and locked work folder of one job; use as a context manager.
+    """Open and locked work folder of one job; use as a context manager.
 
     Attributes:
         path: ``OUT/.work``.
-        store: where the finished store grows until it is moved to ``OUT`` as a whole.
+        store: work store, which is moved to ``OUT`` when complete.
 
     Raises:
-        StoreConflictError: another run is at work in it.
-        OutputError: it cannot be written.
+        StoreConflictError: another run uses the folder.
+        OutputError: the folder cannot be written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -281,7 +279,7 @@ class WorkFolder:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # A job that failed before anything was finished leaves nothing behind.
+        # A job that fails before any result leaves no folder behind.
         if not self._lock.closed and not self.has_results() and not self.has_learned_tokenizer():
             self.remove()
             if self._made_out:
@@ -290,18 +288,18 @@ class WorkFolder:
         self._lock.close()
 
     def has_results(self) -> bool:
-        """Whether anything in it is worth going on with."""
+        """Return whether it holds results worth resuming."""
         finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS_SUFFIX}", "stretches/*")
         return self.complete or any(any(self.path.glob(pattern)) for pattern in finished)
 
     def has_learned_tokenizer(self) -> bool:
-        """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
+        """Return whether it holds a tokenizer trained on the inputs, a costly result."""
         try:
             job = self.job() if self.tokenizer_path.exists() else None
         except StoreConflictError:
-            # Whoever asks for the job is told.
+            # Reading the job itself raises the error.
             return False
-        # What is appended takes the tokenizer of its store.
+        # An appending job uses the tokenizer of its store.
         if job is None or job.base:
             return False
         return str(job.recipe.get("tokenizer")).startswith("train:")
@@ -328,36 +326,39 @@ class WorkFolder:
         self._lock.flush()
 
     def unit(self, identity: str) -> Path:
-        """The folder of a unit's temporary files, named by what decides them."""
+        """Return the folder of a unit's temporary files."""
         return self.path / "units" / identity
 
     def resolution_folder(self, number: int) -> Path:
-        """The folder of what is decided of a unit."""
+        """Return the folder of a unit's resolved duplicates."""
         return self.path / "kept" / f"{number:05d}"
 
     def shards(self, number: int) -> Path:
-        """The folder of a unit's shards, before they are moved into the store."""
+        """Return the folder of a unit's shards, before they are moved into the store."""
         return self.path / "shards" / f"{number:05d}"
 
     def segment_keys_path(self, identity: str) -> Path:
-        """The file of the keys of a unit's lines or paragraphs."""
+        """Return the key file of a unit's lines or paragraphs."""
         return self.path / "pieces" / f"{identity}{KEYS_SUFFIX}"
 
     @property
     def duplicates(self) -> Path:
-        """The folder of what was found to stand twice."""
+        """Folder of the duplicate search."""
         return self.path / "duplicates"
 
     def follow(self, units: str) -> bool:
-        """Delete what was found, decided and written of other units than these; whether any was decided.
+        """Delete all later results if they were made from other units.
 
-        Units are named by all that decides their documents, what follows by their numbers alone.
+        Units are named after everything that decides their documents, later results only by unit number.
 
         Args:
-            units: the fingerprint of their names.
+            units: fingerprint of the unit names.
+
+        Returns:
+            Whether resolved duplicates were deleted.
 
         Raises:
-            OutputError: it cannot be deleted, or the units cannot be noted.
+            OutputError: files cannot be deleted, or the units cannot be recorded.
         """
         note = self.path / "followed"
         with wrap_write_errors(self.path):
@@ -372,7 +373,7 @@ class WorkFolder:
         return decided
 
     def sweep(self) -> None:
-        """Delete what attempts have left that nobody finished, and what was on its way out."""
+        """Delete the leftovers of unfinished attempts and interrupted deletions."""
         for subfolder in ("", "units", "kept", "shards", "duplicates"):
             for path in (self.path / subfolder).glob("*.*"):
                 if path.is_dir():
@@ -384,66 +385,66 @@ class WorkFolder:
                         path.unlink()
 
     def job(self) -> JobIdentity | None:
-        """What the folder is for; None where nothing was begun."""
+        """Return the identity of the job; None if none was begun."""
         return _read_json(self.path / "job.json", JobIdentity)
 
     def begin(self, job: JobIdentity) -> None:
-        """State what the folder is for."""
+        """Write the identity of the job."""
         write_file(self.path / "job.json", msgspec.json.encode(job))
 
     @property
     def tokenizer_path(self) -> Path:
-        """The file that keeps the job's tokenizer."""
+        """File of the job's tokenizer state."""
         return self.path / TOKENIZER_NAME
 
     def tokenizer_state(self) -> dict[str, Any] | None:
-        """The state of the job's tokenizer; None where it is not chosen yet."""
+        """Return the state of the job's tokenizer; None if it is not chosen yet."""
         return _read_json(self.tokenizer_path, dict)
 
     def keep_tokenizer(self, state: dict[str, Any]) -> None:
-        """Keep the tokenizer, so that a later run goes on with the same one."""
+        """Store the tokenizer, so that a resumed run uses the same one."""
         write_file(self.tokenizer_path, msgspec.json.encode(state))
 
     def read_excluded(self) -> dict[str, ExcludedRecords]:
-        """Records that are kept aside because workers die of them, by the identity of their units."""
+        """Read the records excluded because workers die at them, by unit identity."""
         return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}
 
     def exclude(self, identity: str, excluded: ExcludedRecords) -> None:
-        """Keep aside records of a unit, so that a later run does, too."""
+        """Store the excluded records of a unit, so that a resumed run excludes them, too."""
         excluded_by_unit = {**self.read_excluded(), identity: excluded}
         write_file(self.path / "excluded.json", msgspec.json.encode(excluded_by_unit))
 
     def decision(self) -> Decision | None:
-        """What was decided over all units; None where it was not."""
+        """Return the stored decision; None if there is none."""
         return _read_json(self.path / "decision.json", Decision)
 
     def decide(self, decision: Decision) -> None:
-        """Keep what was decided."""
+        """Store the decision."""
         write_file(self.path / "decision.json", msgspec.json.encode(decision))
 
     @property
     def complete(self) -> bool:
-        """Whether the whole store is written and only has to be moved."""
+        """True if the complete store is written and only has to be moved."""
         return (self.store / MANIFEST_NAME).exists()
 
     def remove(self) -> None:
-        """Delete the folder, at the end of the job; what stays is deleted by the next run."""
+        """Delete the folder at the end of the job; the next run deletes leftovers."""
         with contextlib.suppress(OSError):
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name != LOCK_NAME:
                     path.unlink()
-            # Last: whoever finds no lock begins.
+            # The lock file goes last: a run that finds none starts.
             (self.path / LOCK_NAME).unlink()
             self.path.rmdir()
         self._lock.close()
 
     def clear(self, *, keep_units: bool = False) -> None:
-        """Delete what is in the folder but the lock and the inputs that are kept.
+        """Delete everything but the lock and the spooled inputs.
 
         Args:
-            keep_units: leave the units whose temporary files are all there.
+            keep_units: keep the units with complete temporary files.
         """
         with wrap_write_errors(self.path):
             self._drop_unusable()
@@ -456,7 +457,10 @@ class WorkFolder:
                     path.unlink()
 
     def _drop_unusable(self) -> None:
-        """Delete units whose temporary files went when their shards were written, before these shards go."""
+        """Delete units without temporary files, before their shards are deleted.
+
+        Writing shards deletes the temporary files, so such units are useless without their shards.
+        """
         for path in (self.path / "units").glob("*"):
             if not (path / ROWS_NAME).exists():
                 _delete_folder(path)

@@ -1,4 +1,4 @@
-"""The temporary files of media, read back."""
+"""Reader of the temporary media files."""
 
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +14,7 @@ from batchloom.store.format import StoredMedium, make_stored_media, read_blob
 
 
 def read_unit_media(folder: Path) -> ShardMedia | None:
-    """The media of the documents of a unit, or of what a stream has kept of one; None where they hold none.
+    """Read the media of a unit or of a stream batch; None if there are none.
 
     Raises:
         InputError: the files cannot be read.
@@ -27,9 +27,9 @@ def read_unit_media(folder: Path) -> ShardMedia | None:
 
 
 def read_placed_media(media: ShardMedia | None, first: int, documents: int) -> list[list[PlacedMedium]]:
-    """The media of documents of a unit from the first on, as :meth:`UnitMedia.add` took them.
+    """Return the media of documents from ``first`` on, as the media writer takes them.
 
-    Empty where none of these holds any.
+    Empty if none of these documents has any.
     """
     if media is None:
         return []
@@ -48,7 +48,7 @@ def read_placed_media(media: ShardMedia | None, first: int, documents: int) -> l
 
 
 def _read_medium(stored_medium: StoredMedium, blob_cache: dict[int, bytes]) -> PlacedMedium:
-    """A medium as it was taken; ``blob_cache`` knows the bytes that were read last, by where they begin."""
+    """Read a medium; ``blob_cache`` holds the latest bytes by offset."""
     data = None
     if stored_medium.blob is not None:
         path, begin = stored_medium.blob
