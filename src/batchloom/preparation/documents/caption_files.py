@@ -81,7 +81,7 @@ def list_media_by_stem(folder: str) -> MediaByStem:
     """
     files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
     try:
-        for name in os.listdir(folder):  # noqa: PTH208 - names alone, of very many
+        for name in os.listdir(folder):  # noqa: PTH208 - names suffice, and there may be very many
             kind = detect_medium_kind(name)
             if kind is not None and not name.startswith("."):
                 stem = name.rpartition(".")[0]

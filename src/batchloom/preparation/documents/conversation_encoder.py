@@ -278,7 +278,7 @@ def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens:
     whitespace at its ends, or normalize it: they are compared without whitespace and in NFKC.
     """
     control = int(encoder.is_control[masked_tokens.ids].sum())
-    if text.lenient or control > len(text.control):  # unknown tokens decode to no text
+    if text.lenient or control > len(text.control):  # Unknown tokens decode to no text.
         return ""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], masked_tokens.mask.astype(np.int8), [0]])))
     runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Crash isolation: narrow repeated worker deaths down to single records."""
+"""Crash isolation: each worker death narrows the range of suspected records."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

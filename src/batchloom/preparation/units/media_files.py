@@ -74,7 +74,7 @@ class UnitMediaWriter:
     def _store_blob(self, data: bytes) -> int:
         """Return the offset of bytes in the blob file; equal ones are written once."""
         if self._last is not None and self._last[0] is data:
-            return self._last[1]  # the frames of a video are of the same bytes
+            return self._last[1]  # The frames of a video share their bytes.
         digest = xxhash.xxh3_128_digest(data)
         begin = self._blob_offsets.get(digest)
         if begin is None:

@@ -95,7 +95,7 @@ class Stopwatch:
                 self.add(stage, time.perf_counter() - began)
             if item is _END:
                 return
-            yield item  # type: ignore[misc]  # the end is no item
+            yield item  # type: ignore[misc]  # _END is never yielded
 
     def add(self, stage: TimedStage, seconds: float, size: int = 0, documents: int = 0) -> None:
         """Add seconds, bytes and documents to a stage."""

@@ -1,4 +1,4 @@
-"""Who does the work of a job: this process, a pool of processes, or a Ray cluster."""
+"""Choice of the executor: this process, a pool of processes, or a Ray cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,13 @@ _MAX_WORKERS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSettings:
-    """How a job is carried out; it decides no byte.
+    """Execution settings of a job; they do not affect the output.
 
     Attributes:
-        workers: how many units are done at the same time; ``auto``: as many as there are cores, memory
-            and units for.
+        workers: number of units processed at the same time; ``auto`` uses as many as cores, memory and units allow.
         engine: ``pool`` (processes of this machine) or ``ray``.
-        address: of a Ray cluster; None starts one on this machine.
-        memory: bytes that a worker may hold; None for any number.
+        address: address of a Ray cluster; None starts one on this machine.
+        memory: maximum bytes of a worker; None for no limit.
     """
 
     workers: int | Literal["auto"] = 1
@@ -55,12 +54,12 @@ class ExecutionSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRequest:
-    """A job that wants a crew.
+    """Executor settings of one job.
 
     Attributes:
-        execution: how it is carried out.
-        folder: every worker must see it.
-        ready: processes that have begun.
+        execution: execution settings.
+        folder: folder that every worker must see.
+        ready: processes that are already started.
     """
 
     execution: ExecutionSettings
@@ -69,7 +68,7 @@ class ExecutorRequest:
 
 
 def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
-    """How many units are done at the same time on this machine."""
+    """Return the number of units processed at the same time on this machine."""
     if execution.workers != "auto":
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
@@ -79,12 +78,12 @@ def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
 
 
 def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
-    """Whether the process that leads a job does all of it."""
+    """Return whether the coordinator process runs all tasks itself."""
     return execution.engine == "pool" and workers == 1 and execution.memory is None
 
 
 def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
-    """Processes that begin while it is found out what they will need; none where no pool does the work."""
+    """Start worker processes before their setup is known; none without a pool."""
     if execution.engine != "pool" or runs_inline(execution, workers):
         workers = 0
     return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
@@ -97,14 +96,14 @@ def make_executor(
     workers: int,
     listener: MessageCallback,
 ) -> Executor:
-    """The crew of a job.
+    """Make the executor of a job.
 
     Args:
-        request: what was asked for, and where.
-        setup: makes what does orders, in another process.
-        inline_setup: makes it in this one, where more of it may be at hand.
-        workers: how many units are done at the same time.
-        listener: is told at once what orders tell in this process.
+        request: execution settings and shared folder.
+        setup: makes the task function in another process.
+        inline_setup: makes it in this process, where components may already be loaded.
+        workers: number of units processed at the same time.
+        listener: called at once with the messages of tasks in this process.
     """
     execution = request.execution
     if execution.engine == "ray":

@@ -1,4 +1,4 @@
-"""A crew of one: orders are done in this process, when the next thing is asked for."""
+"""Executor that runs tasks in this process, when the next event is requested."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from batchloom.preparation.workers.protocols import (
 
 @final
 class InlineExecutor:
-    """Does orders in this process; see ``execution.seam.Crew``.
+    """Executor of tasks in this process; see :class:`Executor`.
 
-    While an order is done nothing else happens here, so what it tells would be known only after
-    it. A ``listener`` is called with each ``TaskMessage`` at once, and ``next`` gives it no second time;
-    what the listener raises is raised where the work tells, as if the work had raised it.
+    Nothing else runs here during a task, so its messages would arrive only after it. A ``listener`` gets each
+    ``TaskMessage`` at once, and ``next`` does not return it again; an exception of the listener is raised inside
+    the task, as if the task had raised it.
     """
 
     workers = 1
@@ -32,15 +32,15 @@ class InlineExecutor:
 
     @property
     def unfinished(self) -> int:
-        """Orders that are not done."""
+        """Number of unfinished tasks."""
         return len(self._waiting) + sum(not isinstance(event, TaskMessage) for event in self._events)
 
     def submit(self, number: int, task: Any) -> None:
-        """Take an order; it is done by ``next``."""
+        """Queue a task; ``next`` runs it."""
         self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:  # noqa: ARG002 - nothing to wait for
-        """The next thing that happened; does the first order that waits, however long it takes."""
+        """Return the next event; runs the first queued task, however long it takes."""
         if not self._events and self._waiting:
             self._do(*self._waiting.popleft())
         if not self._events:
@@ -58,7 +58,7 @@ class InlineExecutor:
             self._task_function = self._setup()
         try:
             self._events.append(TaskResult(number, self._task_function(task, send_message)))
-        except Exception as error:  # noqa: BLE001 - told in its turn, after what came before it
+        except Exception as error:  # noqa: BLE001 - raised by next, after the earlier events
             self._events.append(error)
 
     def __enter__(self) -> Self:

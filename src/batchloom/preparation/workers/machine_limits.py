@@ -1,4 +1,4 @@
-"""What this machine has for workers, and how many that makes."""
+"""CPU and memory available to workers, and the worker count they allow."""
 
 import math
 import os
@@ -7,7 +7,7 @@ from typing import Literal
 
 from batchloom.core.errors import SettingsError
 
-# What preparation takes for one worker, at most; "auto" reckons with it where no limit is given.
+# Maximum memory of one worker of preparation; "auto" assumes it if no limit is given.
 WORKER_MEMORY = 700 << 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROCESS_CGROUPS = Path("/proc/self/cgroup")
@@ -21,17 +21,17 @@ def compute_worker_count(
     free: int | None = None,
     memory: int | None = None,
 ) -> int:
-    """How many workers to have: arithmetic alone.
+    """Compute the number of workers from the given limits alone.
 
     Args:
-        workers: the user's number, or ``"auto"``: one a core, as many as fit into memory.
-        task_count: how many there are to do; more workers than that would have nothing to do.
-        cores: as ``count_cores()`` counts them.
-        free: bytes of memory that are free; None where that is not known.
-        memory: bytes a worker may hold; None for what preparation takes at most.
+        workers: the user's number, or ``"auto"``: one per core, as many as fit into memory.
+        task_count: number of tasks; more workers would be idle.
+        cores: cores as returned by :func:`count_cores`.
+        free: bytes of free memory; None if unknown.
+        memory: maximum bytes of a worker; None for the usual maximum of preparation.
 
     Raises:
-        SettingsError: ``workers`` is no number of workers.
+        SettingsError: ``workers`` is invalid.
     """
     if workers == "auto":
         worker_count = cores
@@ -45,15 +45,15 @@ def compute_worker_count(
 
 
 def count_cores() -> int:
-    """How many processors this process may use: those given to it, and what its container gets."""
+    """Count the cores this process may use, by CPU affinity and container quota."""
     available_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = read_cpu_quota(_PROCESS_CGROUPS, _CGROUPS)
     return max(1, min(available_cores or 1, math.ceil(quota) if quota else available_cores or 1))
 
 
 def measure_free_memory() -> int:
-    """Bytes of memory that workers can take: what the system has, and what the container may use."""
-    import psutil  # noqa: PLC0415 - late: only who starts workers asks
+    """Return the bytes of memory for workers, by system and container limits."""
+    import psutil  # noqa: PLC0415 - needed only when workers start
 
     free = int(psutil.virtual_memory().available)
     cgroup_memory = read_memory_left(_PROCESS_CGROUPS, _CGROUPS)
@@ -61,11 +61,11 @@ def measure_free_memory() -> int:
 
 
 def measure_process_memory(process: int) -> int:
-    """Bytes that a process holds and that nothing but its end gives back; 0 where it is gone.
+    """Return the bytes a process holds until it ends; 0 if it does not exist.
 
-    Files that are mapped count in the resident set, and the system takes them back when it must.
+    Mapped files count in the resident set, but the system can reclaim them, so they are subtracted.
     """
-    import psutil  # noqa: PLC0415 - late: only who limits workers asks
+    import psutil  # noqa: PLC0415 - needed only with a memory limit
 
     try:
         memory_info = psutil.Process(process).memory_info()
@@ -75,7 +75,7 @@ def measure_process_memory(process: int) -> int:
 
 
 def describe_memory_excess(used_memory: int, limit: int) -> str:
-    """What became of a worker above its limit, in the middle of a sentence."""
+    """Describe the end of a worker above its memory limit, as a verb phrase."""
     return f"used {_format_memory(used_memory)} of memory, more than the {_format_memory(limit)} that a worker may use"
 
 
@@ -84,7 +84,7 @@ def _format_memory(size: int) -> str:
 
 
 def read_cpu_quota(own: Path, root: Path) -> float | None:
-    """Processors that control groups (version 1 or 2) leave; None where they set no bound."""
+    """Return the CPU quota of control groups (version 1 or 2); None without a limit."""
     quotas = []
     for folder in _list_cgroup_folders(own, root, "cpu"):
         words = _read_words(folder / "cpu.max")
@@ -99,7 +99,7 @@ def read_cpu_quota(own: Path, root: Path) -> float | None:
 
 
 def read_memory_left(own: Path, root: Path) -> int | None:
-    """Bytes that control groups leave to this process and its children; None without a bound."""
+    """Return the bytes of memory left by control groups; None without a limit."""
     free_bytes = []
     for folder in _list_cgroup_folders(own, root, "memory"):
         for bound, used in (
@@ -108,7 +108,7 @@ def read_memory_left(own: Path, root: Path) -> int | None:
         ):
             words = [*_read_words(folder / bound), *_read_words(folder / used)]
             if len(words) == 2 and words[0].isdigit():
-                # Cached files count as used, and are given back.
+                # Page cache counts as used, but the kernel can reclaim it.
                 cached = dict(zip(*[iter(_read_words(folder / "memory.stat"))] * 2, strict=False))
                 files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
                 free_bytes.append(max(0, int(words[0]) - int(words[1]) + files))
@@ -116,9 +116,9 @@ def read_memory_left(own: Path, root: Path) -> int | None:
 
 
 def _list_cgroup_folders(own: Path, root: Path, controller: str) -> list[Path]:
-    """The folders that may bound a process: its group's and all above it.
+    """List the folders of a process's control group and its ancestors.
 
-    Inside a container the group's own path is often not mounted; the root then stands for it.
+    Inside a container the group's own path is often not mounted; the root then replaces it.
     """
     folders = []
     try:

@@ -1,6 +1,6 @@
-"""The worker process of a pool: asks for the setup, then for one order after the other.
+"""Worker process of a pool: requests the setup, then one task after the other.
 
-It is started by name (``pool.py``), not by a copy of the coordinator, and imports nothing of the
+It is started by module name (``process_pool.py``), not forked from the coordinator, and does not import the
 coordinator's main module.
 """
 
@@ -24,20 +24,20 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """The worker has nothing to do: it wants the setup (once), or an order."""
+    """Request of an idle worker for the setup (once) or for a task."""
 
     setup: bool
 
 
 def main(pipe: int, coordinator: int, module: str = "") -> None:
-    """Do what comes through a socket until it closes.
+    """Run the tasks that arrive through a socket until it closes.
 
     Args:
-        pipe: the descriptor of the worker's end.
-        coordinator: the process that started this one.
-        module: is imported before anything is asked for; empty for none.
+        pipe: file descriptor of the worker's end.
+        coordinator: id of the process that started this one.
+        module: module to import before the first request; empty for none.
     """
-    # The terminal sends Ctrl-C to all; it is the coordinator's to end its workers.
+    # The terminal sends Ctrl-C to all processes, but only the coordinator may end its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     mark_worker()
@@ -48,18 +48,18 @@ def main(pipe: int, coordinator: int, module: str = "") -> None:
     try:
         _serve_tasks(Connection(pipe))
     except (EOFError, OSError):
-        # The coordinator is gone, and nobody is left to tell.
+        # The coordinator has ended, so no one can receive an error.
         os._exit(1)
 
 
 def _exit_with_coordinator(pipe: int, coordinator: int) -> None:
-    """End this process at once when the coordinator does: nobody may write into its folder after.
+    """End this process as soon as the coordinator ends, so that it writes no more.
 
-    On Linux the kernel does it, even where native code holds the interpreter; elsewhere (and where
-    the coordinator died before it was asked) a thread sees that the other end closed.
+    On Linux the kernel does it, even while native code holds the GIL. Elsewhere, and if the coordinator
+    died before the call, a thread detects that the other end closed.
     """
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - of no use elsewhere
+        import ctypes  # noqa: PLC0415 - needed on Linux only
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != coordinator:
@@ -79,7 +79,7 @@ def _serve_tasks(pipe: Connection) -> None:
     work = _receive_setup(pipe)
     while True:
         pipe.send_bytes(pickle.dumps(WorkerRequest(setup=False)))
-        number, order = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the coordinator's own bytes
+        number, order = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
 
         def tell(message: Any, number: int = number) -> None:
             pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))
@@ -94,8 +94,8 @@ def _serve_tasks(pipe: Connection) -> None:
 
 def _receive_setup(pipe: Connection) -> TaskFunction:
     try:
-        setup = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the coordinator's own bytes
+        setup = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
         return setup()  # type: ignore[no-any-return]
-    except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
+    except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
         pipe.send_bytes(encode_failure(-1, error))
         os._exit(1)

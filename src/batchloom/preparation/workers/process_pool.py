@@ -1,7 +1,7 @@
-"""A pool of worker processes on this machine, each with a pipe of its own.
+"""Pool of worker processes on this machine, each with its own pipe.
 
-Nothing is shared between workers, so that one that is killed, at any moment and by anything, takes
-its own order with it and nothing else (docs/decisions/0013-execution.md).
+Workers share nothing, so a worker killed at any moment and by any cause loses only its own task
+(docs/decisions/0013-execution.md).
 """
 
 import contextlib
@@ -33,30 +33,30 @@ from batchloom.preparation.workers.protocols import (
 )
 from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
 
-# Deaths of every worker one after the other before any is ready: the next one would die of the same.
+# After this many deaths per worker before any is ready, the next one would die of the same cause.
 _MAX_DEATHS_PER_WORKER = 3
-# How often memory is looked at, and whether a silent worker still lives.
+# Interval of memory checks and of checks for dead workers.
 _POLL_SECONDS = 0.2
-# A worker that was killed is gone at once, unless the system holds it (a disk that does not answer).
+# A killed worker ends at once, unless the kernel blocks it (for example on a disk that does not answer).
 _EXIT_SECONDS = 5.0
-# The search path stands before anything of batchloom is imported.
+# The search path must be set before anything of batchloom is imported.
 _WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.pool_worker import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
-# There are as many workers as cores; threads of libraries inside them would only hinder each other.
+# There are as many workers as cores, so threads of libraries would only compete.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 
 @dataclass(eq=False, slots=True)
 class _PoolWorker:
-    """One process.
+    """Worker process.
 
     Attributes:
-        ready: it has made its work.
-        idle: it waits for an order.
-        number: the order that it does.
-        end_reason: why the pool itself killed it.
+        ready: its setup is done.
+        idle: it waits for a task.
+        number: number of its current task.
+        end_reason: why the pool killed it.
     """
 
     process: subprocess.Popen[bytes]
@@ -69,20 +69,21 @@ class _PoolWorker:
 
 @final
 class PrestartedWorkers:
-    """Processes that begin before it is known what they will do; a context manager that ends those nobody took.
+    """Worker processes started before their setup is known.
 
-    A worker needs half a second to import what it works with, which its coordinator has something better to do with.
+    A worker needs half a second for imports, which the coordinator can use for other work. As a context manager
+    it ends the workers that no executor took.
 
     Args:
-        workers: how many.
-        module: what they import.
+        workers: number of workers.
+        module: module that they import.
     """
 
     def __init__(self, workers: int, module: str) -> None:
         self._workers = [_start_worker(module) for _ in range(workers)]
 
     def take(self) -> list[_PoolWorker]:
-        """Those that are there, which now are another's to end."""
+        """Hand over the workers; the caller must end them."""
         workers, self._workers = self._workers, []
         return workers
 
@@ -97,21 +98,21 @@ class PrestartedWorkers:
 
 @final
 class ProcessPool:
-    """Does orders in processes of this machine; see ``execution.seam.Crew``.
+    """Executor of tasks in processes of this machine; see :class:`Executor`.
 
-    Processes start when there are orders for them. Use it from one thread, the one that asks for
-    what comes next: Linux ends a worker with the thread that started it.
+    Processes start when tasks arrive. Use one thread for all calls: Linux ends a worker when the thread that
+    started it ends.
 
     Args:
-        setup: made once in every process; of batchloom or another module that can be imported.
-        workers: processes, at most.
-        memory: bytes that a worker may hold, looked at while ``next`` is called; one that holds
-            more is killed, and its order is lost. Mapped files do not count.
-        ready: processes that have begun.
+        setup: called once in every process; must be importable there.
+        workers: maximum number of processes.
+        memory: maximum bytes of a worker, checked while ``next`` runs; a worker above it is killed and its task
+            lost. Mapped files do not count.
+        ready: processes that are already started.
 
     Raises:
-        SettingsError: there is no such number of workers.
-        WorkerError: by ``next``, when workers die before they have made their work.
+        SettingsError: the number of workers is invalid.
+        WorkerError: by ``next``, if workers die before their setup is done.
     """
 
     def __init__(
@@ -133,21 +134,21 @@ class ProcessPool:
 
     @property
     def workers(self) -> int:
-        """Processes, at most."""
+        """Maximum number of processes."""
         return self._max_workers
 
     @property
     def unfinished(self) -> int:
-        """Orders that wait or are being done."""
+        """Number of queued and running tasks."""
         return len(self._waiting) + sum(worker.number is not None for worker in self._workers)
 
     def submit(self, number: int, task: Any) -> None:
-        """Take an order; a process is started for it where all are busy and there may be more."""
+        """Queue a task; starts a process if all are busy and more are allowed."""
         self._waiting.append((number, task))
         self._assign_tasks()
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
-        """The next thing that happened; None where nothing did for so long, or all is done."""
+        """Return the next event; None after ``seconds`` without one, or when all is done."""
         deadline = time.monotonic() + seconds
         while self.unfinished:
             self._assign_tasks()
@@ -159,7 +160,7 @@ class ProcessPool:
         return None
 
     def close(self) -> None:
-        """End all processes, whatever they do."""
+        """Kill all processes."""
         self._waiting.clear()
         self._readable_workers.clear()
         for worker in self._workers:
@@ -174,7 +175,7 @@ class ProcessPool:
         self.close()
 
     def _assign_tasks(self) -> None:
-        """Give orders that wait to workers that do, and start more where there are too few."""
+        """Send queued tasks to idle workers, and start missing workers."""
         for worker in self._workers:
             if worker.idle and self._waiting and self._send(worker):
                 self._waiting.popleft()
@@ -189,12 +190,12 @@ class ProcessPool:
         try:
             worker.pipe.send_bytes(pickle.dumps((number, task), protocol=5))
         except OSError:
-            return False  # it is dead, and its pipe says so when it is read
+            return False  # The worker is dead; reading its pipe reports it.
         worker.number = number
         return True
 
     def _wait_for_message(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
-        """What the next worker that speaks has to say; each that does has its turn."""
+        """Return the next message; all workers with messages get their turn."""
         if not self._readable_workers:
             pipes = [worker.pipe for worker in self._workers]
             ready_pipes = set(wait(pipes, max(0.0, min(seconds, _POLL_SECONDS))))
@@ -202,14 +203,14 @@ class ProcessPool:
         return self._handle_message(self._readable_workers.popleft()) if self._readable_workers else None
 
     def _handle_message(self, worker: _PoolWorker) -> TaskMessage | TaskResult | TaskLoss | None:
-        """Take one message of a worker, and do what it asks for."""
+        """Receive one message of a worker and answer requests."""
         try:
-            message = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - of our own process
+            message = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - sent by our own process
         except (EOFError, OSError):
             return self._handle_exit(worker)
         if isinstance(message, WorkerRequest):
             if message.setup:
-                with contextlib.suppress(OSError):  # it is dead, and its pipe says so when read
+                with contextlib.suppress(OSError):  # The worker is dead; reading its pipe reports it.
                     worker.pipe.send_bytes(self._setup)
             else:
                 worker.ready, worker.idle, self._deaths = True, not worker.end_reason, 0
@@ -221,7 +222,7 @@ class ProcessPool:
         return message  # type: ignore[no-any-return]
 
     def _check_workers(self) -> TaskLoss | None:
-        """Kill who holds too much, and find who died while something else holds its pipe open."""
+        """Kill workers above the memory limit; find dead ones whose pipe is still open."""
         if time.monotonic() < self._last_check + _POLL_SECONDS:
             return None
         self._last_check = time.monotonic()
@@ -240,7 +241,7 @@ class ProcessPool:
         return None
 
     def _handle_exit(self, worker: _PoolWorker) -> TaskLoss | None:
-        """Nothing more comes of a worker."""
+        """Handle a dead worker."""
         reason = self._remove_worker(worker)
         if worker.number is not None:
             return TaskLoss(worker.number, reason)
@@ -259,13 +260,13 @@ class ProcessPool:
         return None
 
     def _remove_worker(self, worker: _PoolWorker) -> str:
-        """Take a worker that ends off the list; what became of it."""
+        """Remove a worker and return the reason of its end."""
         self._workers.remove(worker)
         return _stop_worker(worker)
 
 
 def _stop_worker(worker: _PoolWorker) -> str:
-    """Close the pipe of a worker that ends; what became of it."""
+    """Close a worker's pipe, wait for its end and return the reason."""
     worker.pipe.close()
     try:
         status = worker.process.wait(_EXIT_SECONDS)
@@ -287,9 +288,9 @@ def _describe_exit(status: int) -> str:
 
 
 def _start_worker(module: str = "") -> _PoolWorker:
-    """A new process, which knows of this one only its search path, its environment and a pipe.
+    """Start a process that inherits only the search path, the environment and a pipe.
 
-    It imports the module before it asks for anything, where one is named.
+    It imports ``module``, if given, before its first request.
     """
     executable = get_executable()
     if not executable:
@@ -299,7 +300,7 @@ def _start_worker(module: str = "") -> _PoolWorker:
         )
     parent_socket, child_socket = socket.socketpair()
     with parent_socket, child_socket:
-        # Above the standard streams, which may be closed here and must not become a pipe.
+        # Stay above the standard streams, which may be closed here and must not become a pipe.
         parent_fd, child_fd = (
             fcntl.fcntl(endpoint, fcntl.F_DUPFD_CLOEXEC, 3) for endpoint in (parent_socket, child_socket)
         )
@@ -315,7 +316,7 @@ def _start_worker(module: str = "") -> _PoolWorker:
             *(entry for entry in sys.path if isinstance(entry, str)),
         ),
     ]
-    # Ctrl-C between the start and the first line of a worker must not end it.
+    # Ctrl-C must not end a worker before its first line runs.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter

@@ -1,24 +1,24 @@
-"""The seam of execution: a crew is given orders, and says what came of each, in any order.
+"""Protocols of execution: an executor runs tasks and reports results in any order.
 
-What an order does is a function of the order alone, so a crew may give it to any worker, and
-to another one when the first is gone. Orders, what is told and results are pickled on their way.
+The effect of a task depends on the task alone, so an executor may run it on any worker, and again on another
+one if the first is lost. Tasks, messages and results are pickled in transit.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-# Told by a worker on its way; what is told before a worker dies arrives.
+# Sends a message of a running task; messages sent before a worker dies still arrive.
 MessageCallback = Callable[[Any], None]
-# Does one order; made once in every worker process by a setup. A MemoryError is a lost worker.
+# Runs one task; made once per worker process by a setup. A MemoryError counts as a lost worker.
 TaskFunction = Callable[[Any, MessageCallback], Any]
-# Picklable; makes the function that does orders, in the process that will do them.
+# Picklable; makes the task function in the worker process.
 TaskFunctionFactory = Callable[[], TaskFunction]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """Something that the worker of an order said before it was done."""
+    """Message of a running task."""
 
     number: int
     message: Any
@@ -26,7 +26,7 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """An order is done, and this came of it."""
+    """Result of a finished task."""
 
     number: int
     result: Any
@@ -34,11 +34,11 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """The worker of an order is gone: nothing came of it, and nothing more will.
+    """Task whose worker was lost; it has no result and sends no more messages.
 
     Attributes:
-        number: of the order.
-        reason: what became of the worker, in the middle of a sentence.
+        number: number of the task.
+        reason: why the worker ended, as a verb phrase.
     """
 
     number: int
@@ -46,27 +46,27 @@ class TaskLoss:
 
 
 class Executor(Protocol):
-    """Workers that take orders; use as a context manager, which ends them."""
+    """Executor of tasks on workers; a context manager that ends the workers."""
 
     @property
     def workers(self) -> int:
-        """How many orders are done at the same time, at most."""
+        """Maximum number of tasks run at the same time."""
         ...
 
     @property
     def unfinished(self) -> int:
-        """Orders that were given, and of which neither Done nor Lost was said."""
+        """Number of submitted tasks without a reported result or loss."""
         ...
 
     def submit(self, number: int, task: Any) -> None:
-        """Take an order; it waits until a worker is free."""
+        """Queue a task until a worker is free."""
         ...
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
-        """The next thing that happened; None where nothing did for so long.
+        """Return the next event; None after ``seconds`` without one.
 
-        What is told of an order comes before its end. What the work of an order raises ends the
-        order and is raised here; the crew can go on.
+        Messages of a task arrive before its end. An exception of a task ends the task and is raised here; the
+        executor stays usable.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A crew of the processes of a Ray cluster, or of a Ray of its own on this machine."""
+"""Executor on a Ray cluster, or on a local Ray started for the job."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ from batchloom.preparation.workers.worker_results import TaskFailure, restore_er
 
 _POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
-# What Ray keeps of orders and results in shared memory on a machine of its own; both are small.
+# Shared memory for tasks and results of a local Ray; both are small.
 _OBJECT_BYTES = 128 << 20
 _NODE_DIED = "was on a node of the Ray cluster that died"
 _RESUME_HINT = "what is done stays, so mend the cluster and give the same command again"
@@ -46,15 +46,15 @@ _RESUME_HINT = "what is done stays, so mend the cluster and give the same comman
 
 @dataclass(frozen=True, slots=True)
 class RayClusterSettings:
-    """Where a crew works.
+    """Settings of a Ray cluster.
 
     Attributes:
-        address: ``host:port`` or ``auto``; None starts a Ray on this machine, which others cannot
-            reach, and ends it.
-        workers: orders done at the same time, at most; None for one a processor.
-        memory: bytes that a worker may hold; Ray gives a node no more workers than fit.
-        patience: seconds without a node that could work, after which the crew gives up.
-        shared: a folder that every node must see.
+        address: ``host:port`` or ``auto``; None starts a Ray on this machine that others cannot reach, and
+            ends it afterwards.
+        workers: maximum number of concurrent tasks; None for one per processor.
+        memory: maximum bytes of a worker; Ray places only as many workers on a node as fit.
+        patience: seconds without a usable node after which the executor gives up.
+        shared: folder that every node must see.
     """
 
     address: str | None = None
@@ -77,15 +77,15 @@ class _RayTask:
 
 @final
 class RayExecutor:
-    """Does orders on a Ray cluster; see ``execution.seam.Crew``. Use it as a context manager.
+    """Executor of tasks on a Ray cluster; use it as a context manager.
 
-    Paths in orders mean the same on every node: give absolute ones.
+    It follows :class:`Executor`. Paths in tasks must be valid on every node: use absolute ones.
 
     Raises:
         MissingDependencyError: ray is not installed.
-        InputError: the address is of another kind.
-        WorkerError: the cluster cannot be reached, or (by ``next``) is gone or cannot work.
-        OutputError: by ``next``: a node does not see the shared folder.
+        InputError: the address is of an unsupported kind.
+        WorkerError: the cluster cannot be reached, or (by ``next``) is lost or has no usable node.
+        OutputError: by ``next``, if a node does not see the shared folder.
     """
 
     def __init__(self, setup: TaskFunctionFactory, cluster: RayClusterSettings) -> None:
@@ -102,12 +102,12 @@ class RayExecutor:
 
     @property
     def workers(self) -> int:
-        """Orders that the nodes there are now can do at the same time."""
+        """Number of tasks that the current nodes can run at the same time."""
         return min(self._slots, self._cluster.workers or self._slots)
 
     @property
     def unfinished(self) -> int:
-        """Orders that are not done, or whose end was not said yet."""
+        """Number of tasks without a reported end."""
         ends = sum(not isinstance(event, TaskMessage) for event in self._events)
         return len(self._waiting) + len(self._tasks) + ends
 
@@ -136,11 +136,11 @@ class RayExecutor:
                 self._ray.kill(self._mailbox)
 
     def submit(self, number: int, task: Any) -> None:
-        """Take an order; it is sent when a processor is free."""
+        """Queue a task until a processor is free."""
         self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
-        """The next thing that happened; None where nothing did for so long, or all is done."""
+        """Return the next event; None after ``seconds`` without one, or when all is done."""
         deadline = time.monotonic() + seconds
         while not self._events and self.unfinished:
             try:
@@ -173,7 +173,7 @@ class RayExecutor:
         local_strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             context.get_node_id(), soft=False
         )
-        # Every worker that tells waits in it, and so does the coordinator.
+        # Every sending worker occupies one call of the mailbox, and so does the coordinator.
         self._mailbox = (
             ray.remote(MessageMailbox)
             .options(num_cpus=0, max_concurrency=1 << 16, scheduling_strategy=local_strategy)
@@ -185,7 +185,7 @@ class RayExecutor:
         self._last_capacity_time = time.monotonic()
 
     def _update_nodes(self) -> None:
-        """See which nodes there are now."""
+        """Update the number of worker slots from the current nodes."""
         now = time.monotonic()
         if now < self._last_check + _POLL_SECONDS:
             return
@@ -205,7 +205,7 @@ class RayExecutor:
             )
 
     def _drop_lost_tasks(self, alive: set[str]) -> None:
-        """Lose what was begun on nodes that are gone; a connection to them may hang for minutes."""
+        """Lose tasks on dead nodes at once; a connection to one may hang for minutes."""
         for reference, task in list(self._tasks.items()):
             if task.node and task.node not in alive:
                 del self._tasks[reference]
@@ -225,12 +225,12 @@ class RayExecutor:
             self._tasks[reference] = _RayTask(self._serial, number)
 
     def _wait_for_event(self, seconds: float) -> None:
-        """Wait for the next thing: the end of a task, or something that is told."""
+        """Wait for a message or the end of a task."""
         ready_references, _ = self._ray.wait([*self._tasks, self._take_reference], timeout=seconds)
         if not ready_references:
             return
         [first] = ready_references
-        # All that a task told lies in the mailbox, or was under way from there, when it is over.
+        # When a task ends, all its messages are in the mailbox or were taken from it already.
         drained_messages = self._ray.get(self._mailbox.drain.remote()) if first in self._tasks else []
         self._handle_messages(
             sorted(
@@ -245,7 +245,7 @@ class RayExecutor:
     def _handle_messages(self, messages: list[tuple[int, RayMessage]]) -> None:
         current = {task.serial: task for task in self._tasks.values()}
         for _, message in messages:
-            # A process on a node that was given up may go on telling.
+            # A process on a node considered dead may still send messages.
             task = current.get(message.serial)
             if task is None:
                 continue
@@ -257,11 +257,11 @@ class RayExecutor:
                 self._events.append(TaskMessage(task.number, message.message))
 
     def _make_event(self, reference: Any, task: _RayTask) -> TaskResult | TaskLoss | Exception:
-        """What came of a task that is over."""
+        """Return the event of a finished task."""
         errors = self._ray.exceptions
         exit_reason = self._exit_reasons.pop(task.serial, "")
         try:
-            result = pickle.loads(self._ray.get(reference))  # noqa: S301 - of our own process
+            result = pickle.loads(self._ray.get(reference))  # noqa: S301 - sent by our own process
         except errors.RayTaskError as error:
             return WorkerError(_describe_task_error(error))
         except errors.OutOfMemoryError:
@@ -281,7 +281,7 @@ class RayExecutor:
 
 
 def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int:
-    """How many workers of one processor, and of so much memory, fit into nodes of these resources."""
+    """Count the workers of one processor and ``memory`` bytes that fit on the nodes."""
     return sum(
         min(
             int(resources.get("CPU", 0)),
@@ -294,10 +294,10 @@ def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int
 def _import_ray(cluster: RayClusterSettings) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if cluster.address is None:
-        # Else even a Ray for this process alone listens to the network; it is read with ray's import.
+        # Without it even a local Ray listens on the network; ray reads it on import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
-        import ray  # noqa: PLC0415 - late: few runs use it
+        import ray  # noqa: PLC0415 - slow import that few runs need
         import ray.util.scheduling_strategies  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependencyError(
@@ -329,7 +329,7 @@ def _connect(ray: Any, cluster: RayClusterSettings) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise what is wrong with an address where nobody listens; Ray itself tries for minutes."""
+    """Raise if nothing listens at an address; Ray itself would retry for minutes."""
     if address.startswith("ray://"):
         raise InputError(
             f"{quote_value(address)} is an address of Ray's client, which is not used; run the command on a node "
@@ -358,7 +358,7 @@ def _describe_connection_error(address: str | None, error: Exception) -> str:
 
 
 def _describe_task_error(error: Exception) -> str:
-    """Why a task failed before anything of ours ran in it."""
+    """Describe why a task failed before any code of batchloom ran in it."""
     text = str(error)
     if "No module named" in text or "ModuleNotFoundError" in text:
         return (

@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: the mailbox of what is told, and one order."""
+"""Code that runs in processes of a Ray cluster: the message mailbox, and tasks."""
 
 import asyncio
 import os
@@ -17,19 +17,19 @@ from batchloom.preparation.workers.machine_limits import (
 from batchloom.preparation.workers.protocols import TaskFunction
 from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, encode_failure, run_task
 
-# Messages that nobody took; who tells more waits.
+# Maximum number of buffered messages; further senders wait.
 _MAX_MESSAGES = 1000
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """What every task of a crew is told.
+    """Job settings sent with every task.
 
     Attributes:
-        key: of the crew, alone among all.
-        memory: bytes that a worker may hold; None for any.
-        shared: a folder of which every node must see the same; it holds a file named after the key.
+        key: unique key of the executor.
+        memory: maximum bytes of a worker; None for no limit.
+        shared: folder that every node must see; it holds a file with the key.
     """
 
     key: str
@@ -38,18 +38,18 @@ class RayJob:
 
     @property
     def token(self) -> Path | None:
-        """The file by which a node shows that it sees the folder."""
+        """File that proves that a node sees the shared folder."""
         return None if self.shared is None else self.shared / f".reach-{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class RayMessage:
-    """What a task says on its way.
+    """Message of a running task.
 
     Attributes:
-        serial: of the task.
-        message: what its work tells, where the other two are empty.
-        node: where it begins.
+        serial: serial number of the task.
+        message: message of the task function, if the other two are empty.
+        node: node on which the task starts.
         last: why its process ends now.
     """
 
@@ -61,14 +61,14 @@ class RayMessage:
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFolder:
-    """The node of a task does not see the shared folder."""
+    """Result of a task on a node that does not see the shared folder."""
 
     node: str
 
 
 @final
 class MessageMailbox:
-    """An actor without a processor, beside the coordinator, which keeps what workers tell."""
+    """Actor on the coordinator's node, without a processor, that buffers messages."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[int, RayMessage]] = []
@@ -77,7 +77,7 @@ class MessageMailbox:
         self._room_event.set()
 
     async def put(self, message: RayMessage) -> None:
-        """Keep a message; what came back from here arrives, whatever becomes of the teller."""
+        """Store a message; after the return it arrives, even if the sender dies."""
         await self._room_event.wait()
         self._count += 1
         self._messages.append((self._count, message))
@@ -86,13 +86,13 @@ class MessageMailbox:
             self._room_event.clear()
 
     async def take(self) -> list[tuple[int, RayMessage]]:
-        """All that is kept, numbered as it came, as soon as there is something (or ``drain`` was called)."""
+        """Return all messages, numbered by arrival; waits for one, or for ``drain``."""
         await self._message_event.wait()
         self._message_event.clear()
         return self._take_all()
 
     async def drain(self) -> list[tuple[int, RayMessage]]:
-        """All that is kept now; ``take`` comes back, too."""
+        """Return all messages now, which also wakes ``take``."""
         self._message_event.set()
         return self._take_all()
 
@@ -106,18 +106,18 @@ class _MessageSender(Protocol):
     def __call__(self, message: RayMessage) -> None: ...
 
 
-# The work of the crew that this process works for; a process of Ray does tasks of one job only.
+# Task function of the current executor; a Ray process runs tasks of one job only.
 _task_functions: dict[str, TaskFunction] = {}
-# Who tells for the order that is being done, for the thread that looks at memory.
+# Sender of the running task, for the memory watch thread.
 _running_tasks: dict[str, tuple[int, _MessageSender]] = {}
 
 
 def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:
-    """One order of a crew: what ``answers.answer`` gives, or an Unreached.
+    """Run one task; return :func:`run_task`'s bytes or a pickled UnreachableFolder.
 
-    The order and the setup come as pickles of ours, so that what fails in them is told as any error.
+    Setup and task arrive as pickled bytes, so that errors in unpickling are reported like any other.
     """
-    import ray  # noqa: PLC0415 - late: this module is also read where nothing is done
+    import ray  # noqa: PLC0415 - this module is also imported where no task runs
 
     def send(message: RayMessage) -> None:
         ray.get(mailbox.put.remote(message))
@@ -129,10 +129,10 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
             return pickle.dumps(UnreachableFolder(ray.util.get_node_ip_address()))
         if job.key not in _task_functions:
             _task_functions.clear()
-            _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - the coordinator's own bytes
+            _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - bytes of the coordinator
             threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
         _running_tasks["order"] = (serial, send)
-        number, value = pickle.loads(pickled_task)  # noqa: S301 - the coordinator's own bytes
+        number, value = pickle.loads(pickled_task)  # noqa: S301 - bytes of the coordinator
         return run_task(
             number,
             _task_functions[job.key],
@@ -142,7 +142,7 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
     except MemoryError:
         send(RayMessage(serial, last=OUT_OF_MEMORY))
         os._exit(1)
-    except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
+    except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
         return encode_failure(-1, error)
     finally:
         _running_tasks.clear()
@@ -156,9 +156,9 @@ def _sees_shared_folder(token: Path, key: str) -> bool:
 
 
 def _watch_limits(job: RayJob, parent: int) -> None:
-    """End this process when it holds more than it may, or when its node is given up.
+    """End this process if it exceeds its memory limit or its node is considered dead.
 
-    Ray lets a process whose raylet died go on until its order is done, while another does it anew.
+    Ray lets a process whose raylet died finish its task while another process runs it again.
     """
     while job.key in _task_functions:
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""How a job is run: what decides no byte, and what is other than the default only in tests."""
+"""Settings of a run that do not affect the output, or that only tests change."""
 
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -10,18 +10,18 @@ from batchloom.sources import ReadLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How a job is run.
+    """Run settings of a job.
 
     Attributes:
-        execution: who does the work.
-        append: whether a store that is there becomes a new generation, of those inputs that are new to it.
-        restart: whether work of another recipe or of other inputs gives way; units that are the same stay.
-        streaming: whether data sets of the Hub are read where they lie; None: large ones are.
-        work: where a store that goes elsewhere is made; None for a folder below the user's cache.
-        hash_inputs: whether inputs are told apart by their contents, not by their times.
-        dry_run: whether to stop before anything is written, when it is known what would be left out.
-        limits: the sizes that decide documents.
-        unit_bytes: listed input of a unit.
+        execution: execution settings.
+        append: add the new inputs to an existing store as a new generation.
+        restart: replace the work of another recipe or of other inputs; identical units are reused.
+        streaming: read remote Hub datasets without downloading them; None: only large ones.
+        work: folder in which a store for a remote target is made; None for one below the user's cache.
+        hash_inputs: identify inputs by content, not by mtime.
+        dry_run: stop before shards are written, after counting what would be dropped.
+        limits: read limits, which affect documents.
+        unit_bytes: listed input bytes of a unit.
     """
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
@@ -36,5 +36,5 @@ class RunSettings:
 
     @property
     def constants(self) -> list[int]:
-        """The sizes that decide documents and units."""
+        """Sizes that affect documents and units."""
         return [*astuple(self.limits)[:-1], self.unit_bytes]

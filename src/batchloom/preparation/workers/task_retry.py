@@ -1,11 +1,11 @@
-"""The loop over a crew: orders whose worker is gone are given again."""
+"""Event loop over an executor that retries tasks of lost workers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from batchloom.preparation.workers.protocols import Executor, TaskLoss, TaskMessage, TaskResult
 
-# A crew says nothing for as long as an order takes; this only bounds how long nobody looks.
+# An executor may be silent for as long as a task takes; this only bounds one wait.
 _POLL_SECONDS = 1.0
 
 
@@ -14,10 +14,10 @@ def iter_task_events(
     tasks: Iterable[tuple[int, Any]],
     handle_crash: Callable[[int, Any, str], Any | None],
 ) -> Iterator[TaskMessage | TaskResult]:
-    """What is told of all orders and what comes of each, in any order.
+    """Yield the messages and results of all tasks, in any order.
 
-    Where a worker is gone, ``lost(number, order, reason)`` gives the order to do under the same
-    number in its place, or None for none; it may raise instead.
+    If a worker is lost, ``handle_crash(number, task, reason)`` returns the task to run under the same
+    number instead, or None for none; it may also raise.
     """
     active_tasks = {}
     for number, task in tasks:

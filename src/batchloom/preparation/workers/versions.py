@@ -1,4 +1,4 @@
-"""The versions of what decides bytes: every worker of a job is to have those of its coordinator."""
+"""Versions of packages that affect output bytes, which all workers must share."""
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ _VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
 
 
 def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """The versions that are installed here, by package; empty where one is not.
+    """Return the installed versions by package; empty for a missing one.
 
     Args:
-        steps: the steps of cleaning, of which some use packages of their own.
+        steps: cleaning steps, some of which use packages of their own.
     """
     return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Make sure that this process writes the bytes that the coordinator would.
+    """Check that this process has the package versions of the coordinator.
 
     Args:
-        expected: the versions of the coordinator.
+        expected: versions of the coordinator.
 
     Raises:
-        WorkerError: names the packages that are of another version here.
+        WorkerError: package versions differ; it lists them.
     """
     installed_versions = {name: _get_installed_version(name) for name in expected}
     differing = [

@@ -1,4 +1,4 @@
-"""What a worker process answers of an order, as bytes."""
+"""Pickled results that a worker process returns for a task."""
 
 import pickle
 import traceback
@@ -8,18 +8,18 @@ from typing import Any
 from batchloom.core.errors import BatchloomError, WorkerError
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction, TaskResult
 
-# Of a worker whose work raised a MemoryError: it ends, since what is left of it is not to be trusted.
+# Reason of a worker that ends after a MemoryError, because its state can no longer be trusted.
 OUT_OF_MEMORY = "ran out of memory"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """What the work of an order (or the setup, under number -1) raised.
+    """Exception of a task (or of the setup, with number -1).
 
     Attributes:
-        number: of the order.
-        error: the exception itself; None where it does not survive the way between processes.
-        text: its traceback, as Python prints it.
+        number: number of the task.
+        error: the exception; None if it cannot be pickled.
+        text: its traceback as text.
     """
 
     number: int
@@ -28,34 +28,37 @@ class TaskFailure:
 
 
 def run_task(number: int, task_function: TaskFunction, task: Any, send_message: MessageCallback) -> bytes:
-    """Do an order: its Done or Failed, pickled.
+    """Run a task and return its pickled TaskResult or TaskFailure.
 
     Raises:
-        MemoryError: as the work did; the process should say so and end.
+        MemoryError: the task raised it; the process should report it and end.
     """
     try:
         return pickle.dumps(TaskResult(number, task_function(task, send_message)), protocol=5)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
+    except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
         return encode_failure(number, error)
 
 
 def encode_failure(number: int, error: Exception) -> bytes:
-    """An exception as a pickled Failed, which opens in another process whatever it holds."""
+    """Return a pickled TaskFailure that any process can unpickle."""
     text = "".join(traceback.format_exception(error))
     try:
         pickled_failure = pickle.dumps(TaskFailure(number, error, text), protocol=5)
-        restored_error = pickle.loads(pickled_failure).error  # noqa: S301 - our own bytes
+        restored_error = pickle.loads(pickled_failure).error  # noqa: S301 - bytes pickled just above
         if type(restored_error) is type(error) and str(restored_error) == str(error):
             return pickled_failure
-    except Exception:  # noqa: BLE001, S110 - whatever its own pickling does, its text is told
+    except Exception:  # noqa: BLE001, S110 - pickling may raise anything; the text is sent instead
         pass
     return pickle.dumps(TaskFailure(number, None, text))
 
 
 def restore_error(failure: TaskFailure) -> Exception:
-    """What to raise in the coordinator; where it is no error of ours it carries the traceback."""
+    """Return the exception to raise in the coordinator.
+
+    An error that is no :class:`BatchloomError` carries the traceback of the worker.
+    """
     if failure.error is None:
         return WorkerError(f"A worker raised what cannot be sent on as it is; this is its text:\n{failure.text}")
     if not isinstance(failure.error, BatchloomError):
