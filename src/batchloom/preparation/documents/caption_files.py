@@ -29,8 +29,7 @@ def is_media_table(source: Source) -> bool:
 def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a table row with its files as ``images``, ``audios`` and ``videos``.
 
-    Raises:
-        UnusableRecordError: a file name has no image, audio or video extension.
+    A name without an image, audio or video extension raises UnusableRecordError.
     """
     file_name_column = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
     if file_name_column is None:
@@ -74,11 +73,7 @@ def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
 
 
 def list_media_by_stem(folder: str) -> MediaByStem:
-    """List the media of a folder by file name stem, images first.
-
-    Raises:
-        InputError: the folder cannot be read.
-    """
+    """List the media of a folder by file name stem, images first."""
     files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - names suffice, and there may be very many

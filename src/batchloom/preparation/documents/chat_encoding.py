@@ -47,15 +47,7 @@ class ControlEncoder(Protocol):
 
 @final
 class MediaTextEncoder:
-    """Tokenizer for texts with media; see :class:`ControlEncoder`.
-
-    Args:
-        tokenizer: the tokenizer.
-        families: processor family by media kind.
-
-    Raises:
-        TokenizerError: the tokenizer has no control token for media.
-    """
+    """Tokenizer for texts with media; see :class:`ControlEncoder`."""
 
     def __init__(self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
         self.tokenizer, self.families = tokenizer, families

@@ -64,11 +64,7 @@ class MaskedTokens(NamedTuple):
 
 
 def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
-    """Return the tokens of each text, or the reason why it cannot be used.
-
-    Raises:
-        TokenizerError: a text is not Unicode.
-    """
+    """Return the tokens of each text, or the reason why it cannot be used."""
     sizes = encoder.sizes
     if sizes is None:
         return [_mask_by_offsets(encoder, text) for text in texts]

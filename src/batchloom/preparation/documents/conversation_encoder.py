@@ -76,15 +76,7 @@ def encode_conversations(
 
     For every document the bytes of its ids equal its text, its control tokens are where the template wrote
     them, and its trained tokens begin and end exactly at its trained turns. Otherwise the conversation is a fault.
-
-    Args:
-        conversations: a batch; some thousands at a time are fastest.
-        encoder: tokenizer and template.
-        rules: which tokens are trained, and the policy for overlong conversations.
-
-    Raises:
-        TemplateError: the template exceeds its limits.
-        OverlongError: a conversation is overlong, and ``overlong`` is ``error``.
+    Batches of some thousands are fastest.
     """
     out = _ConversationResults()
     rendered_conversations: list[_RenderedConversation] = []
@@ -147,8 +139,7 @@ def _mask_and_verify(
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
     """Return the final tokens of a conversation, and its media with their positions.
 
-    Raises:
-        RenderError: the conversation cannot be used.
+    Raises RenderError if the conversation cannot be used.
     """
     if isinstance(masked_tokens, str):
         raise RenderError(masked_tokens)

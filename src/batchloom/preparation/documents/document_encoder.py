@@ -42,15 +42,15 @@ class EncodeContext:
     Attributes:
         rules: how sources are split and text files read.
         record_parsers: record parser of each source.
-        bounds: finds where parts of sources meet.
+        bounds: finds the boundaries of parts.
         normalize: normalize the text.
         tokenizer: the tokenizer.
         dtype: token dtype on disk.
         membership: subset rule of the shares, without overrides.
         chat: tokenizer and template; None if no source has conversations.
         overlap: encode a batch on a thread while the next one is read.
-        dedup: deduplication settings.
         cleaner: cleaning steps; None for none.
+        dedup: deduplication settings.
         fim: fill-in-the-middle settings; None for none.
         media: tokenizer for texts with media; None if media are not read.
     """

@@ -47,9 +47,5 @@ def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: st
 
 
 def read_processor_template(media: MediaRecipe) -> str | None:
-    """Read the chat template next to a processor; None if there is none.
-
-    Raises:
-        TokenizerError: the template cannot be read.
-    """
+    """Read the chat template next to a processor; None if there is none."""
     return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

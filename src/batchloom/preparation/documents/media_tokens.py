@@ -52,8 +52,7 @@ class PlacedMedium(NamedTuple):
 def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
     """Replace the media placeholders of a text with the processor's expansions.
 
-    Raises:
-        RenderError: the processor rejects a medium.
+    Raises RenderError for a medium that the processor rejects.
     """
     expansions, placeholder_texts, prefix_lengths = [], [], []
     for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
@@ -99,16 +98,8 @@ def expand_media_tokens(
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
     """Repeat each medium's token as the processor does, and locate the media.
 
-    Tokens of media are not trained.
-
-    Args:
-        masked_tokens: tokens of the text, one per run of a medium's token.
-        text: rendered text with expansions.
-        media: media of the text.
-        encoder: provides the tokens of media.
-
-    Raises:
-        RenderError: a medium's token is merged with its neighbours.
+    Tokens of media are not trained. ``masked_tokens`` has one token per run of a medium's token. Raises
+    RenderError if a medium's token is merged with its neighbours.
     """
     rendered_text = text.rendered.text
     repeats = np.ones(masked_tokens.ids.size, np.int64)

@@ -86,10 +86,6 @@ def encode_preference_pairs(
 
     A pair gives two documents, chosen before rejected. It gives none if a side is a fault or dropped, or if
     the two differ before the answers.
-
-    Raises:
-        TemplateError: the template exceeds its limits.
-        OverlongError: a side is overlong, and ``overlong`` is ``error``.
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     encoded = _encode_sides(sides, encoder, rules, lambda n: (n // 2, f"on its {_PAIR_SIDES[n % 2]} side "))
@@ -122,10 +118,7 @@ def encode_labelled_answers(
     rules: ChatRules,
     dtype: np.dtype[np.generic],
 ) -> EncodedBatch:
-    """Render, tokenize and mask conversations with labelled answers.
-
-    Raises the same exceptions as :func:`encode_preference_pairs`.
-    """
+    """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
     encoded = _encode_sides(conversations, encoder, rules, lambda n: (n, ""))
     out = _PreferenceResults(
@@ -159,9 +152,6 @@ def encode_text_pairs(
 
     The prompt is the common prefix of both texts (a space before the answers belongs to them), and its tokens
     are the common prefix of their tokens, like TRL's ``extract_prompt`` and ``DPOTrainer``.
-
-    Raises:
-        OverlongError: a text is overlong, and ``overlong`` is ``error``.
     """
     out = _PreferenceResults()
     sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]

@@ -30,15 +30,8 @@ def sample_texts(
     """Return texts from hash-chosen positions of the input, or all of a small one.
 
     Plain files are read at the positions; compressed files and one-document files are read from their
-    beginning only.
-
-    Args:
-        sources: the inputs.
-        rules: how they are split, and how texts are read.
-        normalized: normalize the texts.
-        most: maximum number of characters of the sample.
-        probe: bytes read at each position.
-        record_parsers: record parser of each source; None if they are texts.
+    beginning only. ``most`` limits the characters of the sample, ``probe`` is the bytes read per position.
+    Without ``record_parsers`` the sources are texts.
     """
     texts: list[str] = []
     remaining = most

@@ -37,12 +37,9 @@ class TokenBytes(NamedTuple):
 
 
 def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> TokenBytes:
-    """Return the token offsets of texts whose ids stand for their own bytes.
+    """Return the token offsets of texts whose ids decode to their own bytes.
 
-    Args:
-        ids: ids of all texts, concatenated.
-        bounds: offset of each text in the ids [texts + 1].
-        sizes: bytes of each id, -1 for an id without text.
+    ``bounds`` are the offsets of the texts in ``ids`` [texts + 1], ``sizes`` the bytes of each id, -1 for no text.
     """
     lengths = np.maximum(sizes[ids], 0)
     stops = np.cumsum(lengths)
@@ -55,9 +52,8 @@ def mark_tokens(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Mark the tokens that overlap ranges.
 
-    Returns:
-        The mask [tokens]; for each range, whether its first token begins before it and whether its last
-        token ends after it.
+    Returns the mask [tokens] and, for each range, whether its first token begins before it and whether its last
+    token ends after it.
     """
     shift = tokens.base[ranges.text]
     begin, end = ranges.start + shift, ranges.stop + shift

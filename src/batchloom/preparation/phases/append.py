@@ -91,12 +91,9 @@ def read_base_manifest(out: Path) -> Manifest | None:
 
 
 def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> BaseGenerations:
-    """Collect the state of the store to append to.
+    """Collect the state of the store to append to, as far as ``dedup`` needs it.
 
-    Args:
-        work: work folder inside the store; receives the key files.
-        base: manifest of the newest generation; None for a new store.
-        dedup: deduplication settings; keys and signatures are collected only for its mode.
+    Key files are written into the work folder.
     """
     if base is None:
         return BaseGenerations()

@@ -47,15 +47,7 @@ def load_or_find_pairs(path: Path, attempt: str, find: Callable[[], PairList]) -
     """Load the pairs stored at ``path``, or find them and store them there.
 
     Writing shards deletes the files that examples are read from, so a resumed job cannot find the pairs again.
-
-    Args:
-        path: result file, named after everything that decides the result.
-        attempt: suffix that keeps the files of this run apart from those of other runs.
-        find: finds the pairs.
-
-    Raises:
-        StoreConflictError: the file is damaged.
-        OutputError: the file cannot be written.
+    The file name must cover everything that decides the result.
     """
     if path.exists():
         with translate_read_errors(path):
@@ -71,13 +63,8 @@ def load_or_find_pairs(path: Path, attempt: str, find: Callable[[], PairList]) -
 class DuplicatePairReader:
     """Reader of the duplicate files.
 
-    Args:
-        units: all units in order.
-        base_file_count: number of key files of stored shards, which precede those of the units.
-        inputs: name of each input.
-        membership: subset rule that the temporary token files are split by.
-        dtype: token dtype on disk.
-        tokenizer: decodes the first tokens of an example.
+    ``base_file_count`` key files of stored shards precede those of the units. ``membership`` is the rule that the
+    temporary token files are split by.
     """
 
     def __init__(

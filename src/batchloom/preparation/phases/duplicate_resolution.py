@@ -104,11 +104,7 @@ class ResolveDuplicatesTask:
 
 
 def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
-    """Count the remaining documents of a unit and its shards, and store the drop list.
-
-    Raises:
-        OutputError: the files cannot be written.
-    """
+    """Count the remaining documents of a unit and its shards, and store the drop list."""
     folder = attempt_folder(task.resolution_folder, task.attempt)
     make_folder(folder)
     counter = _RemainingCounter(task)
@@ -254,11 +250,8 @@ def make_decision(
 ) -> Decision:
     """Decide subset overrides and shard numbers, once for all units.
 
-    Args:
-        dedup_counts: counts of remaining documents of each unit, in order.
-        folders: (temporary folder, resolution folder) of each unit.
-        sharding: subset shares and shard size.
-        find_present_hashes: returns those of the given hashes that earlier documents have; their subset is fixed.
+    ``folders`` has the (temporary folder, resolution folder) of each unit. ``find_present_hashes`` returns
+    those of the given hashes that earlier documents have; their subset is fixed.
     """
     tokens = {name: sharding.tokens.get(name, 0) for name in SUBSETS}
     for unit in dedup_counts:

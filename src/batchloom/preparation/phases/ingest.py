@@ -17,12 +17,7 @@ REPEATED_REASON = "only repeated lines"
 class RecordIngester:
     """Parser, normalizer and filter of records.
 
-    Args:
-        normalized: normalize the text.
-        cleaner: cleaning steps; None for none.
-        line_deduplicator: removes repeated lines or paragraphs; None if they are kept.
-        statistics: receives drops and flows.
-        stopwatch: receives the time per stage.
+    ``line_deduplicator`` removes repeated lines or paragraphs. ``statistics`` receives drops and flows.
     """
 
     def __init__(
@@ -42,15 +37,9 @@ class RecordIngester:
         self._statistics, self._stopwatch = statistics, stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
-        """Turn records into documents in place; unusable ones become bad records.
+        """Turn records into documents in place; return the number of drops by reason.
 
-        Args:
-            records: records of a reader; its columns are changed.
-            record_parser: parser of the source.
-            source: name of the source.
-
-        Returns:
-            Number of dropped documents by reason.
+        Unusable records become bad records.
         """
         with self._stopwatch.time("read"):
             record_parser.parse_records(records)

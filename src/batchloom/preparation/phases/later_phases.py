@@ -68,14 +68,7 @@ class DuplicateFiles:
 class LaterPhases:
     """Phases after tokenization.
 
-    Args:
-        work: the job's folder.
-        units: all units in order.
-        sharding: decides the subset and shard of each document.
-        base_generations: state of the store that is appended to.
-        dedup: deduplication settings.
-        dtype: token dtype on disk.
-        attempt: suffix that keeps the files of this run apart from those of other runs.
+    ``attempt`` is a suffix that keeps the files of this run apart from those of other runs.
     """
 
     def __init__(
@@ -194,11 +187,7 @@ class LaterPhases:
     ) -> list[UnitShardEntries]:
         """Write the shards of every unit.
 
-        Args:
-            executor: runs the tasks.
-            dedup_counts: counts of remaining documents of each unit.
-            decision: subset overrides and shard numbers.
-            on_unit_written: called for each unit whose shards are written, also by an earlier run.
+        ``on_unit_written`` is called for each unit whose shards are written, also by an earlier run.
         """
         sharding = self._sharding
         settings = ShardSettings(
@@ -242,13 +231,7 @@ def find_all_duplicates(
 ) -> tuple[Path, ...]:
     """Search all key ranges and return the files that list the later copies.
 
-    Args:
-        executor: runs the tasks.
-        files: key files, in document order.
-        folder: output folder.
-        attempt: suffix that keeps the files of this run apart from those of other runs.
-        first_new: documents of the files before this one are always kept.
-        kind: dtype of the keys.
+    ``files`` are key files in document order; documents of files before ``first_new`` are always kept.
     """
     ranges = count_partitions(count_keys(files, kind))
     paths = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
@@ -270,14 +253,7 @@ def run_tasks(
 ) -> dict[int, Any]:
     """Run tasks and return their results by number; tasks of lost workers are retried.
 
-    Args:
-        executor: runs the tasks.
-        tasks: tasks by number.
-        on_done: called with the number of each finished task.
-        crash_tracker: tracks worker deaths by unit, for tasks that a single document may crash.
-
-    Raises:
-        WorkerError: workers die repeatedly at the same task.
+    ``crash_tracker`` is for tasks that a single document may crash. Repeated deaths at one task raise WorkerError.
     """
     deaths: dict[int, int] = {}
 

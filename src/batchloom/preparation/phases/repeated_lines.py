@@ -18,16 +18,8 @@ from batchloom.sources import PartReader, prefetch_sources
 def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, send_message: MessageCallback) -> int:
     """Write the keys of a unit's lines or paragraphs and return their number.
 
-    The number includes blank lines, which have no key of their own.
-
-    Args:
-        segment_task: the parts to read and the output path.
-        context: the job's settings.
-        send_message: receives a :class:`CrashMarker` before each batch.
-
-    Raises:
-        InputError: a source cannot be read.
-        OutputError: the file cannot be written.
+    The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
+    each batch.
     """
     if context.repeat_unit is None:
         raise AssertionError("nobody asked for lines or paragraphs")

@@ -23,13 +23,8 @@ from batchloom.sources import ReadRules, make_bad_record_error
 class TokenizePhase:
     """State of all units during tokenization.
 
-    Args:
-        units: all units in order.
-        resumed_facts: results of units that an earlier run finished; None for the others.
-        rules: read rules of the sources.
-        counters: job counters, which also stop the job at too many bad records.
-        crash_tracker: tracks worker deaths by unit.
-        note: receives notes for the user.
+    ``resumed_facts`` are the facts of units that an earlier run finished, None for the others. ``counters`` also
+    stop the job at too many bad records.
     """
 
     def __init__(
@@ -67,11 +62,7 @@ class TokenizePhase:
         )
 
     def handle_message(self, event: Any) -> None:
-        """Handle a worker's message about its unit.
-
-        Raises:
-            TooManyBadRecordsError: the bad-record budget is exceeded.
-        """
+        """Handle a worker's message; raises TooManyBadRecordsError above the budget."""
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
             self.crash_tracker.record_marker(number, message)
@@ -97,9 +88,7 @@ class TokenizePhase:
     def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
         """Return the retry task of a unit whose worker died.
 
-        Raises:
-            WorkerError: workers die repeatedly at this unit.
-            RecordExcludedError: a record is excluded, which affects other units.
+        Raises WorkerError for repeated deaths, RecordExcludedError if an excluded record affects other units.
         """
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
@@ -156,18 +145,7 @@ class TokenizePhase:
 
 
 def run_tokenize_phase(phase: TokenizePhase, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:
-    """Run the pending units and return the facts of all units in order.
-
-    Args:
-        phase: state of the units.
-        executor: runs the tasks.
-        tasks: pending tasks by unit number.
-
-    Raises:
-        InputError: a source cannot be read, or a record ends the job.
-        WorkerError: workers die repeatedly, or there are none.
-        OutputError: the files cannot be written.
-    """
+    """Run the pending units and return the facts of all units in order."""
     try:
         for event in iter_task_events(executor, tasks.items(), phase.handle_crash):
             if isinstance(event, TaskMessage):

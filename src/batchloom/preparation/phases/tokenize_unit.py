@@ -66,15 +66,8 @@ _LARGE_BATCH_CHARACTERS = 16 << 20
 def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> UnitFacts:
     """Write a unit's files into an attempt folder, facts last, and move it into place.
 
-    Args:
-        unit_task: the parts to read, and the output folder.
-        context: the job's settings.
-        send_message: receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it.
-
-    Raises:
-        InputError: a source cannot be read.
-        UnusableError: a record ends the job, as the recipe demands.
-        OutputError: the files cannot be written.
+    ``send_message`` receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it. A record
+    that ends the job, as the recipe demands, raises UnusableError.
     """
     folder = attempt_folder(unit_task.folder, unit_task.attempt)
     make_folder(folder)
@@ -185,7 +178,7 @@ class _PartCounters:
 class UnitTokenizer:
     """State of one unit, or a section of one, while it is read.
 
-    Encoding releases the GIL: with an executor, one batch is encoded on a thread while the next is parsed
+    Encoding releases the GIL: with an ``encoder``, one batch is encoded on a thread while the next is parsed
     and the one before is written.
     """
 

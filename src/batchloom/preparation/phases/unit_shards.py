@@ -113,9 +113,6 @@ def write_unit_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]
 
     A token file that equals one complete shard is hard-linked; others are copied. If another attempt was
     first, its shards are the same, and the temporary files may be deleted already.
-
-    Raises:
-        OutputError: the shards cannot be written.
     """
     try:
         return _write_shards(shard_task)
@@ -250,11 +247,7 @@ def _read_mask_bits(path: Path) -> MaskBuilder:
 def _copy_shards(
     shard_task: WriteShardsTask, settings: ShardSettings, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
-    """Write the shards of these subsets document by document.
-
-    Raises:
-        StoreConflictError: a token file has changed.
-    """
+    """Write the shards of these subsets document by document."""
     for name, checksum in shard_task.checksums.items():
         _check_unchanged(shard_task.folder / tokens_file_name(name), checksum)
     signatures, media = (

@@ -1,4 +1,4 @@
-"""External sort of a unit's bad records, which may be millions, into input order."""
+"""External sort of a unit's bad records into input order; there may be millions."""
 
 import heapq
 from collections.abc import Iterator
@@ -22,9 +22,6 @@ def sort_bad_records(path: Path) -> None:
 
     The file is overwritten in place, so open descriptors stay valid. Each line is a JSON list of the number of a
     part and a bad record of it.
-
-    Raises:
-        OSError: the file cannot be read or written.
     """
     runs_path, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
     with path.open("r+b") as file, runs_path.open("w+b") as runs:

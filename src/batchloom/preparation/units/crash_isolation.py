@@ -101,15 +101,11 @@ MAX_DEATHS = 12
 
 
 def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason: str) -> CrashState:
-    """Decide what to do with a unit after another of its workers died.
+    """Decide the next state of a unit after another of its workers died.
 
     The first death proves nothing: any process may have used up the memory. After the second, the records in
     flight are suspected; a suspected single record is excluded if a worker dies with only it in flight.
-
-    Args:
-        state: state before.
-        in_hand: record ranges that the worker had in flight.
-        reason: how it died, as a verb phrase.
+    ``reason`` is a verb phrase.
     """
     count = state.count + 1
     if count == 1:

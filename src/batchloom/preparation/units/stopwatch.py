@@ -28,7 +28,7 @@ TimedStage = Literal[
     "write shards",
     "finish",
 ]
-# In the order of a job.
+# In the order in which a job runs them.
 STAGES: tuple[TimedStage, ...] = get_args(TimedStage)
 _END = object()
 

@@ -113,12 +113,7 @@ def choose_moves(
 
     Documents up to 40 % of the target (the width of the tolerated range) come first: enough of them
     always end within that range. One or two larger ones are used only if the small ones do not suffice.
-
-    Args:
-        subset_groups: documents of the subset that may leave it, by position.
-        train_groups: documents of ``train`` that may enter it, by position.
-        tokens: tokens of the subset, including documents that cannot leave it.
-        target: tokens it should have.
+    Groups are those that may move, by position; ``tokens`` includes documents that may not.
     """
     subset_groups, train_groups = list(subset_groups), list(train_groups)
     small = [group for group in subset_groups if group.tokens <= _LARGE_FRACTION * target]
@@ -152,11 +147,8 @@ def choose_moves(
 def _choose_large(large: list[DocumentGroup], least: int, most: int, target: float) -> tuple[DocumentGroup, ...]:
     """Choose up to two large documents, to come closest to a target with small ones.
 
-    Args:
-        large: large documents, in order of preference.
-        least: tokens of the subset without any that may leave it.
-        most: tokens of the subset with all small ones that may enter it.
-        target: tokens it should have.
+    ``large`` is in order of preference. ``least`` are the tokens of the subset without any that may leave it,
+    ``most`` those with all small ones that may enter it.
     """
 
     def distance(groups: tuple[DocumentGroup, ...]) -> float:

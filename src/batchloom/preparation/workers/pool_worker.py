@@ -32,10 +32,7 @@ class WorkerRequest:
 def main(pipe: int, coordinator: int, module: str = "") -> None:
     """Run the tasks that arrive through a socket until it closes.
 
-    Args:
-        pipe: file descriptor of the worker's end.
-        coordinator: id of the process that started this one.
-        module: module to import before the first request; empty for none.
+    ``pipe`` is the file descriptor of the worker's end; ``module`` is imported before the first request.
     """
     # The terminal sends Ctrl-C to all processes, but only the coordinator may end its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

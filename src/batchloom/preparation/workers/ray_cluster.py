@@ -205,7 +205,7 @@ class RayExecutor:
             )
 
     def _drop_lost_tasks(self, alive: set[str]) -> None:
-        """Lose tasks on dead nodes at once; a connection to one may hang for minutes."""
+        """Lose tasks on dead nodes at once; a connection to them may hang for minutes."""
         for reference, task in list(self._tasks.items()):
             if task.node and task.node not in alive:
                 del self._tasks[reference]

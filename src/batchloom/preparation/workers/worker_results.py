@@ -30,8 +30,7 @@ class TaskFailure:
 def run_task(number: int, task_function: TaskFunction, task: Any, send_message: MessageCallback) -> bytes:
     """Run a task and return its pickled TaskResult or TaskFailure.
 
-    Raises:
-        MemoryError: the task raised it; the process should report it and end.
+    A MemoryError is raised again; the process should report it and end.
     """
     try:
         return pickle.dumps(TaskResult(number, task_function(task, send_message)), protocol=5)
