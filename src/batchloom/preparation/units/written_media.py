@@ -17,7 +17,7 @@ def read_unit_media(folder: Path) -> ShardMedia | None:
     """Read the media of a unit or of a stream batch; None if there are none.
 
     Raises:
-        InputError: the files cannot be read.
+        StoreConflictError: the files cannot be read.
     """
     rows, locations_path, blobs = (folder / name for name in MEDIA_NAMES)
     if not rows.exists():
