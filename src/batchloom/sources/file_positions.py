@@ -1,4 +1,4 @@
-"""Where people find a record: the line or the row that an editor or a table shows."""
+"""Locations of records: the line or row that an editor or a table shows."""
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import RecordError, make_record_error
@@ -10,12 +10,12 @@ _MAX_SNIPPET_LENGTH = 60
 def locate_record(
     source: Source, rules: ReadRules, records_before: int | None, bad_record: BadRecord
 ) -> tuple[int | None, int | None]:
-    """1-based line and row of a bad record, each None where it means nothing.
+    """Return the 1-based line and row of a bad record, None where not applicable.
 
     Args:
-        source: holds the record.
-        rules: how it is read.
-        records_before: records of the source before the part; None where nobody has counted them.
+        source: source of the record.
+        rules: read rules of the source.
+        records_before: number of records in the source before the part; None if not counted.
         bad_record: the record.
     """
     read_method = choose_read_method(source, rules)
@@ -30,9 +30,9 @@ def locate_record(
 def make_bad_record_error(
     source: Source, rules: ReadRules, records_before: int | None, bad_record: BadRecord
 ) -> RecordError:
-    """What is said of a bad record: its place, the reason with the remedy, and its beginning.
+    """Return the error for a bad record: location, reason with remedy, and snippet.
 
-    Where nobody has counted the records before it, its place is told in bytes.
+    If the records before it are not counted, the location is a byte offset.
     """
     line, row = locate_record(source, rules, records_before, bad_record)
     snippet = (
@@ -40,7 +40,7 @@ def make_bad_record_error(
         if len(bad_record.snippet) <= _MAX_SNIPPET_LENGTH
         else bad_record.snippet[: _MAX_SNIPPET_LENGTH - 3] + "..."
     )
-    # Escapes that stand for bytes are not escaped again.
+    # Escapes of raw bytes must not be escaped again.
     quoted_snippet = f"'{snippet}'" if snippet.isprintable() and "'" not in snippet else repr(snippet)
     verb = "reads" if snippet.startswith("...") else "begins"
     reason = f"{bad_record.reason} (it {verb} {quoted_snippet})" if snippet else bad_record.reason
@@ -50,7 +50,7 @@ def make_bad_record_error(
 
 
 def format_record_name(source: Source, rules: ReadRules, records_before: int | None, record: BadRecord) -> str:
-    """What a record is called: its file, and its line, row or byte; else as :func:`locate_record`."""
+    """Return the name of a record: its file with its line, row or byte offset."""
     line, row = locate_record(source, rules, records_before, record)
     if line is not None:
         return f"{source.name}, line {line:,}"

@@ -1,4 +1,4 @@
-"""Finding the input files: files, folders and globs, in an order that is always the same."""
+"""Listing of input files: files, folders and globs, in a deterministic order."""
 
 import glob
 import os
@@ -73,16 +73,16 @@ from batchloom.sources.files import (
 )
 from batchloom.sources.formats import find_unread_suffixes
 
-# A folder with this file is a store, which is no text.
+# A folder with this file is a store, which is not an input.
 STORE_MARKER_NAME = "dataset_metadata.json"
-# What messages call a kind that was not to be expected from the name.
+# Names of kinds in notes about files whose name suggests another kind.
 _KIND_LABELS = {
     "json": "a list of JSON objects",
     "jsonl": "JSON Lines",
     "parquet": "Parquet",
     "arrow": "Arrow",
 }
-# What the notes call one of the files and folders that are left out.
+# Singular forms of the reasons in notes.
 _SINGULAR = {
     "broken links": "broken link",
     "files of stores": "file of a store",
@@ -97,10 +97,13 @@ _SINGULAR = {
 
 @dataclass(frozen=True, slots=True)
 class SourceListing:
-    """The input files in the order they are read, and sentences about what was left out.
+    """The input files in reading order, and notes about skipped ones.
 
-    ``duplicates`` are files that several inputs name: their names, the input they are read for, another.
-    ``content`` is the hash of the content of each by its path, where they were read for it.
+    Attributes:
+        sources: the input files.
+        notes: sentences about skipped files.
+        duplicates: files of several inputs: name, number of the input that reads it, number of another.
+        content: content hash by path, if the content was hashed.
     """
 
     sources: tuple[Source, ...]
@@ -110,7 +113,7 @@ class SourceListing:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files as they lie on disk."""
+        """Total size of all files on disk."""
         return sum(source.size for source in self.sources)
 
 
@@ -124,30 +127,31 @@ def list_sources(
     detected_files: Mapping[str, DetectedFile] | None = None,
     media: bool = False,
 ) -> SourceListing:
-    """List the files of ``inputs`` in the order given, inside a folder sorted by path.
+    """List the files of ``inputs`` in the given order, sorted by path inside folders.
 
-    Hidden files, ``__pycache__``, stores, empty files, and what is of no kind that is read are
-    left out of folders, globs and archives, and counted in the notes; so are symbolic links that lead out of a
-    folder, or out of the folder before the first wildcard of a glob. A file named twice is listed once, also
-    where the second name is a link to it. An input that is a link itself is followed.
+    Folders, globs and archives skip hidden files, ``__pycache__``, stores, empty files and files of
+    unknown kinds; the notes count them. They also skip symbolic links that lead out of the folder, or
+    out of the folder before the first wildcard of a glob. A file named twice is listed once, even if
+    the second name is a link. An input that is a link itself is followed.
 
     Args:
-        inputs: files, folders and globs, also behind URLs, and ``-`` for standard input.
-        declared_inputs: what is said of each input; of a named file it must hold, and what does not is left
-            out of folders, globs and archives.
-        exclude: a folder that is left out wherever it lies (the output).
-        spool: keeps what can be read only once; without it such inputs are errors.
-        streaming: whether data sets of the Hub are read where they lie rather than downloaded
-            first; None: those above 10 GB are.
-        detected_files: what files were found to be when the same inputs were listed before, by absolute path;
-            those that have the size and time they had then are not looked into again.
-        media: whether images and sounds are read that records and captions name: those in folders are not looked at.
+        inputs: files, folders, globs and URLs of them, and ``-`` for standard input.
+        declared_inputs: declaration of each input. A named file that contradicts it is an error;
+            folders, globs and archives skip such files.
+        exclude: folder that is always skipped (the output).
+        spool: storage for inputs that can be read only once; without it they are errors.
+        streaming: whether Hub datasets are read remotely instead of downloaded first; None streams
+            those above 10 GB.
+        detected_files: formats detected by an earlier listing of the same inputs, by absolute path;
+            files with unchanged size and time are not read again.
+        media: whether images and audio that records and captions name are read; media files in
+            folders are not inputs then.
 
     Raises:
         InputMissingError: an input does not exist, is empty or holds no usable file.
-        InputError: a file named by itself cannot be used, or something cannot be read.
+        InputError: a named file cannot be used, or something cannot be read.
     """
-    # Not every server says of a file that it is another one now.
+    # Not every server reports that a file has changed.
     PAGE_CACHE.forget()
     clear_status_cache()
     lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
@@ -155,7 +159,7 @@ def list_sources(
     for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
         declared_input = get_declared_input(declared_inputs, number)
         try:
-            # A string stays a string.
+            # A Path would change some names, so inputs remain strings.
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
             reraise_with_location(error, declared_input.location)
@@ -163,7 +167,10 @@ def list_sources(
 
 
 def strip_wildcard_part(input_path: str) -> str:
-    """The path of an input; of a glob that is no file's name, the folder before its first wildcard."""
+    """Return the path of an input, or the folder before the first wildcard of a glob.
+
+    A name with wildcards that exists as a file is not a glob.
+    """
     path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
     if not glob.has_magic(path) or os.path.lexists(path):
         return path
@@ -236,7 +243,7 @@ class _SourceLister:
             raise InputMissingError(self._describe_empty(input_path, display_name))
 
     def _add_hub(self, name: HubDatasetName) -> None:
-        """The data files of a data set of the Hub, downloaded first or not."""
+        """Add the data files of a Hub dataset, downloaded or streamed."""
         files, note = list_hub_files(name)
         self.notes.append(note)
         if download_note := download_to_cache(files, streaming=self._streaming):
@@ -245,7 +252,7 @@ class _SourceLister:
             self._add_file(file.url, file.name, file.status)
 
     def _add_remote(self, url: str, label: str, file_status: os.stat_result | None) -> None:
-        """A file, a folder or a glob behind a URL."""
+        """Add a file, a folder or a glob at a URL."""
         if file_status is not None and not stat.S_ISDIR(file_status.st_mode):
             if supports_ranges(url):
                 self._add_named(url, label, file_status)
@@ -295,7 +302,7 @@ class _SourceLister:
             self.notes.append(decode_file_name(self._make_links_note(label)))
         if self._skipped_counts:
             counts = _describe_counts(self._skipped_counts)
-            # Of archives media are read in tars alone.
+            # Among archives, only tars can supply media.
             media = not detect_archive_by_name(label) and any(
                 medium_by_name(reason.removeprefix("binary ")) for reason in self._skipped_counts
             )
@@ -346,7 +353,7 @@ class _SourceLister:
     def _add_glob(self, pattern: str, label: str) -> None:
         top = strip_wildcard_part(pattern)
         matches = sorted(self._expand_glob(pattern, top), key=lambda path: path.split("/"))
-        # Names under an absolute pattern begin where its first wildcard stands, as its label does.
+        # Names under an absolute pattern begin at its first wildcard, as its label does.
         prefix_length = len(os.path.normpath(pattern)) - len(label)
         for path in matches:
             name = os.path.normpath(path)[prefix_length:]
@@ -356,7 +363,7 @@ class _SourceLister:
             elif link := self._find_outside_link(top, path):
                 self._outside_links.add(link)
             elif stat.S_ISDIR(file_status.st_mode):
-                # After ** the files below come as matches of their own.
+                # After ** the files in the folder are matches of their own.
                 if not pattern.endswith(("**", "**/", "**/*")):
                     self._add_folder(path, name, file_status, top)
             elif self._is_in_store(path):
@@ -365,7 +372,7 @@ class _SourceLister:
                 self._add_file(path, name, file_status)
 
     def _expand_glob(self, pattern: str, top: str) -> set[str]:
-        """Return the paths that a glob matches; ``**`` enters each folder once, however links lead to it."""
+        """Return the paths that a glob matches; ``**`` enters each folder once despite links."""
         parts = pattern.split("/")
         if "**" not in parts:
             return set(glob.glob(pattern))  # noqa: PTH207
@@ -380,12 +387,12 @@ class _SourceLister:
         }
 
     def _walk_folders(self, root_folders: Sequence[str], top: str) -> Iterator[str]:
-        """Yield folders and those below them, each once and with a slash at its end, without hidden ones."""
+        """Yield each folder and subfolder once, with a slash at its end, except hidden ones."""
         visited: set[tuple[int, int]] = set()
         stack = list(reversed(root_folders))
         while stack:
             folder = stack.pop()
-            # A link is told by its name without the slash.
+            # A link is recognized only by its name without the slash.
             path = folder if folder == "/" else folder[:-1] or "."
             status = self._stat(path)
             if status is None or not stat.S_ISDIR(status.st_mode):
@@ -407,7 +414,7 @@ class _SourceLister:
             stack += [f"{folder}{name}/" for name in sorted(names, reverse=True)]
 
     def _add_folder(self, folder: str, name: str, file_status: os.stat_result, top: str | None = None) -> None:
-        """Everything below a folder; an explicit stack, since folders may be deeper than calls."""
+        """Add everything below a folder, with a stack, as nesting may exceed the call stack."""
         self._top_folder, stack = top or folder, [(folder, name, file_status)]
         while stack:
             path, label, status = stack.pop()
@@ -418,18 +425,18 @@ class _SourceLister:
                 self._add_file(path, label, status)
 
     def _find_outside_link(self, top: str, path: str) -> str | None:
-        """Return the link by which a path leaves the input folder; None where it may be read."""
+        """Return the link by which a path leaves the input folder, None if reading is allowed."""
         return None if self._declared_input.follow_links else self._links.find_outside_link(top, path)
 
     def _is_in_store(self, path: str) -> bool:
-        """Whether a file lies in the folder of a store; the last answer is remembered."""
+        """Return whether a file is in the folder of a store; the last answer is cached."""
         folder = os.path.dirname(path)  # noqa: PTH120
         if self._last_store_check[0] != folder:
             self._last_store_check = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")  # noqa: PTH110
         return self._last_store_check[1]
 
     def _skips_folder(self, path: str, status: os.stat_result) -> bool:
-        """Whether a folder is not to be walked: seen on the way here, the output, or a store."""
+        """Return whether to skip a folder: visited, the output, or a store."""
         identity = (status.st_dev, status.st_ino)
         if identity in self._folders:
             self._skipped_counts["folders linked twice"] += 1
@@ -441,7 +448,7 @@ class _SourceLister:
         return False
 
     def _list_saved(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
-        """The files of a dataset that was saved in a folder; None where none was."""
+        """List the files of a saved dataset; None if the folder holds none."""
         split = find_saved_split(folder)
         if split is not None:
             split_folder, note = split
@@ -484,13 +491,13 @@ class _SourceLister:
         except OSError as error:
             raise InputError(f"Folder {folder} cannot be read: {describe_os_error(error)}.") from error
         if media:
-            # A record elsewhere in the input may name them.
+            # Media without a text of the same name may still belong to a record in another folder.
             texts = {name.rpartition("/")[2].rpartition(".")[0] for _, name, _ in entries}
             self._unpaired_media += sum(name.rpartition(".")[0] not in texts for name in media)
         return entries
 
     def _add_file(self, path: str, name: str, file_status: os.stat_result) -> None:
-        """A file found in a folder or by a glob: left out, and counted, where it is of no use."""
+        """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
         if not stat.S_ISREG(file_status.st_mode):
             self._skipped_counts["special files"] += 1
         elif file_status.st_size == 0:
@@ -508,7 +515,7 @@ class _SourceLister:
                 self._append(path, name, file_status, verdict, name_detection)
 
     def _add_named(self, path: str, name: str, file_status: os.stat_result) -> None:
-        """A file named by itself: an error where it is of no use."""
+        """Add a file that the input names; raise if it is unusable."""
         is_spooled = self._spool is not None and self._spool.holds(path)
         display_path = name if is_spooled or is_url(path) else path
         if not stat.S_ISREG(file_status.st_mode):
@@ -531,7 +538,7 @@ class _SourceLister:
             raise InputError(f"{display_path} is not read yet ({verdict.label}): {verdict.remedy}.")
         if form is not None and not matches_format(form, verdict.kind):
             raise InputError(f"{display_path} {describe_format_mismatch(form, verdict.kind)}.")
-        # Where it was put may be called otherwise than what was put there.
+        # The path of a spooled file may lack the suffix of the original name.
         self._append(path, name, file_status, verdict, detect_kind_by_name(name))
 
     def _get_spool(self) -> Spool:
@@ -556,7 +563,7 @@ class _SourceLister:
                 self._skipped_counts[f"not {self._declared_input.form}"] += 1
 
     def _add_samples(self, path: str, name: str, file_status: os.stat_result) -> bool:
-        """Add a tar that holds samples of a WebDataset; whether it does."""
+        """Add a tar of WebDataset samples; return whether it is one."""
         kind = detect_archive_by_name(redact_url(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
@@ -574,7 +581,7 @@ class _SourceLister:
         return True
 
     def _note_kind(self, name: str, verdict: FileDetection) -> None:
-        """Remember a file that is read as another kind than its name says."""
+        """Note a file that is read as another kind than its name suggests."""
         self._note_other_kind(name, detect_kind_by_name(name), verdict)
 
     def _note_other_kind(self, name: str, name_detection: FileDetection | None, verdict: FileDetection) -> None:
@@ -582,7 +589,7 @@ class _SourceLister:
             self._content_notes.append(f"{name} as {_KIND_LABELS.get(verdict.kind, verdict.kind)}")
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
-        """Whether the file is in the list already; now it counts as listed."""
+        """Return whether the file is already listed, and register it."""
         identity = (file_status.st_dev, file_status.st_ino)
         if identity in self._files:
             self._duplicates.append(decode_file_name(name))
@@ -636,7 +643,7 @@ class _SourceLister:
     def _detect_without_reading(
         self, path: str, file_status: os.stat_result, name_detection: FileDetection | None
     ) -> FileDetection | None:
-        """What a file is where that can be told without looking into it."""
+        """Return the kind of a file if it is known without reading the file."""
         if not needs_content(name_detection):
             return name_detection
         if not self._detected_files or is_url(path):
@@ -657,7 +664,7 @@ class _SourceLister:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            # A link that leads back to itself is as good as a broken one.
+            # A link that leads back to itself counts as a broken link.
             if os.path.islink(path):  # noqa: PTH114
                 return None
             raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
@@ -679,7 +686,7 @@ def _describe_counts(skipped_counts: Mapping[str, int]) -> str:
 
 
 def describe_missing_input(input_path: str) -> str:
-    """The sentence for an input that is not there, by what its name says it is."""
+    """Describe a missing input, with advice that depends on its name."""
     if input_path.partition(":")[0] in SYNTHETIC_NAMES:
         return (
             f"There is no file or folder {input_path}, and the synthetic data of that name has no records: batchloom "

@@ -1,4 +1,4 @@
-"""Reading one part of a source as records."""
+"""Reader of the records in one part of a source."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -27,7 +27,7 @@ from batchloom.sources.formats import (
 )
 from batchloom.sources.record_bounds import RecordBounds, open_table
 
-# What needs to know of a part no more than its bytes.
+# Readers that need only the bytes of a part.
 _READER_BY_METHOD: dict[ReadMethod, Callable[[PartStream, ReadRules], Iterator[Records]]] = {
     "jsonl": read_jsonl,
     "samples": read_samples,
@@ -37,7 +37,10 @@ _READER_BY_METHOD: dict[ReadMethod, Callable[[PartStream, ReadRules], Iterator[R
 
 
 def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[SourcePart]:
-    """The nominal parts of a source: cut at multiples of ``unit_bytes`` where it can be."""
+    """Return the nominal parts of a source.
+
+    A splittable source is cut at multiples of ``unit_bytes``, any other is one part.
+    """
     if not is_splittable(source, rules):
         return [SourcePart(source, 0, source.size)]
     cut_offsets = [*range(0, source.size, unit_bytes), source.size]
@@ -46,16 +49,16 @@ def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[Sour
 
 @final
 class PartReader:
-    """Opens a part and gives its records, in order; use as a context manager.
+    """Context manager that opens a part and iterates over its records in order.
 
     Args:
-        part: the stretch to read.
-        rules: how records are found in it.
-        bounds: moves the ends of a nominal part to where records begin; None where they do.
+        part: byte range to read.
+        rules: rules that split it into records.
+        bounds: moves the ends of a nominal part to record boundaries; None if they are there already.
 
     Attributes:
-        start: the part's first byte in the (decompressed) source.
-        stop: one after its last byte; of a compressed source known after ``finish``.
+        start: first byte of the part in the (decompressed) source.
+        stop: byte after its last; for a compressed source known only after ``finish``.
 
     Raises:
         InputError: the source cannot be read or has changed.
@@ -69,7 +72,7 @@ class PartReader:
         if bounds is not None and is_splittable(source, rules):
             self.start, self.stop = bounds.find_bound(source, part.start), bounds.find_bound(source, part.stop)
             self._begin = bounds.begin(source, part.start)
-        # The bytes of a table are hashed by the stream; what reads it jumps about in them.
+        # The stream hashes the bytes of a table in order; the table reader needs random access.
         self._table = open_table(source) if self._method == "table" else None
         try:
             self._stream = PartStream(source, self.start, self.stop)
@@ -103,11 +106,11 @@ class PartReader:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the listed file that were read so far."""
+        """Number of bytes of the listed file read so far."""
         return self._stream.consumed if self._table is None else self._table.consumed
 
     def finish(self) -> bytes:
-        """Read what is left; the XXH3-128 of the part's bytes after decompression, 16 bytes.
+        """Read the rest and return the XXH3-128 of the decompressed part, 16 bytes.
 
         Raises:
             InputError: the file was changed while it was read.

@@ -1,7 +1,7 @@
-"""Where parts of a large source meet: the records that begin at or after nominal places.
+"""Part boundaries in a large source: records at or after nominal offsets.
 
-A function of the bytes around the place alone, so that parts can be read in any order and give the
-same documents.
+A boundary depends only on the bytes around the offset, so parts can be read in any order and give
+the same documents.
 """
 
 from bisect import bisect_left
@@ -34,10 +34,10 @@ _MAX_SEARCH_BYTES = 8 << 20
 
 
 def open_table(source: Source) -> "TableReader":
-    """Open a columnar source; what reads it is loaded with the first one.
+    """Open a columnar source; the reader is imported on first use.
 
     Raises:
-        InputError: it cannot be read, or is not sound.
+        InputError: it cannot be read, or is damaged.
     """
     file = open_source(source)
     try:
@@ -52,10 +52,10 @@ def open_table(source: Source) -> "TableReader":
 
 @final
 class RecordBounds:
-    """Finds the first record that begins at or after a nominal place of a source.
+    """Finder of the first record that begins at or after a nominal offset of a source.
 
-    Remembers the last gap it crossed, so that one enormous record is not searched through
-    again for every nominal place inside it.
+    The last gap is cached, so that one enormous record is not searched again for every nominal
+    offset inside it.
     """
 
     def __init__(self, rules: ReadRules) -> None:
@@ -66,11 +66,11 @@ class RecordBounds:
         self._known_cuts: dict[tuple[str, int], PartStart | None] = {}
 
     def set_known_cuts(self, known_cuts: Iterable[KnownCut]) -> None:
-        """Take cuts that somebody found, in place of those told before: no source is read for them."""
+        """Replace the known cuts; their sources are not read to find them."""
         self._known_cuts = {(path, nominal): begin for path, nominal, begin in known_cuts}
 
     def find_bound(self, source: Source, nominal: int) -> int:
-        """The true bound for a nominal one; the source's size where no record begins after it."""
+        """Return the bound for a nominal offset, or the source's size if no record follows."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
         if is_sequential(source, self._rules):
@@ -80,7 +80,7 @@ class RecordBounds:
             record_start = self.find_bound_within(source, nominal, source.size)
             return source.size if record_start is None else record_start
         path, start, stop = self._gap
-        # Near the ends of the gap the bytes outside it count too: there it is looked up again.
+        # Near the ends of the gap the result also depends on bytes outside it, so it is searched again.
         reach = self._rules.limits.reach_bytes
         if path == source.path and start + reach <= nominal <= stop - reach:
             return stop
@@ -91,10 +91,10 @@ class RecordBounds:
         return bound
 
     def begin(self, source: Source, nominal: int) -> PartStart | None:
-        """What a reader must know to begin at the bound of a nominal place inside of a source.
+        """Return the reader state at the bound of a nominal offset.
 
-        None where no record begins there, and for sources whose records can be told by what
-        they begin with.
+        It is None if no record begins there, and for sources whose records can be recognized by their
+        beginning.
         """
         if not 0 < nominal < source.size or not is_sequential(source, self._rules):
             return None
@@ -105,7 +105,7 @@ class RecordBounds:
         return self._sequential_cuts.get_cut(nominal)
 
     def find_bound_within(self, source: Source, nominal: int, limit: int) -> int | None:
-        """The same, looked for no further than byte ``limit``; None where none was found."""
+        """Return the bound below byte ``limit``, or None if there is none."""
         if choose_read_method(source, self._rules) == "table":
             starts = self.starts(source)
             index = bisect_left(starts, nominal)
@@ -116,7 +116,7 @@ class RecordBounds:
             return self._find_record(file, source, nominal, limit)
 
     def starts(self, source: Source) -> list[int]:
-        """Where the groups of rows of a columnar source begin."""
+        """Return the first byte of each row group of a columnar source."""
         path, starts = self._starts
         if path != source.path:
             with open_table(source) as table:
@@ -151,7 +151,7 @@ class RecordBounds:
         return None
 
     def _find_search_start(self, file: BinaryIO, nominal: int, read_method: ReadMethod) -> int:
-        """Where to begin, so that a record which begins exactly at ``nominal`` is found."""
+        """Return the search start that finds a record beginning exactly at ``nominal``."""
         if read_method in ("jsonl", "line"):
             return nominal - 1
         start = max(0, nominal - self._rules.limits.reach_bytes)
@@ -159,7 +159,7 @@ class RecordBounds:
         window = file.read(nominal - start)
         if read_method == "paragraph":
             return nominal - (len(window) - len(window.rstrip(b" \t\r\n")))
-        # Marks are matched from left to right without overlaps, so the ones before count too.
+        # Marks match from left to right without overlaps, so earlier marks matter too.
         mark, position = self._rules.split_on.encode(), 0
         while (mark_start := window.find(mark, position)) >= 0:
             position = mark_start + len(mark)

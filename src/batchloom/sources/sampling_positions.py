@@ -1,4 +1,4 @@
-"""Where a large input is looked at: places chosen by hash, spread evenly over all of its bytes."""
+"""Sample positions in a large input: chosen by hash, spread evenly over its bytes."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -20,12 +20,12 @@ from batchloom.sources.record_bounds import RecordBounds
 
 @dataclass(frozen=True, slots=True)
 class SampleRange:
-    """A stretch of a source that is looked at.
+    """A byte range of a source to sample.
 
     Attributes:
-        part: it begins and ends where records do.
-        position_count: for how many places it stands, where only as much of its beginning is meant; None
-            where the part is one probe long and all of it is meant.
+        part: range that begins and ends at record boundaries.
+        position_count: number of positions that the part covers, if only that many probes of its
+            beginning are read; None if the part is one probe long and is read completely.
     """
 
     part: SourcePart
@@ -35,16 +35,16 @@ class SampleRange:
 def iter_sample_ranges(
     sources: Sequence[Source], rules: ReadRules, count: int, size: int
 ) -> Iterator[tuple[int, SampleRange]]:
-    """Probes at ``count`` places of the input, each with the number of its source.
+    """Yield the probes at ``count`` positions of the input, each with its source number.
 
-    Plain files are looked at in the places themselves; compressed files and files that are one
-    document offer their beginning only, and tables the beginnings of groups of rows.
+    Uncompressed files are sampled at the positions themselves. Compressed files and files of one
+    document are sampled at their beginning, and tables at the beginnings of row groups.
 
     Args:
         sources: the inputs.
-        rules: how they are cut.
-        count: places.
-        size: bytes of a probe.
+        rules: rules that split the inputs into records.
+        count: number of positions.
+        size: bytes per probe.
     """
     sizes = [source.size for source in sources]
     for number, offsets in _choose_positions(sizes, count, size).items():
@@ -53,7 +53,7 @@ def iter_sample_ranges(
 
 
 def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, list[int]]:
-    """One place in each of ``count`` equal stretches of the input: source number to offsets."""
+    """Choose one position in each of ``count`` equal ranges; return offsets by source."""
     ends = list(accumulate(sizes))
     total = ends[-1]
     offsets_by_source: dict[int, list[int]] = {}
@@ -84,7 +84,7 @@ def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], siz
 
 
 def _sample_table(source: Source, starts: Sequence[int], offsets: Iterable[int]) -> Iterator[SampleRange]:
-    """The groups of rows that hold the places."""
+    """Yield the row groups that contain the positions."""
     hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
     for group, times in sorted(hits.items()):
         yield SampleRange(SourcePart(source, starts[group], starts[group] + 1), times)

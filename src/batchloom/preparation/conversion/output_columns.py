@@ -1,4 +1,4 @@
-"""The columns of a conversion: renamed to their roles, chosen, and put in order; values as they are."""
+"""Output columns of a conversion: renamed to roles, selected and ordered."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,19 +12,19 @@ RowMapper = Callable[[Row], Row]
 
 
 def coerce_row(value: Any) -> Row:
-    """What a reader gives as a row: a text is a row of one column."""
+    """Return a reader's value as a row; a text becomes a row of one column."""
     return {"text": value} if isinstance(value, str) else value
 
 
 def make_row_mapper(mapping: Mapping[str, str], columns: Sequence[str] | None) -> RowMapper | None:
-    """What makes a row of the output of a row of the input; None where rows stay as they are.
+    """Return the function from input rows to output rows; None if rows stay unchanged.
 
-    It raises UnusableRecordError where a role would hide another column.
+    It raises UnusableRecordError if a role would hide another column.
 
     Args:
-        mapping: columns by role; a column takes its role's name where it stands, and what a path
-            leads to (``answers.text[0]``) is added behind the others.
-        columns: names in the output, in order; None for all. A row that lacks one goes without it.
+        mapping: columns by role. A column is renamed to its role in place; the value at a path
+            (``answers.text[0]``) is appended as a new column.
+        columns: output names in order; None for all. A missing column is skipped.
     """
     if not mapping and columns is None:
         return None
@@ -61,7 +61,7 @@ def _column_conflict_error(role: str) -> UnusableRecordError:
 
 
 def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[str]:
-    """What is wrong with the columns asked for, one sentence each, before any row is seen."""
+    """Return the problems of the requested columns, before any row is read."""
     problems = [f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]]
     mapped_columns = [column for column in mapping.values() if column]
     problems += [
@@ -90,7 +90,7 @@ def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[st
 def find_missing_columns(
     mapping: Mapping[str, str], columns: Sequence[str] | None, rows: Iterable[Row]
 ) -> list[tuple[str, str]]:
-    """Columns asked for that none of these rows has, each with the option that asks for it."""
+    """Return the requested columns that no row has, as (option, column)."""
     missing_columns = {("--map", column) for column in mapping.values()}
     missing_columns |= {("--columns", name) for name in columns or () if name not in mapping}
     for row in rows:
@@ -105,7 +105,7 @@ def find_missing_columns(
 
 
 def unknown_column_error(option: str, column: str, column_names: Sequence[str]) -> SchemaError:
-    """The error of a column that the first records lack."""
+    """Return the error for a column that the first records lack."""
     hint = suggest(column, column_names) or f"; name one of them with {option}"
     return SchemaError(
         f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}",

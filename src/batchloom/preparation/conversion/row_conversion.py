@@ -1,4 +1,4 @@
-"""``convert``: the rows of any input in one file of JSON lines, JSON or Parquet, in bounded memory."""
+"""``convert``: write any input as JSON Lines, JSON or Parquet, in bounded memory."""
 
 import importlib
 import os
@@ -64,16 +64,16 @@ _MAX_REPORTED_BAD = 10
 
 @dataclass(frozen=True, slots=True)
 class ConversionResult:
-    """What was written.
+    """Result of a conversion.
 
     Attributes:
         path: the file; None for standard output.
         form: ``jsonl``, ``json`` or ``parquet``.
-        rows: rows in it.
-        bytes: its bytes; 0 for standard output.
-        quarantined: records that could not be used.
-        quarantine: the file that tells of them, None where there is none.
-        notes: what is not in the file as it was in the input, one sentence each.
+        rows: number of written rows.
+        bytes: size of the file; 0 for standard output.
+        quarantined: number of unusable records.
+        quarantine: the file that describes them, or None.
+        notes: differences between the file and the input, one sentence each.
     """
 
     path: Path | None
@@ -87,7 +87,7 @@ class ConversionResult:
 
 @dataclass(frozen=True, slots=True)
 class _ConversionTarget:
-    """Where the rows go: ``path`` is None for standard output."""
+    """Destination of the rows: ``path`` is None for standard output."""
 
     path: Path | None
     form: OutputFormat
@@ -111,30 +111,30 @@ def convert(
     follow_links: bool = False,
     listener: Listener | None = None,
 ) -> ConversionResult:
-    """Write the rows of any input that ``prepare`` reads into one file, in their order, untouched.
+    """Write the rows of any input that ``prepare`` reads into one file, in order.
 
-    Texts become rows ``{"text": ...}``. The file is written aside and renamed: a name that exists
-    is whole. For Parquet the input is read twice: first for the types of its columns.
+    Values stay unchanged, and texts become rows ``{"text": ...}``. The file is renamed into place, so
+    an existing file is complete. For Parquet the input is read twice, first for the column types.
 
     Args:
         inputs: files, folders and globs.
         out: a name ending in .jsonl or .json (also .gz, .zst) or .parquet; ``-`` writes JSON
             lines to standard output.
-        mapping: columns by role; each is given its role's name.
-        columns: which columns are written, by their names in the output, and in which order.
-        text_field: the one column that is the text: rows are ``{"text": ...}``.
-        split_on: what a document of a text file is; see ``ReadRecipe``.
-        max_bad: records that may be unusable: a number, or a share such as ``"0.1%"``, which
+        mapping: columns by role; each is renamed to its role.
+        columns: output columns, in order, by their names in the output.
+        text_field: the single column that holds the text: rows are ``{"text": ...}``.
+        split_on: rule that splits a text file into documents; see ``ReadRecipe``.
+        max_bad: maximum of unusable records: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
-        force: replace a file that exists.
+        force: replace an existing file.
         follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
-        listener: is called with notes and progress.
+        listener: called with notes and progress.
 
     Raises:
-        SettingsError: options that are unknown or contradict each other; all of them at once.
-        InputMissingError, InputError, RecordError: an input cannot be used; a Parquet column
+        SettingsError: options are unknown or contradict each other; lists all of them.
+        InputMissingError, InputError, RecordError: an input cannot be used, or a Parquet column
             would hold values of several types.
-        SchemaError: a column asked for is in none of the first records.
+        SchemaError: none of the first records has a requested column.
         TooManyBadRecordsError: more records are unusable than ``max_bad`` allows.
         StoreConflictError: the output exists, or another run writes it.
         OutputError: the output cannot be written.
@@ -192,7 +192,7 @@ def _refuse_existing(target: _ConversionTarget) -> None:
 def _list_conversion_inputs(
     inputs: Sequence[str], target: _ConversionTarget, hear: Listener, *, follow_links: bool
 ) -> SourceListing:
-    """The input without the output and what an earlier run left of it."""
+    """List the input without the output and its partial files."""
     listing = list_sources(inputs, declared_inputs=[DeclaredInput(follow_links=follow_links)] * len(inputs))
     for note in listing.notes:
         hear(Note(note))
@@ -214,7 +214,7 @@ def _resolve_mapping(
     mapping: Mapping[str, str],
     columns: Sequence[str] | None,
 ) -> Mapping[str, str]:
-    """The mapping by the very names of the columns, which the first records have."""
+    """Match the mapping to the column names of the first records."""
     if not mapping and columns is None:
         return mapping
     samples = [(source, read_sample_rows(source, rules)[0]) for source in listing.sources]
@@ -228,14 +228,14 @@ def _resolve_mapping(
             column_names,
         )
     for source, sample_rows in samples:
-        # Texts have no columns that could be mapped.
+        # Texts have no columns to map.
         if sample_rows and source.kind not in ("text", "code"):
             _refuse_unmapped(source, sample_rows, mapping)
     return mapping
 
 
 def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, str]) -> None:
-    """Refuse a source of which no first record has a column that is to take a role's name."""
+    """Raise SchemaError if the first records of a source lack a mapped column."""
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     for option, column in find_missing_columns(mapping, None, rows):
         error = unknown_column_error(option, column, names)
@@ -244,7 +244,7 @@ def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, 
 
 @final
 class _RowConversion:
-    """One conversion: reads stretch by stretch, and keeps account of what is bad."""
+    """One conversion, read batch by batch, with the counts of bad records."""
 
     def __init__(
         self,
@@ -258,7 +258,6 @@ class _RowConversion:
         self._max_bad, self._hear = max_bad, hear
 
     def run(self, target: _ConversionTarget) -> ConversionResult:
-        """Write the file."""
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._hear(Note(note))
@@ -286,7 +285,7 @@ class _RowConversion:
             return ConversionResult(target.path, target.form, counters.documents, size, lines, quarantine, notes)
 
     def _write(self, file: RowFile, keep_bad: Callable[[Source, BadRecord], object]) -> tuple[JobCounters, int]:
-        """Every row into ``file``; the account, and how many records were bad."""
+        """Write all rows to ``file``; return the counters and the number of bad records."""
         counters = self._make_counters("convert")
         for source, batch in self._iter_batches(counters):
             refused = file.write(batch.values, nan=source.kind in COLUMNAR_KINDS)
@@ -302,7 +301,7 @@ class _RowConversion:
         return counters, counters.quarantined
 
     def _infer_schema(self) -> tuple[Any, tuple[str, ...]]:
-        """The Arrow schema of all rows, and what it changes in them."""
+        """Return the Arrow schema of all rows, and notes on values that it changes."""
         shape, counters = ColumnType(), self._make_counters("look")
         for source, batch in self._iter_batches(counters):
             try:
@@ -320,7 +319,7 @@ class _RowConversion:
             raise InputError(_describe_untabular(error)) from None
 
     def _iter_batches(self, counters: JobCounters) -> Iterator[tuple[Source, Records]]:
-        """All records in order, as rows of the output."""
+        """Yield all records in order, as rows of the output."""
         for source in prefetch_sources(self._listing.sources, lambda one: one):
             done = 0
             with PartReader(SourcePart(source, 0, source.size), self._rules) as reader:
@@ -376,7 +375,7 @@ class _RowConversion:
     def _untabular_input_error(
         self, source: Source, batch: Records, shape: ColumnType, error: UntabularError
     ) -> InputError:
-        """The error of a stretch that does not go with what came before, by its first such row."""
+        """Return the error for a batch that contradicts earlier rows, by its first row."""
         number = shape.find_mismatched_row(batch.values, error.path)
         if number is None:
             return InputError(f"{source.name}: {_describe_untabular(error)}")
@@ -396,5 +395,5 @@ def _describe_untabular(error: UntabularError) -> str:
 
 
 def _import_row_tables() -> Any:
-    """The writer of Parquet; pyarrow is loaded only where it is needed."""
+    """Import the Parquet writer; pyarrow loads only when needed."""
     return importlib.import_module("batchloom.preparation.conversion.row_tables")

@@ -1,4 +1,4 @@
-"""Rows written to a file: JSON lines or a JSON array, plain or packed, as they come."""
+"""Row files: JSON Lines or a JSON array, plain or compressed, written in a stream."""
 
 import io
 import json
@@ -18,32 +18,30 @@ SkippedRow = tuple[int, str]
 
 
 class RowFile(Protocol):
-    """Takes rows in order."""
+    """Protocol of a file that takes rows in order."""
 
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
-        """Add rows at the end.
+        """Append rows.
 
         Args:
             rows: the rows.
             nan: whether their source can hold NaN.
 
         Returns:
-            Of each row that the file cannot hold, its number in ``rows`` and why.
+            (index in ``rows``, reason) of each row that the file cannot hold.
         """
 
     def finish(self) -> None:
-        """Write what is left; the file below stays open."""
+        """Write the remaining data; the underlying file stays open."""
 
 
 def _encode_row(row: Row, *, nan: bool) -> bytes:
-    """A row as one line of JSON, every value as it is.
+    """Encode a row as one line of JSON with unchanged values.
 
-    Args:
-        row: the row.
-        nan: whether its source can hold NaN, which would become null.
+    ``nan`` states whether the source can hold NaN, which orjson would write as null.
 
     Raises:
-        UnusableRecordError: it holds what JSON cannot.
+        UnusableRecordError: the row holds values that JSON cannot hold.
     """
     try:
         line = orjson.dumps(row, option=orjson.OPT_PASSTHROUGH_DATETIME)
@@ -53,7 +51,10 @@ def _encode_row(row: Row, *, nan: bool) -> bytes:
 
 
 def _encode_row_stdlib(row: Row) -> bytes:
-    """By the standard library, which knows whole numbers of any size and refuses NaN."""
+    """Encode a row with the standard library.
+
+    It takes integers of any size and rejects NaN.
+    """
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
@@ -88,12 +89,12 @@ def _iter_unencodable_types(value: object) -> Any:
 
 @final
 class JsonRowFile:
-    """JSON Lines, or one array with a row a line (of one row at least).
+    """JSON Lines, or one array with one row per line (at least one row).
 
     Args:
-        file: where the bytes go.
+        file: output file.
         array: whether to write an array.
-        compression: what to pack the bytes with, ``gzip`` or ``zstd``.
+        compression: ``gzip``, ``zstd`` or None.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class JsonRowFile:
         self._out: Any = file
         self._packed = compression is not None
         if compression == "gzip":
-            # Neither a name nor a time in the header: the same rows give the same bytes.
+            # The header has neither a name nor a time, so that the same rows give the same bytes.
             self._out = igzip.IGzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[no-untyped-call]
         elif compression == "zstd":
             self._out = zstandard.ZstdCompressor().stream_writer(cast("IO[bytes]", file), closefd=False)

@@ -1,4 +1,4 @@
-"""Rows written to a Parquet file, in bounded memory; loads pyarrow."""
+"""Parquet output in bounded memory; imports pyarrow."""
 
 import io
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _SCALAR_TYPES: dict[type, pa.DataType] = {
 
 
 def build_arrow_schema(shape: ColumnType) -> pa.Schema:
-    """The schema of rows of this shape.
+    """Return the schema of rows of this type.
 
     Raises:
-        Untabular: Parquet cannot hold it.
+        UntabularError: Parquet cannot hold the rows.
     """
     if not shape.fields:
         raise UntabularError((), "the rows have no column at all")
@@ -50,11 +50,11 @@ def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
 
 @final
 class ParquetRowFile:
-    """A Parquet file of rows whose schema is known; a row group is about 32 MiB.
+    """A Parquet file with a known schema and row groups of about 32 MiB.
 
     Args:
-        file: where the bytes go.
-        schema: of every row.
+        file: output file.
+        schema: schema of every row.
     """
 
     def __init__(self, file: IO[bytes] | io.RawIOBase, schema: pa.Schema) -> None:
@@ -63,8 +63,8 @@ class ParquetRowFile:
         self._ready: list[pa.RecordBatch] = []
         self._size = 0
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the seam's
-        """See :class:`RowFile`; a table holds NaN as it is."""
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the protocol's
+        """See :class:`RowFile`; Parquet holds NaN, so ``nan`` is unused."""
         if rows:
             columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in self._schema]
             self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))

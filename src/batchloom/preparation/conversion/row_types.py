@@ -1,4 +1,4 @@
-"""What types the columns of rows have, told from every value: what a table needs before its first row."""
+"""Column types of rows, inferred from every value before a table is written."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Any, final
 
 from batchloom.core.errors import BatchloomError
 
-# A table of more columns, counting those inside objects, is one of objects used as dictionaries.
+# More columns than this, including nested fields, mean that objects are used as dictionaries.
 MAX_COLUMNS = 10_000
-# Whole numbers up to this are exact as fractions.
+# Integers up to this are exact as float64.
 _MAX_EXACT_INT = 1 << 53
 _MAX_DEPTH = 64
 _TYPE_LABELS = {
@@ -25,11 +25,11 @@ _TYPE_LABELS = {
 
 @final
 class UntabularError(BatchloomError):
-    """A column holds what a table cannot; holds where and why.
+    """A column holds values that a table cannot hold.
 
     Attributes:
-        path: names of the column and of the fields inside it; ``[]`` for the items of a list.
-        reason: what is wrong, without the remedy.
+        path: names of the column and its nested fields; ``[]`` for the items of a list.
+        reason: the problem, without the remedy.
     """
 
     def __init__(self, path: tuple[str, ...], reason: str) -> None:
@@ -42,16 +42,16 @@ class UntabularError(BatchloomError):
 
 @dataclass(slots=True)
 class ColumnType:
-    """What was seen of one column, of a field of its objects or of the items of its lists.
+    """Observed type of a column, of an object field or of list items.
 
     Attributes:
-        kinds: types of its values, in the order they were met; null is none.
-        least: its smallest whole number, at most 0.
-        most: its largest, at least 0.
-        count: how many objects there were.
-        fields: the shape of each of their fields.
-        present: in how many of the objects each field was.
-        items: the shape of the items of its lists.
+        kinds: types of its values except null, in order of appearance.
+        least: smallest integer, at most 0.
+        most: largest integer, at least 0.
+        count: number of objects.
+        fields: type of each field of the objects.
+        present: number of objects that have each field.
+        items: type of the items of the lists.
     """
 
     kinds: list[type] = field(default_factory=list)
@@ -63,10 +63,10 @@ class ColumnType:
     items: "ColumnType | None" = None
 
     def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
-        """Take more values into account.
+        """Add more values.
 
         Raises:
-            Untabular: they and those before have no type in common.
+            UntabularError: they have no common type with earlier values.
         """
         if len(path) > _MAX_DEPTH:
             raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
@@ -118,7 +118,7 @@ class ColumnType:
             raise UntabularError(path, "holds whole numbers of more than 64 bits")
 
     def find_mismatched_row(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
-        """The number of the first row whose value at ``path`` is not what came first; None where none is."""
+        """Return the first row whose value at ``path`` has another type, or None."""
         for number, row in enumerate(rows):
             row_type = ColumnType()
             try:
@@ -138,7 +138,7 @@ class ColumnType:
         return shape
 
     def walk(self, path: tuple[str, ...] = ()) -> "Iterator[tuple[tuple[str, ...], ColumnType]]":
-        """This shape and all inside it, each with its path."""
+        """Yield this type and all nested types, each with its path."""
         yield path, self
         for name, inner in self.fields.items():
             yield from inner.walk((*path, name))
@@ -147,12 +147,15 @@ class ColumnType:
 
 
 def format_column_path(path: Iterable[str]) -> str:
-    """A path as people write it: ``messages[].content``."""
+    """Format a path: ``messages[].content``."""
     return ".".join(path).replace(".[]", "[]")
 
 
 def describe_type_changes(shape: ColumnType) -> list[str]:
-    """What is not in the table as it was in the rows, one sentence each: nulls and fractions."""
+    """Describe where nulls and floats in the table differ from the rows.
+
+    Each description is one sentence.
+    """
     mixed, absent = [], []
     for path, column_type in shape.walk():
         if len(column_type.kinds) > 1:

@@ -1,13 +1,13 @@
-"""What hangs together by links, in bounded memory: the first of each group stays.
+"""Connected components of duplicate links, in bounded memory.
 
-Links are spilled by the hash of a document into partitions, and rewritten partition by partition
-until every document is linked to the first of its group: the alternating large-star and small-star
-of Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii (Connected Components in MapReduce and
-Beyond, SoCC 2014). The number of links never grows; memory holds the documents of one partition
-and one chunk of links, however many of them one document has. The result is a function of the
-links alone.
+The first document of each component stays. Links are spilled into partitions by the hash of a
+document. They are rewritten partition by partition until every document is linked to the first of
+its component. This is the alternating large-star and small-star of Kiveris, Lattanzi, Mirrokni,
+Rastogi, Vassilvitskii (Connected Components in MapReduce and Beyond, SoCC 2014). The number of
+links never grows. Memory holds the documents of one partition and one chunk of links, even if one
+document has many links. The result depends on the links alone.
 
-A document is the unit above its number, u64; a pair is two of them, u64 [2].
+A document id is u64: the unit in the high 32 bits, the number in the low 32. A pair is u64 [2].
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from batchloom.preparation.dedup.key_files import (
     write_key_file,
 )
 
-# Links of a partition, and pairs of a chunk that is in memory at once: links both ways, with room.
+# Documents per partition, and pairs per chunk in memory: links in both directions, with room.
 _PARTITION_DOCUMENTS = 1 << 20
 _CHUNK = 1 << 22
 _U32 = np.uint64(32)
@@ -39,17 +39,17 @@ _DocumentIds = NDArray[np.uint64]
 
 @final
 class _PairSpill:
-    """Pairs of documents in files, by the hash of the first of the two."""
+    """Pairs of documents in files, partitioned by the hash of the first one."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
         self._folder, self._partitions = folder, partitions
-        # The last partition that was one chunk, as it is mostly asked for twice.
+        # Most partitions are read twice in a row, so the last one that fits one chunk is cached.
         self._cached_chunk: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
         with describe_io_errors(folder):
             folder.mkdir(parents=True)
 
     def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
-        """Put pairs down [K], [K]."""
+        """Append pairs of ``nodes`` [K] and ``values`` [K]."""
         if not len(nodes):
             return
         partition = mix_in_place(nodes.copy())
@@ -62,12 +62,12 @@ class _PairSpill:
         numbers = partition[starts].tolist()
         for number, partition_pairs in zip(numbers, np.split(pairs, starts[1:]), strict=True):
             path = self._path(number)
-            # Opened for each piece: there may be more partitions than a process may open files.
+            # Each write opens the file: there may be more partitions than a process may open files.
             with describe_io_errors(path), path.open("ab") as file:
                 file.write(np.ascontiguousarray(partition_pairs, "<u8").data)
 
     def chunks(self, partition: int) -> Iterator[tuple[_DocumentIds, _DocumentIds]]:
-        """The pairs of a partition, a chunk at a time, each sorted by its first."""
+        """Yield the pairs of a partition in chunks, each sorted by the first document."""
         path = self._path(partition)
         if self._cached_chunk is not None and self._cached_chunk[0] == partition:
             yield self._cached_chunk[1]
@@ -83,7 +83,6 @@ class _PairSpill:
                 yield chunk
 
     def remove(self) -> None:
-        """Take the files away."""
         self._cached_chunk = None
         with describe_io_errors(self._folder):
             shutil.rmtree(self._folder)
@@ -93,20 +92,22 @@ class _PairSpill:
 
 
 def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0) -> list[Path]:
-    """Write which documents go and what stays in their place, as :func:`~batchloom.preparation.dedup.gather` reads it.
+    """Write the documents to drop, each with the document that stays in its place.
+
+    :func:`~batchloom.preparation.dedup.read_unit_duplicates` reads the files.
 
     Args:
-        links: what :func:`~batchloom.preparation.dedup.find` wrote of band keys: each document with an
-            earlier one that is like it.
-        scratch: a folder for what is put down on the way; emptied first, and taken away at the end.
-        out: the folder to write to, as ``near_00000.drops`` and so on.
-        first_new: documents of units before it stay.
+        links: files of :func:`~batchloom.preparation.dedup.search_duplicates` over signature keys, which
+            link each document to an earlier similar one.
+        scratch: folder for temporary files, emptied first and removed at the end.
+        out: output folder of ``near_00000.drops`` and so on.
+        first_new: number of the first new unit; documents of earlier units stay.
 
     Returns:
-        The files written; every document stands in one of them at most.
+        The written files; every document occurs in at most one of them.
 
     Raises:
-        OutputError: a file cannot be read or written, or was cut.
+        OutputError: a file cannot be read or written, or is truncated.
     """
     count = sum(count_records(path, DUPLICATE) for path in links)
     partitions = max(1, -(-count // _PARTITION_DOCUMENTS))
@@ -127,7 +128,7 @@ def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: 
 
 
 def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
-    """The part of each document that has a link, and the links both ways."""
+    """Return the part of each linked document, and the links in both directions."""
     parts, once = (
         _PairSpill(scratch / "parts", partitions),
         _PairSpill(scratch / "once", partitions),
@@ -140,7 +141,7 @@ def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple
             parts.add(*_unique_pairs(later, chunk["part"].astype("<u8")))
             parts.add(*_unique_pairs(first, chunk["first_part"].astype("<u8")))
             once.add(*_unique_pairs(later, first))
-    # Two documents that are alike mostly agree in many bands: only here do all their links meet.
+    # Similar documents mostly agree in many bands. Their repeated links meet only here.
     pairs = _PairSpill(scratch / "links", partitions)
     for partition in range(partitions):
         for linked in once.chunks(partition):
@@ -152,7 +153,7 @@ def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple
 
 
 def _large_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
-    """Link each document's later neighbours to the first of its neighbourhood; was anything new?"""
+    """Link later neighbours to the first of the neighbourhood; return if any changed."""
     changed = False
     for partition in range(partitions):
         table = _min_neighbours(pairs, partition)
@@ -165,7 +166,7 @@ def _large_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
 
 
 def _small_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
-    """Link each document's earlier neighbours, and itself, to the first of them; was anything new?"""
+    """Link earlier neighbours and the node to the first; return if any changed."""
     changed = False
     for partition in range(partitions):
         table = _min_neighbours(pairs, partition)
@@ -182,7 +183,7 @@ def _small_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
 def _write_component_drops(
     stars: _PairSpill, parts: _PairSpill, scratch: Path, out: Path, partitions: int, first_new: int
 ) -> list[Path]:
-    """Give documents and what stays for them their parts, and write them down by partition."""
+    """Add parts to dropped and remaining documents and write the drops by partition."""
     first_parts = _PairSpill(scratch / "first_parts", partitions)
     for partition in range(partitions):
         part_table = _min_neighbours(parts, partition)
@@ -205,7 +206,7 @@ def _write_component_drops(
 
 
 def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _DocumentIds]:
-    """Each document of a partition, sorted, and the smallest of what it is paired with."""
+    """Return the sorted documents of a partition and the smallest neighbour of each."""
     documents = firsts = np.zeros(0, np.uint64)
     for chunk in pairs.chunks(partition):
         nodes, neighbours = chunk
@@ -222,7 +223,10 @@ def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _D
 
 
 def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds) -> _DocumentIds:
-    """What a table of :func:`_min_neighbours` says of documents that are sorted, each any number of times."""
+    """Look up sorted documents in a table of :func:`_min_neighbours`.
+
+    Documents may repeat.
+    """
     new = np.ones(len(documents), bool)
     np.not_equal(documents[1:], documents[:-1], out=new[1:])
     starts = np.flatnonzero(new)
@@ -231,7 +235,7 @@ def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _Docume
 
 
 def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
-    """Pairs sorted, equal ones once."""
+    """Sort pairs and remove repeated ones."""
     order = np.lexsort((values, nodes))
     nodes, values = nodes[order], values[order]
     new = np.ones(len(nodes), bool)

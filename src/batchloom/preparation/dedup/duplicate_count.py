@@ -1,4 +1,4 @@
-"""How many documents stand in an input more than once: exact, by 128-bit hashes, in bounded memory."""
+"""Count exact duplicate documents by 128-bit hashes, in bounded memory."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from batchloom.store import wrap_write_errors
 
-# Hashes in memory, of 16 bytes each; beyond that they go to files, of which one at a time is looked at.
+# Maximum number of 16-byte hashes in memory. More hashes go to bucket files, which are read one at a time.
 _MAX_BUFFERED = 1 << 21
 _BUCKETS = 256
 
 
 @final
 class DuplicateCounter:
-    """Takes the hashes of documents and counts those that were there before; a context manager.
+    """Context manager that counts the document hashes that occurred before.
 
-    Beyond two million documents hashes are kept in temporary files, 16 bytes each, parted by
-    their first byte.
+    Above two million documents, the hashes go to temporary files, partitioned by their first
+    byte. Each takes 16 bytes.
 
     Attributes:
-        documents: hashes that were given.
+        documents: number of hashes that were added.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class DuplicateCounter:
             self._folder.cleanup()
 
     def add(self, hashes: NDArray[np.uint64]) -> None:
-        """Take the hashes of documents as (low, high) halves, uint64 [D, 2].
+        """Add document hashes as (low, high) halves, uint64 [D, 2].
 
         Raises:
             OutputError: there is no room for the temporary files.
@@ -51,7 +51,7 @@ class DuplicateCounter:
             self._spill_buffer()
 
     def count_repeated(self) -> int:
-        """Documents of which an earlier one has the same hash."""
+        """Return the number of documents that repeat the hash of an earlier one."""
         if self._folder is None:
             return self.documents - _count_distinct(self._drain_buffer())
         self._spill_buffer()

@@ -1,8 +1,8 @@
-"""What stands more than once: found a range of keys at a time, gathered a unit at a time.
+"""Duplicate search: find repeated keys by key range, then read them back by unit.
 
-Units are numbered in input order, and so are the documents of a unit; of equal keys the first in
-that order stays. A range needs the files alone, so ranges may be searched at the same time, by
-anyone and in any order.
+Units are numbered in input order, and so are the documents of a unit. Of equal keys the first in
+that order stays. A range depends on the key files alone, so any process may search ranges in any
+order, also in parallel.
 """
 
 from bisect import bisect_left
@@ -17,20 +17,20 @@ from batchloom.core.errors import OutputError
 from batchloom.preparation.dedup.key_files import describe_io_errors, map_records, write_key_file
 from batchloom.preparation.dedup.sorted_keys import KEY, argsort_keys, iter_key_range
 
-# A document that goes, and the one that stays in its place.
+# A document to drop, and the document that stays in its place.
 DUPLICATE = np.dtype(
     [
         *((name, "<u4") for name in ("unit", "number", "part")),
         *((f"first_{name}", "<u4") for name in ("unit", "number", "part")),
     ]
 )
-# Keys that are compared at once with those that stay.
+# Keys per batch that is compared with the remaining keys.
 _BATCH_KEYS = 1 << 21
 _U32 = np.uint64(32)
 
 
 class _KeyBatch(NamedTuple):
-    """Keys by column [K]; ``document_ids`` is the unit above the number."""
+    """Keys by column [K]; ``document_ids`` has the unit in the high 32 bits."""
 
     high: NDArray[np.uint64]
     low: NDArray[np.uint64] | None
@@ -49,19 +49,20 @@ def search_duplicates(
     out: Path,
     kind: np.dtype[np.void] = KEY,
 ) -> int:
-    """Write the duplicates of one range of keys, DUPLICATE sorted by (unit, number); how many they are.
+    """Write the duplicates of one key range and return their number.
 
-    However often a key stands there, memory holds those that stay and one batch.
+    The rows are DUPLICATE, sorted by (unit, number). Memory holds the distinct keys and one batch,
+    however often a key repeats.
 
     Args:
-        files: of keys; the place of a file is the number of its unit.
-        range_: (partition, partitions), as :func:`~batchloom.preparation.dedup.partitions_of` has it.
-        first_new: units before it stay as they are, whatever they hold.
+        files: key files, indexed by unit number.
+        range_: (partition, partitions); :func:`~batchloom.preparation.dedup.count_partitions` gives the latter.
+        first_new: number of the first new unit; documents of earlier units stay.
         out: the file to write.
-        kind: KEY or BAND_KEY.
+        kind: KEY or SIGNATURE_KEY.
 
     Raises:
-        OutputError: a file cannot be read or written, or was cut.
+        OutputError: a file cannot be read or written, or is truncated.
     """
     with write_key_file(out) as file, describe_io_errors(out):
         search = _DuplicateMatcher(first_new, file)
@@ -74,7 +75,7 @@ def search_duplicates(
 
 @final
 class _DuplicateMatcher:
-    """Compares batches of keys, given in input order, with those that stay."""
+    """Comparison of key batches, given in input order, with the first keys so far."""
 
     def __init__(self, first_new: int, file: IO[bytes]) -> None:
         self.duplicate_count = 0
@@ -121,7 +122,7 @@ class _DuplicateMatcher:
     ) -> None:
         is_new = keys.document_ids[duplicate_indices] >= np.uint64(self._first_new << 32)
         duplicate_indices, first_indices = duplicate_indices[is_new], first_indices[is_new]
-        # What goes is of this batch, and batches come in input order, so the file is sorted.
+        # Duplicates belong to this batch, and batches come in input order, so the file is sorted.
         order = np.argsort(keys.document_ids[duplicate_indices], kind="stable")
         duplicate_indices, first_indices = duplicate_indices[order], first_indices[order]
         rows = make_duplicate_rows(
@@ -153,7 +154,10 @@ def make_duplicate_rows(
     first: NDArray[np.uint64],
     first_part: NDArray[np.integer],
 ) -> NDArray[np.void]:
-    """Records of DUPLICATE from places (the unit above the number) and parts [K]."""
+    """Return DUPLICATE records from document ids and parts [K].
+
+    A document id has the unit in the high 32 bits.
+    """
     rows = np.empty(len(document_ids), DUPLICATE)
     for prefix, ids, parts in (("", document_ids, part), ("first_", first, first_part)):
         rows[f"{prefix}unit"], rows[f"{prefix}number"] = ids >> _U32, ids.astype("<u4")
@@ -162,16 +166,16 @@ def make_duplicate_rows(
 
 
 def read_unit_duplicates(files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32) -> NDArray[np.void]:
-    """What goes of one unit, with what stays in its place: DUPLICATE sorted by number.
+    """Return the duplicates of one unit, DUPLICATE sorted by number.
 
     Args:
-        files: what :func:`search_duplicates` and :func:`~batchloom.preparation.dedup.components` wrote.
-        unit: the unit.
-        start: the first number that is asked for.
-        stop: the number after the last.
+        files: files of :func:`search_duplicates` or :func:`~batchloom.preparation.dedup.find_components`.
+        unit: number of the unit.
+        start: first document number.
+        stop: document number after the last.
 
     Raises:
-        OutputError: a file cannot be read, or was cut.
+        OutputError: a file cannot be read, or is truncated.
     """
     row_batches = [np.zeros(0, DUPLICATE)]
     for path in files:

@@ -1,4 +1,4 @@
-"""Files of keys and duplicates: written aside and renamed, so that one that exists is whole."""
+"""Key and duplicate files, renamed into place so that existing files are complete."""
 
 import contextlib
 import os
@@ -14,22 +14,15 @@ from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 
 
 def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn the system's refusal to write or read back ``path`` into one sentence with its remedy.
-
-    Raises:
-        OutputError: in place of any OSError of the system raised inside.
-    """
+    """Raise OSErrors about ``path`` as an OutputError with a remedy."""
     return wrap_os_errors("use", path)
 
 
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the name ``path`` when all went well, and is gone otherwise.
+    """Open a file that is renamed to ``path`` on success and removed on failure.
 
-    What is raised inside passes as it is: who writes does so inside of :func:`describe_io_errors`.
-
-    Raises:
-        OutputError: it cannot be opened, or not be finished.
+    Exceptions of the body pass unchanged, so callers wrap their writes in :func:`describe_io_errors`.
     """
     partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
     with contextlib.ExitStack() as stack:
@@ -44,7 +37,7 @@ def write_key_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
-    # What could not be written has been told already; closing would only tell it again.
+    # The write error is already raised. An error on closing would only repeat it.
     with contextlib.suppress(OSError):
         file.close()
     with contextlib.suppress(OSError):
@@ -52,10 +45,10 @@ def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
-    """How many records of ``kind`` a file has.
+    """Return the number of records of ``kind``.
 
     Raises:
-        OutputError: it cannot be read, or was cut.
+        OutputError: the file cannot be read, or is truncated.
     """
     with describe_io_errors(path):
         size = path.stat().st_size
@@ -69,10 +62,10 @@ def count_records(path: Path, kind: np.dtype[np.void]) -> int:
 
 
 def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
-    """The records of a file, as mapped memory [records].
+    """Memory-map the records of a file, ``kind`` [records].
 
     Raises:
-        OutputError: it cannot be read, or was cut.
+        OutputError: the file cannot be read, or is truncated.
     """
     if not count_records(path, kind):
         return np.zeros(0, kind)

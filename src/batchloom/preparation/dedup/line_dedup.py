@@ -1,8 +1,8 @@
-"""Lines or paragraphs that stood before: their keys, and texts without them.
+"""Deduplication of lines or paragraphs within texts.
 
-A line ends at a line feed; paragraphs are parted by blank lines. Both are compared without the
-white space at their ends. Pieces are numbered through the texts of a unit, blank ones too, so that
-the same count finds them again.
+A line ends at a line feed; blank lines separate paragraphs. Comparison ignores the white space at
+both ends of a segment. Segments are numbered through all texts of a unit. Blank ones count too, so
+that counting again finds the same segments.
 """
 
 import re
@@ -23,13 +23,13 @@ RepeatUnit = Literal["lines", "paragraphs"]
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _PARAGRAPH_SEPARATOR = re.compile(r"(\n\s*\n)")
 _MAX_SEGMENTS = 1 << 32
-# Numbers whose drops are in memory at once.
+# Segment numbers whose drops are in memory at once.
 _CHUNK_NUMBERS = 1 << 22
 _CACHE_CHARACTERS = 1 << 14
 
 
 def count_segments(text: str, repeat_unit: RepeatUnit) -> int:
-    """How many pieces a text has; an empty one has one."""
+    """Return the number of segments of a text; an empty text has one."""
     if repeat_unit == "lines":
         return text.count("\n") + 1
     return sum(1 for _ in _BLANK_LINE.finditer(text)) + 1
@@ -38,18 +38,18 @@ def count_segments(text: str, repeat_unit: RepeatUnit) -> int:
 def hash_segments(
     texts: Sequence[str], parts: Sequence[int], start: int, repeat_unit: RepeatUnit
 ) -> tuple[NDArray[np.void], int]:
-    """The keys of the pieces of texts, KEY [pieces that are not blank], and the number after the last.
+    """Return the keys of the segments that are not blank, KEY, and the next number.
 
-    A key is the XXH3-128 of the piece's UTF-8 without the white space at its ends.
+    A key is the XXH3-128 of the segment's UTF-8 without the white space at its ends.
 
     Args:
-        texts: of the next documents of a unit.
-        parts: the place of each text's file part in the unit.
-        start: the number of the first piece, which is that of the pieces before it in the unit.
+        texts: texts of the next documents of a unit.
+        parts: index of each text's file part in the unit.
+        start: number of the first segment: the number of earlier segments in the unit.
         repeat_unit: ``lines`` or ``paragraphs``.
 
     Raises:
-        InputError: a unit has more pieces than can be numbered.
+        InputError: a unit has more segments than can be numbered.
     """
     digests: list[bytes] = []
     non_blank_masks = [np.zeros(0, bool)]
@@ -77,7 +77,7 @@ def hash_segments(
 
 
 def _iter_text_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Stretches of texts whose pieces stay in a core's cache together."""
+    """Yield batches of texts whose segments fit into the cache of a core."""
     first = size = 0
     for index, text in enumerate(texts):
         size += len(text)
@@ -89,7 +89,7 @@ def _iter_text_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _split_segments(texts: Sequence[str], repeat_unit: RepeatUnit) -> list[str]:
-    """The pieces of texts without the white space at their ends."""
+    """Return the segments of texts, stripped of white space."""
     if repeat_unit == "lines":
         return list(map(str.strip, "\n".join(texts).split("\n")))
     return [segment.strip() for text in texts for segment in _BLANK_LINE.split(text)]
@@ -98,18 +98,11 @@ def _split_segments(texts: Sequence[str], repeat_unit: RepeatUnit) -> list[str]:
 def remove_segments(
     texts: Sequence[str], dropped: NDArray[np.integer], start: int, repeat_unit: RepeatUnit
 ) -> tuple[list[str | None], int]:
-    """Texts without the pieces that go, and the number after their last piece.
+    """Return the texts without the dropped segments, and the next segment number.
 
-    A piece goes with the line feed or the blank lines behind it; everything else stays as it is.
-
-    Args:
-        texts: of the next documents of a unit, as :func:`hash_segments` was given them.
-        dropped: numbers of the pieces that go, ascending; others than those of these texts do not matter.
-        start: the number of the first piece.
-        repeat_unit: ``lines`` or ``paragraphs``.
-
-    Returns:
-        For each text what is left, None where pieces went and nothing but white space is left.
+    The line feed or the blank lines after a segment are dropped with it; all other text is unchanged.
+    A text is None if segments were dropped and only white space remains. ``dropped`` is ascending and
+    may hold numbers outside these texts.
     """
     bounds = start + np.cumsum([0, *(count_segments(text, repeat_unit) for text in texts)])
     drop_bounds = np.searchsorted(dropped, bounds).tolist()
@@ -129,7 +122,7 @@ def _drop_segments(text: str, dropped_segments: list[int], repeat_unit: RepeatUn
         return "\n".join([line for index, line in enumerate(text.split("\n")) if index not in dropped_set])
     segments_and_separators = _PARAGRAPH_SEPARATOR.split(text)
     kept_indices = [index for index in range(0, len(segments_and_separators), 2) if index // 2 not in dropped_set]
-    # The text ends with its last paragraph, without what parted that from the next.
+    # The text ends with its last remaining paragraph, without the separator after it.
     kept_paragraphs = [
         segments_and_separators[index] + segments_and_separators[index + 1] for index in kept_indices[:-1]
     ]
@@ -138,11 +131,11 @@ def _drop_segments(text: str, dropped_segments: list[int], repeat_unit: RepeatUn
 
 @final
 class LineDeduplicator:
-    """Takes the pieces that were found twice out of the texts of one unit, in their order.
+    """Removal of repeated segments from the texts of one unit, in their order.
 
     Args:
-        files: what :func:`~batchloom.preparation.dedup.find` wrote.
-        unit: the number of the unit.
+        files: files of :func:`~batchloom.preparation.dedup.search_duplicates`.
+        unit: number of the unit.
         repeat_unit: ``lines`` or ``paragraphs``.
     """
 
@@ -152,10 +145,10 @@ class LineDeduplicator:
         self._dropped = np.zeros(0, np.uint32)
 
     def __call__(self, texts: Sequence[str]) -> list[str | None]:
-        """What is left of the next texts of the unit; see :func:`remove_segments`.
+        """Return the next texts of the unit without repeats; see :func:`remove_segments`.
 
         Raises:
-            OutputError: a file cannot be read, or was cut.
+            OutputError: a file cannot be read, or is truncated.
         """
         stop = self._next + sum(count_segments(text, self.repeat_unit) for text in texts)
         if stop > self._loaded_stop:

@@ -1,13 +1,13 @@
-"""Which documents are alike: MinHash over shingles of token ids, as one key a band.
+"""MinHash signatures over shingles of token ids, one key per band.
 
-The sketch is Fast Similarity Sketching (Dahlgaard, Knudsen, Thorup; FOCS 2017): every shingle is
-thrown into one of the bins, round after round, until each bin of the document holds one; a bin
-keeps the smallest (round, hash). Two documents agree in a bin with the probability of their
-Jaccard similarity, as with a permutation a bin, and a document costs two or three hashes a
-shingle in place of one a bin and shingle.
+The sketch is Fast Similarity Sketching (Dahlgaard, Knudsen, Thorup; FOCS 2017). Each round
+throws every shingle into one bin, until every bin of the document is filled. A bin keeps the
+smallest (round, hash). Two documents agree in a bin with the probability of their Jaccard
+similarity, as with one permutation per bin. A document costs two or three hashes per shingle
+instead of one per bin and shingle.
 
-What is computed is fixed by MINHASH_VERSION, on every platform: whole numbers of 64 bits and the
-constants below. Keys of two versions, or of other bands, rows or shingles, say nothing of each other.
+MINHASH_VERSION fixes the result on every platform: the arithmetic uses 64-bit integers and the
+constants below. Keys of different versions, bands, rows or shingle sizes are not comparable.
 """
 
 import numpy as np
@@ -18,40 +18,39 @@ from batchloom.core.keyed_hashing import GOLDEN, mix_in_place, mix_int
 
 MINHASH_VERSION = 1
 
-# What choose_banding promises to find, of pairs of the similarity it is given.
+# Share of the pairs of the given similarity that the banding of choose_banding finds.
 TARGET_RECALL = 0.9
 NO_KEY = np.uint64(0)
 
-# The first digits of the fractions of pi and of e, odd: a product with them loses nothing.
+# The first digits of the fractions of pi and e. They are odd, so multiplication by them is invertible.
 _SHINGLE_SEED, _BAND_SEED = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
 _U64_MASK = (1 << 64) - 1
 _EMPTY_BIN = np.uint64(_U64_MASK)
 _U32, _LOW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
-# Tokens and bins that are worked on together: what fits into a core's second cache.
+# Tokens and bins per block: this fits into the L2 cache of a core.
 _BLOCK_TOKENS = 1 << 16
-# A longer document is sketched in pieces; the sketch of a union is the smaller of each bin.
-# Rounds after which documents that still have empty bins must be short, or repeat themselves.
+# After this many rounds a document with empty bins is short or repetitive, so its shingles are deduplicated.
 _MAX_ROUNDS = 8
 _CHUNK_TOKENS = 1 << 20
 
 
 def match_probability(similarity: float, bands: int, rows: int) -> float:
-    """The probability that two documents of a Jaccard similarity agree in some band."""
+    """Return the probability that two documents of a Jaccard similarity share a band."""
     return 1.0 - (1.0 - similarity**rows) ** bands
 
 
 def choose_banding(similarity: float, hashes: int = 112) -> tuple[int, int]:
-    """The bands and rows that find 9 of 10 pairs of a similarity, and as few of the less alike as they can.
+    """Return the (bands, rows) that find 9 of 10 pairs of a similarity.
 
-    That is the most rows with which ``match_probability(similarity, hashes // rows, rows)`` is still at
-    least TARGET_RECALL.
+    They have the most rows for which ``match_probability(similarity, hashes // rows, rows)`` is at
+    least TARGET_RECALL, so that they find the fewest less similar pairs.
 
     Args:
-        similarity: of pairs that are to be found, above 0 and at most 1.
-        hashes: of a document, at most.
+        similarity: Jaccard similarity of the pairs to find, above 0 and at most 1.
+        hashes: maximum number of hashes per document.
 
     Raises:
-        SettingsError: so few hashes cannot find pairs that little alike.
+        SettingsError: so few hashes cannot find pairs of so low a similarity.
     """
     if not 0 < similarity <= 1:
         raise SettingsError([f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"])
@@ -75,16 +74,16 @@ def compute_signatures(
     rows: int,
     shingle: int,
 ) -> NDArray[np.uint64]:
-    """One key a band for each document, uint64 [D, bands].
+    """Return one key per band for each document, uint64 [D, bands].
 
-    A document shorter than a shingle is one shingle; one without tokens has NO_KEY in each band.
+    A document shorter than a shingle counts as one shingle. An empty document has NO_KEY in every band.
 
     Args:
-        ids: token ids of all documents back to back [tokens].
-        lengths: tokens of each document [D].
-        bands: groups of hashes.
-        rows: hashes of a band.
-        shingle: neighbouring tokens that are hashed together.
+        ids: token ids of all documents, concatenated [tokens].
+        lengths: number of tokens of each document [D].
+        bands: number of bands.
+        rows: number of hashes per band.
+        shingle: number of adjacent tokens per shingle.
     """
     keys = np.empty((len(lengths), bands), np.uint64)
     stops = np.cumsum(lengths, dtype=np.int64)
@@ -101,7 +100,10 @@ def compute_signatures(
 
 
 def _split_blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
-    """Stretches of documents of about _BLOCK_TOKENS tokens and bins; a long document is alone."""
+    """Return document ranges of about _BLOCK_TOKENS tokens and bins.
+
+    A long document is a block of its own.
+    """
     most = max(1, _BLOCK_TOKENS // hashes)
     blocks, first, begin = [], 0, 0
     while first < len(stops):
@@ -113,7 +115,10 @@ def _split_blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]
 
 
 def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray[np.uint64]:
-    """The sketch of one long document, piece by piece, uint64 [1, hashes]."""
+    """Return the sketch of one long document, computed in chunks, uint64 [1, hashes].
+
+    The sketch of a union is the elementwise minimum.
+    """
     sketch = np.full((1, hashes), _EMPTY_BIN)
     for start in range(0, len(ids) - shingle + 1, _CHUNK_TOKENS):
         chunk = ids[start : start + _CHUNK_TOKENS + shingle - 1]
@@ -122,7 +127,7 @@ def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray
 
 
 def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int) -> NDArray[np.uint64]:
-    """The smallest (round, hash) of each bin of each document, uint64 [D, hashes]."""
+    """Return the smallest (round, hash) per bin and document, uint64 [D, hashes]."""
     values, counts = _hash_shingles(ids, lengths, shingle)
     bin_offsets = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
     sketches = np.full(len(lengths) * hashes, _EMPTY_BIN)
@@ -131,7 +136,7 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
         if round_ >= _MAX_ROUNDS and not deduplicated:
             values, bin_offsets = _unique_shingles(values, bin_offsets)
             deduplicated = True
-        # Later rounds change no bin that is filled, so where little is left many are thrown at once.
+        # Later rounds change no filled bin, so a few remaining shingles go through many rounds at once.
         end = 2 * hashes if round_ >= hashes else hashes
         rounds = np.arange(round_, min(end, round_ + 1 + _BLOCK_TOKENS // 16 // len(values)), dtype="u8")
         round_hashes = mix_in_place(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
@@ -140,7 +145,7 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
             bins *= np.uint64(hashes)
             bins >>= _U32
         else:
-            # After as many rounds of chance as bins, every shingle goes into each bin in its turn.
+            # After as many random rounds as bins, every shingle goes into each bin in turn.
             bins[:] = rounds[:, None] - np.uint64(hashes)
         bins += bin_offsets
         round_hashes &= _LOW_MASK
@@ -156,7 +161,7 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
 def _unique_shingles(
     values: NDArray[np.uint64], bin_offsets: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The different shingles of each document: thrown twice, one falls where it fell."""
+    """Return the distinct shingles of each document; repeats fall into the same bins."""
     order = np.lexsort((values, bin_offsets))
     values, bin_offsets = values[order], bin_offsets[order]
     new = np.ones(len(values), bool)
@@ -167,10 +172,10 @@ def _unique_shingles(
 def _hash_shingles(
     ids: NDArray[np.generic], lengths: NDArray[np.int64], shingle: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """A hash of each shingle of each document, and how many each document has [D].
+    """Return a hash of each shingle and the number of shingles of each document [D].
 
-    The hash is the polynomial of the ids + 1 in an odd constant modulo 2^64; a short document is
-    padded with zeros, so it is like no document of another length.
+    The hash is the polynomial of the ids + 1 in an odd constant modulo 2^64. A short document is
+    padded with zeros, so it matches no document of another length.
     """
     padded_ids = ids.astype(np.uint64)
     padded_ids += np.uint64(1)
@@ -192,7 +197,10 @@ def _hash_shingles(
 
 
 def _hash_signatures(sketches: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One key a band from sketches [D, bands, rows]; never NO_KEY, and another one in each band."""
+    """Return one key per band from sketches [D, bands, rows]; no key is NO_KEY.
+
+    Equal rows in different bands give different keys.
+    """
     _, bands, rows = sketches.shape
     keys = np.zeros(sketches.shape[:2], np.uint64)
     for row in range(rows):

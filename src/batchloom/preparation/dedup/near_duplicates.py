@@ -1,9 +1,10 @@
-"""Near duplicates: documents that agree in a band, then everything that hangs together.
+"""Signature files, and the keys of the documents to search for near duplicates.
 
-The way of a unit: :func:`~batchloom.preparation.dedup.band_keys` gives a key a band for each document,
-which a file keeps (little-endian u64 [D, bands], nothing else); when the exact duplicates are known,
-:func:`write_signature_keys` sorts the keys of those that stay; :func:`~batchloom.preparation.dedup.find` links
-each document to the first with its key, and :func:`~batchloom.preparation.dedup.components` says who goes.
+For each unit, :func:`~batchloom.preparation.dedup.compute_signatures` gives one key per band and
+document, stored in a file (little-endian u64 [D, bands], no header). After exact deduplication,
+:func:`write_signature_keys` sorts the keys of the remaining documents.
+:func:`~batchloom.preparation.dedup.search_duplicates` links each document to the first with the same
+key, and :func:`~batchloom.preparation.dedup.find_components` decides which documents to drop.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,15 @@ from batchloom.preparation.dedup.key_files import describe_io_errors
 from batchloom.preparation.dedup.minhash import NO_KEY
 from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, open_key_writer
 
-# Keys that are laid out at once.
+# Keys that are converted at once.
 _CHUNK_KEYS = 1 << 20
 
 
 def map_signatures(path: Path, bands: int) -> NDArray[np.uint64]:
-    """Map the file of the band keys of a unit, uint64 [D, bands].
+    """Memory-map the signatures of a unit, uint64 [D, bands].
 
     Raises:
-        OutputError: it cannot be read, or does not hold so many keys a document.
+        OutputError: the file cannot be read, or its size does not match the bands.
     """
     with describe_io_errors(path):
         size = path.stat().st_size
@@ -49,18 +50,18 @@ def write_signature_keys(
     unit: int = 0,
     excluded: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write the keys of one unit as :func:`~batchloom.preparation.dedup.find` takes them, SIGNATURE_KEY.
+    """Write the keys of one unit for the duplicate search, SIGNATURE_KEY.
 
     Args:
         path: the file to write.
-        signatures: keys of the unit's documents by number [D, bands], as :func:`map_signatures` maps them.
-        parts: the place of each document's file part in the unit [D].
-        exact: what was found of exact duplicates; they take no part.
-        unit: the number of the unit.
-        excluded: numbers of other documents that take no part.
+        signatures: signatures of the unit's documents [D, bands], from :func:`map_signatures`.
+        parts: index of each document's file part in the unit [D].
+        exact: files of exact duplicates, which are skipped.
+        unit: number of the unit.
+        excluded: numbers of other documents to skip.
 
     Raises:
-        OutputError: a file cannot be read or written, or was cut.
+        OutputError: a file cannot be read or written, or is truncated.
     """
     count = signatures.shape[1]
     chunk_documents = max(1, _CHUNK_KEYS // count)

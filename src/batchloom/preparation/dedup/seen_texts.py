@@ -1,4 +1,4 @@
-"""Texts that their unit has had already: they are neither tokenized nor written a second time."""
+"""Texts that repeat within their unit, which are tokenized and written once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-# Texts that are remembered; the repeats of others are tokenized, and left out with all other duplicates. About 40 MB.
+# Maximum number of remembered texts, about 40 MB. Repeats of other texts are tokenized, and removed by deduplication.
 _MAX_REMEMBERED = 1 << 18
 _UNKNOWN_LENGTH = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SeenBatch:
-    """What is known of a batch of texts before they are tokenized.
+    """Repeats in a batch of texts, known before tokenization.
 
     Attributes:
-        numbers: of each text among those that are remembered; -1 where it is not [D].
-        fresh: which have not been there [D].
+        numbers: number of each text among the remembered ones, -1 if it is not remembered, int64 [D].
+        fresh: whether each text is new, bool [D].
     """
 
     numbers: NDArray[np.int64]
@@ -27,13 +27,13 @@ class SeenBatch:
 
 @final
 class SeenTexts:
-    """The hashes of a unit's texts, each with the tokens it became.
+    """Hashes of the texts of a unit, each with its number of tokens.
 
-    Duplicates are found over all units later, these again with them: what is decided here is only that nobody
-    makes tokens that nobody will read.
+    This only avoids tokenizing texts that are dropped later: deduplication over all units finds the
+    repeats again.
 
     Args:
-        most: how many texts are remembered.
+        most: maximum number of remembered texts.
     """
 
     def __init__(self, most: int = _MAX_REMEMBERED) -> None:
@@ -41,10 +41,12 @@ class SeenTexts:
         self._lengths = np.zeros(most, np.uint32)
 
     def look(self, digests: Sequence[bytes]) -> SeenBatch:
-        """Which of the next texts have been there; the others are remembered while there is room.
+        """Return which of the next texts are repeats.
+
+        New texts are remembered while there is room.
 
         Args:
-            digests: of the texts, 16 bytes each [D].
+            digests: 16-byte hash of each text [D].
         """
         numbers_by_digest, before = self._numbers, len(self._numbers)
         if before + len(digests) > len(self._lengths):
@@ -54,16 +56,18 @@ class SeenTexts:
             [numbers_by_digest.setdefault(digest, len(numbers_by_digest)) for digest in digests],
             np.int64,
         )
-        # Numbers are given in order, so that a new one is above all before it.
+        # Numbers ascend, so a new number is above all numbers before it.
         highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))
         return SeenBatch(numbers, numbers > highest)
 
     def lengths(self, batch: SeenBatch, fresh_lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The tokens of each text of a batch, those of its first for one that had been there, uint32 [D].
+        """Return the number of tokens of each text of a batch, uint32 [D].
+
+        A repeat has the length of its first occurrence.
 
         Args:
-            batch: what was known of the batch; batches come in the order in which they were looked at.
-            fresh_lengths: the tokens of each of the fresh.
+            batch: result of :meth:`look`; batches come in the order of these calls.
+            fresh_lengths: number of tokens of each new text.
         """
         lengths = np.empty(len(batch.fresh), np.uint32)
         lengths[batch.fresh] = fresh_lengths

@@ -1,4 +1,4 @@
-"""Keys of documents, lines and bands in files: sorted in runs, so that any range of keys is read alone."""
+"""Key files of documents, lines and bands, sorted in runs to read key ranges."""
 
 import contextlib
 from bisect import bisect_left
@@ -17,26 +17,26 @@ from batchloom.preparation.dedup.key_files import (
     write_key_file,
 )
 
-# What is equal when both halves are equal; `part` is the place of its file part in the unit.
+# Two keys match if both halves are equal. `part` is the index of the file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
-# The key of one band of a document: half as wide, as there are many to a document.
+# The key of one band of a document: half as wide, as a document has many of them.
 SIGNATURE_KEY = np.dtype([("high", "<u8"), ("number", "<u4"), ("part", "<u4")])
 
-# Keys that are sorted together; a part of the form of the file.
+# Keys per sorted run. The file format depends on this number.
 RUN_KEYS = 1 << 21
-# Keys of a partition. However often they repeat, they are searched in 600 MiB.
+# Keys per partition. The search takes 600 MiB, however often keys repeat.
 _PARTITION_KEYS = 1 << 21
 
 
 def count_partitions(keys: int) -> int:
-    """Into how many ranges the space of keys is cut where there are so many keys."""
+    """Return the number of ranges into which the key space is cut for ``keys`` keys."""
     return max(1, -(-keys // _PARTITION_KEYS))
 
 
 def argsort_keys(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> NDArray[np.int64]:
-    """The places of keys in the order of (high, low, place), int64 [K].
+    """Return the indices that sort keys by (high, low, index), int64 [K].
 
-    Two different keys of one high half are rare, so halves are compared only among those.
+    Different keys rarely share a high half, so low halves are compared only among those.
     """
     order = np.argsort(high, kind="stable")
     if low is None:
@@ -52,18 +52,18 @@ def argsort_keys(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> ND
 
 @contextlib.contextmanager
 def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Callable[[NDArray[np.void]], None]]:
-    """The keys of one unit while they are written; gives the function that takes them.
+    """Open the key file of one unit and yield the function that appends keys to it.
 
-    It takes records of ``kind`` [K], of documents whose numbers never go down. The file is
-    records back to back, sorted by (high, low, number) inside runs of RUN_KEYS; the last run is what
-    is left. It exists when all went well.
+    The function takes records of ``kind`` [K]; document numbers must not decrease. The file holds
+    records back to back, sorted by (high, low, number) within runs of RUN_KEYS. The last run may be
+    shorter. The file exists only on success.
 
     Args:
-        path: the file.
+        path: the file to write.
         kind: KEY or SIGNATURE_KEY.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     with write_key_file(path) as file:
         runs = _RunSorter(path, file, kind)
@@ -73,7 +73,7 @@ def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Calla
 
 @final
 class _RunSorter:
-    """Sorts keys in runs of RUN_KEYS and writes them down."""
+    """Writer of keys in sorted runs of RUN_KEYS."""
 
     def __init__(self, path: Path, file: IO[bytes], kind: np.dtype[np.void]) -> None:
         self._path, self._file, self._kind = path, file, kind
@@ -104,7 +104,7 @@ class _RunSorter:
     def _write_run(self, records: NDArray[np.void]) -> None:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
         order = argsort_keys(records["high"].copy(), low)
-        # Several times as fast as indexing, for records.
+        # For records, np.take is several times as fast as indexing.
         with describe_io_errors(self._path):
             self._file.write(np.take(records, order).data)
 
@@ -112,12 +112,12 @@ class _RunSorter:
 def make_key_records(
     hashes: NDArray[np.uint64], numbers: NDArray[np.uint32], parts: NDArray[np.uint32]
 ) -> NDArray[np.void]:
-    """Records of 128-bit hashes, KEY [D].
+    """Return records of 128-bit hashes, KEY [D].
 
     Args:
-        hashes: as (low, high) halves [D, 2].
-        numbers: of the documents in their unit [D].
-        parts: the place of each document's file part in the unit [D].
+        hashes: hashes as (low, high) halves [D, 2].
+        numbers: number of each document in its unit [D].
+        parts: index of each document's file part in the unit [D].
     """
     records = np.empty(len(hashes), KEY)
     records["low"], records["high"] = hashes[:, 0], hashes[:, 1]
@@ -131,7 +131,7 @@ def write_keys(
     numbers: NDArray[np.uint32],
     parts: NDArray[np.uint32],
 ) -> None:
-    """Write the keys of one unit that are in memory; see :func:`make_key_records`.
+    """Write the keys of one unit from memory; see :func:`make_key_records`.
 
     Raises:
         OutputError: the file cannot be written.
@@ -141,10 +141,10 @@ def write_keys(
 
 
 def count_keys(files: Sequence[Path], kind: np.dtype[np.void] = KEY) -> int:
-    """Keys in files.
+    """Return the number of keys in files.
 
     Raises:
-        OutputError: one cannot be read, or was cut.
+        OutputError: a file cannot be read, or is truncated.
     """
     return sum(count_records(path, kind) for path in files)
 
@@ -152,7 +152,10 @@ def count_keys(files: Sequence[Path], kind: np.dtype[np.void] = KEY) -> int:
 def iter_key_range(
     path: Path, partition: int, partitions: int, kind: np.dtype[np.void] = KEY
 ) -> Iterator[NDArray[np.void]]:
-    """The keys of one range, a run after the other, as mapped memory that is let go of when the next is asked for."""
+    """Yield the keys of one range run by run, as mapped memory.
+
+    The next step releases the memory of the previous run.
+    """
     records = map_records(path, kind)
     begin, end = ((boundary << 64) // partitions for boundary in (partition, partition + 1))
     for start in range(0, len(records), RUN_KEYS):

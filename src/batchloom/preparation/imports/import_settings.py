@@ -1,4 +1,4 @@
-"""The settings of ``import`` as one value."""
+"""Settings of ``import``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ _LINK_MODES = ("link", "symlink", "copy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSpec:
-    """How files of ids become a store.
+    """Settings for turning token id files into a store.
 
     Attributes:
         inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
-        val: the same, for the subset ``val``.
-        tokenizer: what made the ids, as ``prepare`` takes it (but for ``train:N``), or None.
-        end_token: the end-of-document token, where the tokenizer does not say.
-        vocab_size: without a tokenizer: every id is below it.
-        dtype: of the ids of flat files.
-        eod: the id that ends each document of a flat file; without a tokenizer also what is
-            recorded as the end token.
-        document_tokens: tokens of a document of a flat file, where no id ends them.
-        val_fraction: share of documents, by hash, for the subset ``val``; only with ``copy``.
-        tokens_per_shard: of copied shards at most, except for a single longer document.
-        how: ``link`` (hard links), ``symlink`` (the store then needs the files where they are)
-            or ``copy``.
+        val: inputs of the subset ``val``.
+        tokenizer: tokenizer of the ids, in the syntax of ``prepare`` (without ``train:N``), or None.
+        end_token: end-of-document token, if the tokenizer does not name one.
+        vocab_size: vocabulary size without a tokenizer; every id is below it.
+        dtype: dtype of the ids in flat files.
+        eod: id that ends each document of a flat file; without a tokenizer also recorded as the end
+            token.
+        document_tokens: number of tokens per document of a flat file, if no id ends documents.
+        val_fraction: share of documents, chosen by hash, for the subset ``val``; only with ``copy``.
+        tokens_per_shard: maximum number of tokens per copied shard; a single longer document may exceed it.
+        how: ``link`` (hard links), ``symlink`` (the store then depends on the original files) or
+            ``copy``.
     """
 
     inputs: tuple[str, ...]
@@ -51,7 +51,7 @@ class ImportSpec:
 
 
 def import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
-    """The settings as the manifest holds them: plain values, no absolute paths."""
+    """Return the settings as stored in the manifest: plain values, no absolute paths."""
     labels = make_input_labels([*spec.inputs, *spec.val])
     plain = to_plain(spec)
     plain["inputs"], plain["val"] = labels[: len(spec.inputs)], labels[len(spec.inputs) :]

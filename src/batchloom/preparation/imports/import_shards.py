@@ -1,4 +1,4 @@
-"""Shards around files of ids: linked as they are, or copied in bounded pieces."""
+"""Shards of imported token id files, either linked or copied with bounded size."""
 
 import errno
 import os
@@ -34,14 +34,14 @@ from batchloom.store.format import (
 from batchloom.store.write import write_checksum_file, write_chunks
 
 _CHUNK_SIZE = 1 << 20
-# What a file of another dtype may be read as, once every id is known to lie in the vocabulary.
+# Store dtype of each file dtype, valid once every id is checked against the vocabulary.
 _COMPATIBLE_DTYPES = {"uint16": "uint16", "int16": "uint16", "int32": "int32", "uint32": "int32"}
 _LINK_ERRNOS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @dataclass(slots=True)
 class ImportedFile:
-    """What became of one file: the XXH3-128 of its ids as they lie, and how documents begin and end."""
+    """An imported file with the XXH3-128 of its ids and its document edges."""
 
     file: TokenFile
     subset: str
@@ -53,10 +53,10 @@ OnBatch = Callable[[TokenBatch], None]
 
 
 def choose_linked_dtype(file: TokenFile) -> str:
-    """The dtype of a store in which this file is a shard as it is.
+    """Return the dtype of a store in which this file is a linked shard.
 
     Raises:
-        InputError: it cannot be one; says why, and to copy it.
+        InputError: the file must be copied instead, with the reason.
     """
     name = file.tokens.dtype.name
     if file.header:
@@ -78,19 +78,19 @@ def link_shard(
     check: VocabularyCheck,
     tick: OnBatch,
 ) -> ShardEntry:
-    """Make a file of ids a shard: look at all of it, write what a shard has beside, link it.
+    """Check a file of ids, write its sidecar files and link it as a shard.
 
     Args:
         imported_file: the file; its checksum and edges are filled in.
-        stem: path of the shard without ending.
+        stem: path of the shard without suffix.
         part: number of the file among the store's parts.
         link_mode: ``link`` or ``symlink``.
-        check: refuses ids outside the vocabulary.
-        tick: is called with each stretch.
+        check: vocabulary check of the ids.
+        tick: called with each batch.
 
     Raises:
-        InputError: an id outside the vocabulary.
-        OutputError: the file cannot be linked, or nothing can be written.
+        InputError: an id is outside the vocabulary.
+        OutputError: the file cannot be linked, or the sidecars cannot be written.
     """
     file = imported_file.file
     dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
@@ -174,14 +174,14 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
 
 @final
 class ShardCopier:
-    """Writes files of ids anew, document by document, into shards of a store.
+    """Writer that copies files of ids, document by document, into shards of a store.
 
     Args:
-        store: folder of the growing store.
-        dtype: of a token on disk.
-        most: tokens of a shard at most.
-        check: refuses ids outside the vocabulary.
-        tick: is called with each stretch that is written.
+        store: folder of the unfinished store.
+        dtype: dtype of a token on disk.
+        most: maximum number of tokens per shard.
+        check: vocabulary check of the ids.
+        tick: called with each written batch.
     """
 
     def __init__(self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch) -> None:
@@ -191,11 +191,13 @@ class ShardCopier:
         self._check, self._tick = check, tick
 
     def write(self, files: Sequence[ImportedFile], membership: SubsetRule) -> dict[str, list[ShardEntry]]:
-        """Copy files; a document of ``train`` goes where its hash belongs, others where they are named.
+        """Copy files into shards.
+
+        The hash of a ``train`` document chooses its subset; other documents keep theirs.
 
         Raises:
-            InputError: an id outside the vocabulary.
-            OutputError: nothing can be written.
+            InputError: an id is outside the vocabulary.
+            OutputError: a shard cannot be written.
         """
         try:
             for part, imported_file in enumerate(files):
@@ -228,10 +230,12 @@ class ShardCopier:
 def choose_subset_rule(
     files: Sequence[ImportedFile], val_fraction: float, check: VocabularyCheck, tick: OnBatch
 ) -> SubsetRule:
-    """Which documents go to ``val``: by hash, and one at least where there are two different ones.
+    """Return the rule that assigns documents to ``val`` by hash.
+
+    Given two distinct documents, ``val`` gets at least one.
 
     Raises:
-        InputError: an id outside the vocabulary.
+        InputError: an id is outside the vocabulary.
     """
     natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
     if not val_fraction:

@@ -1,4 +1,4 @@
-"""Files of token ids as they are found: Megatron prefixes, flat files, ``.npy`` arrays."""
+"""Token id files: Megatron prefixes, flat files and ``.npy`` arrays."""
 
 import ast
 import json
@@ -30,14 +30,14 @@ _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (
 
 @dataclass(frozen=True, slots=True)
 class TokenInput:
-    """An input by its place.
+    """An input file of token ids.
 
     Attributes:
         path: the file with the tokens.
-        name: what origins call it.
+        name: name of the file in the provenance.
         kind: ``megatron``, ``flat`` or ``npy``.
-        size: bytes of the file.
-        mtime_ns: when it was last written.
+        size: size of the file in bytes.
+        mtime_ns: modification time in nanoseconds.
     """
 
     path: Path
@@ -49,13 +49,13 @@ class TokenInput:
 
 @dataclass(frozen=True, slots=True)
 class DocumentBoundaries:
-    """What is said of files that do not say it themselves.
+    """Settings for files that do not declare their dtype or document boundaries.
 
     Attributes:
-        dtype: of a token in a flat file.
-        eod: the id that ends each document.
-        document_tokens: tokens of a document, where nothing marks its end.
-        end_id: the tokenizer's end token, where there is a tokenizer.
+        dtype: dtype of a token in a flat file.
+        eod: id that ends each document.
+        document_tokens: number of tokens per document, if no id ends documents.
+        end_id: end token of the tokenizer, None without a tokenizer.
     """
 
     dtype: str | None = None
@@ -66,15 +66,15 @@ class DocumentBoundaries:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """An input, mapped.
+    """A memory-mapped input.
 
     Attributes:
-        token_input: its place.
-        tokens: all ids in the file's own dtype [T].
-        lengths: tokens of each document, uint32 [D].
-        starts: first token of each document, int64 [D]; None where they lie back to back in order.
-        header: bytes before the first token.
-        mask: which tokens are trained; None where all are.
+        token_input: the input file.
+        tokens: all ids in the file's dtype [T].
+        lengths: number of tokens of each document, uint32 [D].
+        starts: first token of each document, int64 [D]; None if documents are contiguous and in order.
+        header: number of bytes before the first token.
+        mask: mask of the trained tokens; None if all are trained.
     """
 
     token_input: TokenInput
@@ -86,11 +86,11 @@ class TokenFile:
 
 
 def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
-    """The token files that ``inputs`` name: prefixes, files, and folders of prefixes.
+    """Return the token files in ``inputs``: prefixes, files, and folders of prefixes.
 
     Raises:
-        InputMissingError: there is nothing, or nothing of tokens.
-        InputError: a store, a shard of one that says what its shards do not, or a file that is no token file.
+        InputMissingError: an input does not exist, is empty or holds no tokens.
+        InputError: an input is a store, a shard that needs its store, or no token file.
     """
     token_inputs: list[TokenInput] = []
     for path_text, label in zip(inputs, make_input_labels(inputs), strict=True):
@@ -135,12 +135,12 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
 
     Args:
         token_input: the input.
-        cutting: what the user says of files without an index.
-        scratch: where the lengths of a flat file's documents are kept, so that they need no memory.
+        cutting: user settings for files without an index.
+        scratch: file for the document lengths of a flat file, so that they take no memory.
 
     Raises:
-        InputError: the file contradicts what was said of it, or leaves open what documents are.
-        StoreError: a damaged prefix.
+        InputError: the file contradicts the settings, or its document boundaries are unknown.
+        StoreError: a prefix is damaged.
     """
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
@@ -181,7 +181,7 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
 
 
 def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
-    """Whether documents lie one after the other; an empty one may point anywhere."""
+    """Return whether documents are contiguous; empty ones may point anywhere."""
     end = 0
     for start in range(0, len(lengths), _CHUNK_SIZE):
         sizes = lengths[start : start + _CHUNK_SIZE].astype(np.int64) * itemsize
@@ -219,9 +219,9 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
 
 
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
-    """A ``.npy`` file of one or two dimensions, and the bytes of its header.
+    """Map a ``.npy`` file of one or two dimensions; return it and its header size.
 
-    The header is read here: numpy's own reader answers damaged ones with half a dozen kinds of errors.
+    The header is parsed here because numpy's own reader raises half a dozen kinds of errors on damaged ones.
     Source: numpy/lib/format.py, versions 1 to 3.
     """
     view = map_file(path)
@@ -247,7 +247,7 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
 
 
 def _parse_npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
-    """Where the numbers of a ``.npy`` file begin, and what its header says; nothing where it is none."""
+    """Return the data offset and header of a ``.npy`` file, (0, {}) if it is invalid."""
     if bytes(view[:6]) != b"\x93NUMPY" or len(view) < 12 or view[6] not in (1, 2, 3):
         return 0, {}
     at = 10 if view[6] == 1 else 12
@@ -264,7 +264,7 @@ def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundaries:
-    """What ``batchloom export --to flat`` wrote beside the file, where the user says nothing else."""
+    """Fill unset boundaries from the sidecar of ``batchloom export --to flat``."""
     try:
         sidecar = json.loads(path.with_suffix(".json").read_bytes())
     except (OSError, ValueError):
@@ -280,7 +280,7 @@ def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundarie
 def _iter_document_lengths(
     path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries
 ) -> Iterator[NDArray[np.uint32]]:
-    """The lengths of a flat file's documents, in pieces."""
+    """Yield the document lengths of a flat file in chunks."""
     if cutting.document_tokens is not None:
         yield from _iter_even_lengths(tokens.size, cutting.document_tokens)
         return
@@ -317,7 +317,7 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
 
 
 def _read_mask_sidecar(path: Path, tokens: int) -> LossMask | None:
-    """The ``.mask`` of the same name, as ``batchloom export`` leaves it."""
+    """Read the ``.mask`` of the same name, as ``batchloom export`` writes it."""
     mask_path = path.with_suffix(".mask")
     if not mask_path.is_file():
         return None

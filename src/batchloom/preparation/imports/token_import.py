@@ -1,4 +1,4 @@
-"""``import``: a store around files of token ids that are there already."""
+"""``import``: build a store from existing token id files."""
 
 import os
 import time
@@ -89,34 +89,33 @@ def import_tokens(
     how: LinkMode = "link",
     progress: Listener | None = None,
 ) -> PrepareResult:
-    """Make a store around files of ids, which stay where they are and as they are.
+    """Build a store from files of token ids; linked files stay where they are.
 
-    Every id is looked at once, in bounded memory, and must be of the vocabulary. On a finished
+    Every id is read once, in bounded memory, and checked against the vocabulary. On a finished
     store the same arguments succeed at once.
 
     Args:
         inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
         out: the store's folder.
-        val: see :class:`~batchloom.preparation.imports.ImportSpec`, like all arguments below.
-        tokenizer: see there.
-        end_token: see there.
-        vocab_size: see there.
-        dtype: see there.
-        eod: see there.
-        document_tokens: see there.
-        val_fraction: see there.
-        tokens_per_shard: see there.
-        how: see there.
-        progress: is called with a Note or a Progress; without it, notes go to the log ``batchloom``.
+        val: inputs of ``val``; :class:`~batchloom.preparation.imports.ImportSpec` describes all settings.
+        tokenizer: tokenizer of the ids.
+        end_token: end-of-document token.
+        vocab_size: vocabulary size without a tokenizer.
+        dtype: dtype of the ids in flat files.
+        eod: id that ends each document of a flat file.
+        document_tokens: number of tokens per document of a flat file.
+        val_fraction: share of documents for ``val``.
+        tokens_per_shard: maximum number of tokens per copied shard.
+        how: ``link``, ``symlink`` or ``copy``.
+        progress: called with each Note or Progress; without it, notes go to the log ``batchloom``.
 
     Raises:
-        SettingsError: settings that are unknown or contradict each other.
-        InputMissingError: an input does not exist or holds nothing.
-        InputError: ids outside the vocabulary, a dtype that disagrees, or a file that cannot be a
-            shard as it is.
-        StoreError: a damaged prefix.
+        SettingsError: settings are unknown or contradict each other.
+        InputMissingError: an input does not exist or is empty.
+        InputError: ids outside the vocabulary, a dtype that disagrees, or a file that must be copied.
+        StoreError: a prefix is damaged.
         TokenizerError: the tokenizer cannot be found, read or trusted.
-        StoreConflictError: ``out`` holds something else than this job would write.
+        StoreConflictError: ``out`` holds the output of another job.
         OutputError: ``out`` cannot be written, or a file cannot be linked into it.
     """
     spec = ImportSpec(
@@ -136,7 +135,7 @@ def import_tokens(
 
 
 def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
-    """Carry out an import into ``out``; see :func:`import_tokens`."""
+    """Run an import into ``out``; see :func:`import_tokens`."""
     began = time.perf_counter()
     token_inputs = find_token_inputs([*spec.inputs, *spec.val])
     first_val = len(find_token_inputs(spec.inputs))
@@ -189,7 +188,7 @@ def _make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedS
 def _find_finished_import(
     out: Path, spec: ImportSpec, token_inputs: Sequence[TokenInput], tokenizer: Tokenizer | None
 ) -> Manifest | None:
-    """The manifest of the finished store at ``out`` when this import would write the same."""
+    """Return the manifest of a finished store at ``out`` that matches this import."""
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest, report = read_manifest(out), read_report(out)
@@ -238,7 +237,7 @@ class _ImportRun:
         self._total = 0
 
     def run(self, began: float) -> PrepareResult:
-        """Do all of it; an import that was stopped begins anew, unless only the move was left."""
+        """Run the import; a stopped import starts over, unless only the move was left."""
         self._begin()
         manifest = read_manifest(self._work.store) if self._work.complete else self._make()
         move_store(self._work)
@@ -324,7 +323,7 @@ class _ImportRun:
         return tick
 
     def _end_id(self, files: Sequence[ImportedFile]) -> int:
-        """The end token nobody named: what all documents end with, else 0, which fills padding."""
+        """Return the last id common to all documents, else 0, which fills padding."""
         if self._spec.eod is not None:
             return self._spec.eod
         lasts = set().union(*(imported_file.edges.lasts for imported_file in files))
@@ -362,7 +361,7 @@ class _ImportRun:
             format_version=FORMAT_VERSION,
             generation=1,
             dtype=dtype,
-            # Who encoded is not known, only whose ids they are said to be.
+            # The encoder is unknown; only the tokenizer of the ids is declared.
             tokenizer=msgspec.structs.replace(make_tokenizer_entry(tokenizer), engine="imported", engine_version=""),
             recipe=plain,
             recipe_fingerprint=fingerprint(

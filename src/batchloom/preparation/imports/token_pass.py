@@ -1,4 +1,4 @@
-"""One pass over ids that are there already: every id is looked at, every document hashed."""
+"""One pass over existing token ids that checks every id and hashes every document."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ _MAX_BATCH_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Neighbouring documents of a file.
+    """Consecutive documents of a file.
 
     Attributes:
-        first: number of the first one in the file.
-        lengths: tokens of each, int64 [n].
-        starts: first token of each in the file, int64 [n].
-        tokens: the ids of all, back to back, in the file's dtype.
+        first: number of the first document in the file.
+        lengths: number of tokens of each document, int64 [n].
+        starts: index of the first token of each document in the file, int64 [n].
+        tokens: ids of all documents, concatenated, in the file's dtype.
     """
 
     first: int
@@ -35,28 +35,28 @@ class TokenBatch:
 
 @dataclass(slots=True)
 class EdgeTokens:
-    """What documents begin and end with, where all begin or end alike."""
+    """First and last ids of documents; several values mean that documents differ."""
 
     firsts: set[int] = field(default_factory=set)
     lasts: set[int] = field(default_factory=set)
 
     def add(self, batch: TokenBatch) -> None:
-        """Look at more documents; empty ones have no edges."""
+        """Add a batch of documents; empty ones have no edges."""
         filled = batch.lengths > 0
         ends = np.cumsum(batch.lengths)[filled]
         if not ends.size:
             return
         firsts = batch.tokens[ends - batch.lengths[filled]]
         lasts = batch.tokens[ends - 1]
-        # Two different ones say as much as all of them.
+        # The minimum and maximum suffice to tell whether the ids differ.
         self.firsts |= {int(firsts.min()), int(firsts.max())}
         self.lasts |= {int(lasts.min()), int(lasts.max())}
 
 
 def iter_token_batches(file: TokenFile) -> Iterator[TokenBatch]:
-    """The documents of a file in order, a bounded number of tokens at a time.
+    """Yield the documents of a file in order, in batches of bounded size.
 
-    Only a single longer document makes a longer stretch.
+    A batch exceeds the bound only if it is a single longer document.
     """
     token_offset = first = 0
     while first < len(file.lengths):
@@ -76,9 +76,9 @@ def iter_token_batches(file: TokenFile) -> Iterator[TokenBatch]:
 
 
 def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
-    """XXH3-128 of each document's ids as little-endian u32, (low, high) halves, uint64 [n, 2].
+    """Return the XXH3-128 of each document's ids, (low, high) halves, uint64 [n, 2].
 
-    The same ids have the same hash in whatever dtype they lie.
+    The ids are hashed as little-endian u32, so the hash does not depend on the file's dtype.
     """
     if len(batch.lengths) == 1:
         digest = xxhash.xxh3_128()
@@ -96,22 +96,18 @@ def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
 
 @final
 class VocabularyCheck:
-    """Refuses ids outside a vocabulary.
+    """Check that ids belong to a vocabulary.
 
     Args:
         vocab_size: every id must be below it.
-        whose: whose vocabulary it is, for the message.
+        whose: owner of the vocabulary, for the message.
     """
 
     def __init__(self, vocab_size: int, whose: str) -> None:
         self._vocab_size, self._whose = vocab_size, whose
 
     def check_dtype(self, file: TokenFile) -> None:
-        """Refuse a dtype that cannot hold the vocabulary, in which ids must have been cut.
-
-        Raises:
-            InputError: names both.
-        """
+        """Raise InputError if the dtype cannot hold the vocabulary, so ids were truncated."""
         most = int(np.iinfo(file.tokens.dtype).max)
         if self._vocab_size - 1 > most:
             raise InputError(
@@ -121,11 +117,7 @@ class VocabularyCheck:
             )
 
     def check(self, file: TokenFile, batch: TokenBatch) -> None:
-        """Refuse ids of these documents that are not of the vocabulary.
-
-        Raises:
-            InputError: names the file, the document and the id.
-        """
+        """Raise InputError if an id of these documents is outside the vocabulary."""
         ids = batch.tokens
         if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
             return

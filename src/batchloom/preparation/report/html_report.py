@@ -1,7 +1,7 @@
-r"""``report.html``: the report of a store as one page that needs nothing else, and no script.
+r"""``report.html``: the report of a store as a self-contained page without scripts.
 
-Names, samples and reasons come out of data that anybody may have written: all of it is escaped,
-and what cannot be seen is shown as ``\x1b`` is.
+Names, samples and reasons come from untrusted data: all of it is escaped, and unprintable
+characters appear as ``\x1b`` does.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from batchloom.store import write_file
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MAX_BARS = 20
 _MAX_NOTES = 100
-# What of a recipe says most of a store.
+# The recipe settings that matter most to a reader of the summary.
 _SUMMARY_SETTINGS = (
     "tokenizer",
     "clean",
@@ -32,20 +32,19 @@ _SUMMARY_SETTINGS = (
 
 
 def write_report_page(report: PrepareReport, path: Path) -> None:
-    """Write the page, aside first.
+    """Write the page atomically.
 
     Args:
-        report: what ``report.json`` holds.
-        path: the page, ``report.html`` beside it.
+        report: content of ``report.json``.
+        path: path of ``report.html``.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the page cannot be written.
     """
     write_file(path, render_report_page(report).encode("utf-8", "replace"))
 
 
 def render_report_page(report: PrepareReport) -> str:
-    """The page as text."""
     from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2, which takes its time
 
     filters: dict[str, Callable[..., object]] = {
@@ -69,7 +68,7 @@ def render_report_page(report: PrepareReport) -> str:
         "facts": _list_summary(report),
         "sources": sources,
         "lengths": lengths,
-        # Pictures escape for themselves.
+        # The charts escape their own text.
         "pictures": {name: Markup(svg) for name, svg in _draw_charts(content, lengths).items()},  # noqa: S704
         "notes": report.notes[:_MAX_NOTES],
         "more_notes": max(len(report.notes) - _MAX_NOTES, 0),
@@ -78,7 +77,7 @@ def render_report_page(report: PrepareReport) -> str:
 
 
 def make_length_bars(lengths: tuple[int, ...]) -> list[Bar]:
-    """The histogram of lengths from its first bin with documents to its last."""
+    """Return the length histogram from its first filled bin to its last."""
     filled = [digits for digits, count in enumerate(lengths) if count]
     if not filled:
         return []
@@ -89,7 +88,7 @@ def make_length_bars(lengths: tuple[int, ...]) -> list[Bar]:
 
 
 def _format_length_bin(digits: int) -> str:
-    """The lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
+    """Format the lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
     if digits < 2:
         return str(digits)
     low, high = 1 << (digits - 1), (1 << digits) - 1
@@ -100,7 +99,7 @@ def _format_length_bin(digits: int) -> str:
 
 
 def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
-    """The head of the page: names and values."""
+    """Return the (name, value) pairs of the page's summary."""
     size = sum(source.bytes for source in report.sources)
     facts = [("dry run", "nothing was written" if report.dry_run else "")]
     facts.append(("input", f"{format_count(len(report.sources), 'file')}, {format_size(size)}"))
@@ -127,7 +126,7 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
 
 
 def _format_setting(value: object) -> str:
-    """A setting in a few words: a step of cleaning by its name and what was said of it."""
+    """Format a setting briefly: a cleaning step by its name and options."""
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_format_setting(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -141,7 +140,7 @@ def _format_units(report: PrepareReport) -> str:
 
 
 def _draw_charts(content: ReportContent, lengths: list[Bar]) -> dict[str, str]:
-    """The pictures of what there is."""
+    """Return the chart of each name as SVG, "" for an empty length histogram."""
     flows = [Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows]
     drops = {reason: drop.count for reason, drop in content.drops.items()}
     dense = [

@@ -1,4 +1,4 @@
-"""What ``prepare`` gives back."""
+"""Result of ``prepare``."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,26 +19,26 @@ class SubsetResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """A finished store, and what became of the input.
+    """A finished store and the counts of its input.
 
-    Where a store was appended to, ``counts``, ``subsets`` and ``input_*`` are of what was added.
+    After an append, ``counts``, ``subsets`` and ``input_*`` cover only the added data.
 
     Attributes:
-        path: the store's folder; its URL where it lies elsewhere.
+        path: folder of the store, or the URL of a remote store.
         counts: records read, documents and tokens kept, records quarantined, documents dropped
             by reason.
-        subsets: what each subset holds, by name.
+        subsets: result of each subset, by name.
         input_files: number of input files.
-        input_bytes: their bytes on disk.
-        dtype: of a token on disk.
+        input_bytes: size of the input files on disk, in bytes.
+        dtype: dtype of a token on disk.
         tokenizer: name of the tokenizer.
-        engine: what encoded, its version, and why it was not the fast one where it was not.
-        seconds: how long this call took.
-        already_done: the store was finished before, by the same recipe over the same inputs.
-        resumed_units: units of work that an earlier, unfinished run had done.
-        notes: what was announced on the way.
-        generation: the newest of the store; 1 for one that was made and never changed.
-        in_all: documents and tokens of the store, all generations together, without removed ones.
+        engine: tokenizer engine, its version, and why it is not the fast one if it is not.
+        seconds: duration of this call in seconds.
+        already_done: whether the same recipe over the same inputs had finished the store before.
+        resumed_units: number of units that an earlier, unfinished run had done.
+        notes: notes that were reported during the run.
+        generation: newest generation of the store; 1 for a store that never changed.
+        in_all: documents and tokens of all generations of the store, without removed documents.
     """
 
     path: Path | str
@@ -67,7 +67,7 @@ def make_result(
     resumed_units: int = 0,
     notes: tuple[str, ...] = (),
 ) -> PrepareResult:
-    """The result that a manifest describes."""
+    """Return the result of a finished store from its manifest."""
     engine = f"{manifest.tokenizer.engine} {manifest.tokenizer.engine_version}".strip()
     subsets = manifest.subsets
     return PrepareResult(
@@ -94,11 +94,11 @@ def make_result(
 
 
 def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
-    """The result of a store that was appended to, its counts without those of the generation before.
+    """Return the result of an append, without the counts of the previous generation.
 
     Args:
-        result: as :func:`make_result` gives it.
-        base: the generation before.
+        result: result of :func:`make_result`.
+        base: manifest of the previous generation.
     """
     counts, base_counts = result.counts, base.counts
     subsets = {name: _subtract_subset(subset, base.subsets.get(name)) for name, subset in result.subsets.items()}

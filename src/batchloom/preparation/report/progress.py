@@ -1,4 +1,4 @@
-"""What has come in so far: progress as plain events, and the budget of bad records."""
+"""Progress events, running counters and the limit on bad records."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -13,29 +13,29 @@ from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad
 
 Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
 
-# A job stops early only when even so many times the expected records could not save it.
+# A job stops early only if even this many times the expected records would not bring it below the limit.
 _DENSITY_ERROR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for the user: what is left out by default, what was found done."""
+    """A message for the user: a default exclusion, or work that was already done."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the job is.
+    """Progress of the job.
 
     Attributes:
         phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
-            (looking at ids that are there already) or ``write``; of a conversion ``look`` (the types
-            of its columns) and ``convert``; of a store that lies elsewhere ``upload``.
-        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them,
-            files of the store while they are sent.
-        bytes_total: the phase's bytes.
-        bytes_found: how many of ``bytes_done`` an earlier run had done.
+            (reading existing ids) or ``write``; of a conversion ``look`` (inferring column types)
+            and ``convert``; of a remote store ``upload``.
+        bytes_done: processed bytes of the phase: listed input, token bytes while ids are read and
+            written, or store files during an upload.
+        bytes_total: total bytes of the phase.
+        bytes_found: part of ``bytes_done`` that an earlier run had done.
         documents: documents so far.
         tokens: tokens so far.
         quarantined: bad records so far.
@@ -56,21 +56,21 @@ _LOG = logging.getLogger("batchloom")
 
 
 def log_note(event: Note | Progress) -> None:
-    """The listener of a job that nobody listens to: notes go to the log ``batchloom``."""
+    """Log notes to the logger ``batchloom``; the default listener."""
     if isinstance(event, Note):
         _LOG.warning(event.text)
 
 
 @final
 class JobCounters:
-    """Counts of a running job; tells the listener, and stops the job that is beyond saving.
+    """Counters of a running job, which report progress and limit bad records.
 
     Attributes:
-        records: records read, of any fate.
-        documents: documents that came of them.
-        tokens: tokens of those.
-        quarantined: bad records.
-        first: what is said of the first bad record seen.
+        records: number of records read, including dropped and bad ones.
+        documents: number of documents from these records.
+        tokens: number of tokens of these documents.
+        quarantined: number of bad records.
+        first: description of the first bad record.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class JobCounters:
         self.quarantined += bad
 
     def count_read(self, size: int, records: int) -> None:
-        """Count input that was read: bytes as listed, and its records."""
+        """Count input that was read: bytes as listed, and records."""
         self._bytes_done += size
         self.records += records
 
@@ -110,7 +110,7 @@ class JobCounters:
         bad: int,
         reasons: Mapping[str, tuple[int, str]] = MappingProxyType({}),
     ) -> None:
-        """Take back what was counted of work that was lost and is done again."""
+        """Subtract the counts of lost work that will be repeated."""
         for count, reason in reasons.values():
             count_reason(self._reasons, reason, -count)
         self._bytes_done -= size
@@ -120,7 +120,7 @@ class JobCounters:
         self.quarantined -= bad
 
     def count_documents(self, documents: int, tokens: int) -> None:
-        """Count documents that were tokenized, and tell the listener."""
+        """Count tokenized documents and notify the listener."""
         self.documents += documents
         self.tokens += tokens
         self._listener(
@@ -139,12 +139,12 @@ class JobCounters:
         """Count bad records.
 
         Args:
-            first: what is wrong with the first of them.
-            count: their number.
-            reasons: their numbers by kind of reason.
+            first: description of the first of them.
+            count: number of bad records.
+            reasons: (number, reason) by kind of reason.
 
         Raises:
-            TooManyBadRecordsError: there are more than the whole job can possibly allow.
+            TooManyBadRecordsError: there are more than the complete job can allow.
         """
         self.first = self.first or first
         self.quarantined += count
@@ -157,7 +157,7 @@ class JobCounters:
             )
 
     def check_bad_records(self) -> None:
-        """The judgement over all records.
+        """Check the number of bad records after all records were read.
 
         Raises:
             TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.

@@ -1,7 +1,7 @@
-"""``report.json``: the sidecar of a store that says what became of the input, and how fast.
+"""``report.json``: the sidecar of a store with the fate of its input and timings.
 
-It may hold times, paths and numbers of workers: it is no part of the store's identity, and is
-bounded but for the list of inputs, by which a later run tells whether they changed.
+It may hold times, paths and worker counts, so it is not part of the store's identity. Its size is
+bounded except for the list of inputs, which a later run compares to detect changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ from batchloom.store.format import StoreCounts, format_generation_file_name
 
 
 class ReportedSource(msgspec.Struct, frozen=True, gc=False):
-    """An input: where it lay, its size and time when it was read, and what it was found to be.
+    """An input file: location, size, modification time and detected format.
 
-    ``compression`` is empty for a plain file.
+    ``compression`` is empty for an uncompressed file.
     """
 
     name: str
@@ -35,28 +35,28 @@ class ReportedSource(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """One source in the list of sources."""
+    """One row of the source list."""
 
     name: str
     counts: SourceCounts
 
 
 class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the input; lists have at most ``MAX_ROWS`` rows, those with most documents.
+    """Statistics of the input; lists have the ``MAX_ROWS`` rows with most documents.
 
     Attributes:
-        flows: what came to each step, and left it.
-        drops: by reason.
-        drops_rest: of reasons that are not listed.
-        duplicates: by pair of sources.
-        duplicates_rest: of pairs that are not listed.
-        lengths: how many documents have a length in tokens of b binary digits, at place b.
+        flows: input and output counts of each step.
+        drops: dropped documents by reason.
+        drops_rest: totals of unlisted reasons.
+        duplicates: duplicates by pair of sources.
+        duplicates_rest: totals of unlisted pairs.
+        lengths: number of documents whose length in tokens has b binary digits, at index b.
         languages: documents by language.
-        languages_rest: of languages that are not listed.
+        languages_rest: totals of unlisted languages.
         sources: documents, bytes of text and tokens by source.
-        sources_rest: of sources that are not listed.
-        sources_others: the counts of these together.
-        stages: where the time went.
+        sources_rest: totals of unlisted sources.
+        sources_others: summed counts of unlisted sources.
+        stages: time spent per stage.
     """
 
     flows: tuple[StepFlow, ...] = ()
@@ -74,30 +74,30 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``report.json`` holds.
+    """Content of ``report.json``.
 
     Attributes:
-        sources: all inputs, in order.
-        inputs: what was given to be read.
-        folder: the folder it was given in.
+        sources: all input files, in order.
+        inputs: input arguments.
+        folder: working directory of the run.
         engine_note: why the tokenizer's engine is not the fast one.
         out: absolute path of the store.
-        recipe_fingerprint: of the recipe.
-        started: time in UTC, ISO 8601.
-        seconds: of this run.
-        seconds_by_phase: of its phases, by the clock.
-        bytes_per_second: of listed input.
-        peak_memory_bytes: of the process that led the run.
-        units: units of work.
-        resumed_units: units that earlier runs did.
-        notes: what was announced.
-        workers: how many there were.
-        crew: what they were: ``in-process``, ``pool`` or ``ray``.
+        recipe_fingerprint: fingerprint of the recipe.
+        started: start time in UTC, ISO 8601.
+        seconds: duration of this run.
+        seconds_by_phase: wall-clock seconds of each phase.
+        bytes_per_second: listed input bytes per second.
+        peak_memory_bytes: peak memory of the main process.
+        units: number of units.
+        resumed_units: number of units that earlier runs did.
+        notes: notes that were reported.
+        workers: number of workers.
+        crew: executor: ``in-process``, ``pool`` or ``ray``.
         dry_run: whether nothing was written.
-        settings: of the recipe, as a recipe file has them.
-        counts: as the manifest of these documents alone would have them.
-        content: what became of the input.
-        media: where paths of media begin, by the source that names them.
+        settings: settings of the recipe, as in a recipe file.
+        counts: counts of these documents alone, as in a manifest.
+        content: statistics of the input.
+        media: base location of media paths, by source.
     """
 
     sources: list[ReportedSource] = []
@@ -130,13 +130,13 @@ def build_content(
     duplicates: Sequence[DuplicatePair] = (),
     duplicates_rest: OmittedRows | None = None,
 ) -> ReportContent:
-    """The bounded part of a report.
+    """Return the bounded part of a report.
 
     Args:
-        units: all units, merged.
-        after: the steps behind those of the units, in order (``dedup``, ``write``).
-        duplicates: pairs of sources, as :meth:`PairTally.pairs` gives them.
-        duplicates_rest: pairs that are not among them already.
+        units: merged report of all units.
+        after: steps after those of the units, in order (``dedup``, ``write``).
+        duplicates: pairs of sources, from :meth:`DuplicatePairCounter.list_pairs`.
+        duplicates_rest: totals of pairs that are already omitted.
     """
     reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})
     languages, languages_rest = _select_largest(units.languages)
@@ -174,7 +174,7 @@ def build_content(
 
 
 def _merge_flows(flows: Sequence[StepFlow]) -> list[StepFlow]:
-    """The steps of units; the bytes of text that reading gave are those that the next step was given."""
+    """Return the steps of units; ``read`` outputs the text bytes of the next step."""
     merged_flows = list(flows)
     if len(merged_flows) > 1 and merged_flows[0].step == "read":
         merged_flows[0] = replace(merged_flows[0], bytes_out=merged_flows[1].bytes_in)
@@ -182,19 +182,22 @@ def _merge_flows(flows: Sequence[StepFlow]) -> list[StepFlow]:
 
 
 def _select_largest(counts: Mapping[str, int]) -> tuple[list[str], OmittedRows]:
-    """The names with the highest counts, and what is said of the others; of equals the first stays first."""
+    """Return the names with the highest counts, and totals of the others.
+
+    Names with equal counts keep their order.
+    """
     names = sorted(counts, key=lambda name: -counts[name])
     omitted_names = names[MAX_ROWS:]
     return names[:MAX_ROWS], OmittedRows(len(omitted_names), sum(counts[name] for name in omitted_names))
 
 
 def encode_report(report: PrepareReport) -> bytes:
-    """The bytes of ``report.json``."""
+    """Return the bytes of ``report.json``."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
 def parse_report(data: bytes) -> PrepareReport | None:
-    """The report that the bytes of a file are; None where they are no such thing."""
+    """Return the report encoded in ``data``, or None if it is not a report."""
     try:
         return msgspec.json.decode(data, type=PrepareReport)
     except JSON_DECODE_ERRORS:
@@ -202,7 +205,7 @@ def parse_report(data: bytes) -> PrepareReport | None:
 
 
 def read_report(out: Path, generation: int = 1) -> PrepareReport | None:
-    """The report of a generation of a finished store; None where it is missing, or is no such thing."""
+    """Return the report of a store generation, or None if it is missing or invalid."""
     try:
         return parse_report(read_regular_file(out / format_generation_file_name(REPORT_NAME, generation)))
     except OSError:
@@ -210,7 +213,10 @@ def read_report(out: Path, generation: int = 1) -> PrepareReport | None:
 
 
 def read_last_report(out: str) -> PrepareReport | None:
-    """The report of the job that was carried out last, also of a dry run; None where it cannot be read here."""
+    """Return the report of the last job, including dry runs; None if not readable.
+
+    URLs always give None.
+    """
     folder = Path(out)
     if is_url(out):
         return None

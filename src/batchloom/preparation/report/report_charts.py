@@ -1,6 +1,6 @@
-"""Pictures of the report page: bars as SVG, drawn from numbers and names that may hold anything.
+"""Charts of the report page: SVG bars, safe for arbitrary names and numbers.
 
-Colours and fonts are the page's; a title and a description say in words what is drawn.
+The page sets colours and fonts; a title and a description state the content in words.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,9 @@ class Bar(NamedTuple):
 
 
 def draw_horizontal_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
-    """Lying bars below each other, each with its name before and its size in words behind it.
+    """Draw horizontal bars, each between its name and its size in words.
 
-    Args:
-        name: of the picture, unlike that of any other on the page; letters only.
-        title: what is drawn.
-        bars: from top to bottom.
+    ``name`` is the id of the chart, unique on the page, letters only.
     """
     most = max((bar.size for bar in bars), default=0) or 1
     room = _WIDTH - _LABEL - _VALUE
@@ -46,12 +43,9 @@ def draw_horizontal_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
 
 
 def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
-    """Standing bars beside each other, with their names below, as a histogram is drawn.
+    """Draw a histogram of vertical bars with their names below.
 
-    Args:
-        name: of the picture, unlike that of any other on the page; letters only.
-        title: what is drawn.
-        bars: from left to right; names are short.
+    ``name`` is the id of the chart, unique on the page, letters only. Bar names must be short.
     """
     most = max((bar.size for bar in bars), default=0) or 1
     step = _WIDTH / max(len(bars), 1)
@@ -72,19 +66,19 @@ def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
 
 
 def shorten_label(label: str) -> str:
-    """A name that fits before a bar; of a path its end tells more than its beginning."""
+    """Shorten a label to its end, as the end of a path says more than its beginning."""
     if len(label) <= _LABEL_CHARACTERS:
         return label
     return f"…{label[1 - _LABEL_CHARACTERS :]}"
 
 
 def escape_text(text: str) -> str:
-    """A text inside of a page: every character visible, none of them markup."""
+    """Escape text for the page, with every character visible and none of them markup."""
     return escape(escape_unprintable(text))
 
 
 def _bar_fraction(size: float, most: float) -> float:
-    """The part of the room a bar takes; anything at all can be seen."""
+    """Return the width share of a bar; any size above 0 stays visible."""
     return max(size / most, 0.004) if size > 0 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Duplicates by pair of sources: from where they were left out, and where the one that stayed is."""
+"""Duplicate counts by pair of sources, dropped from one and kept in the other."""
 
 from collections.abc import Sequence
 from typing import final
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from batchloom.preparation.units import MAX_SAMPLES, format_snippet
 
-# Sources, reasons, pairs and languages that are listed; of the others their number is told.
+# Maximum rows of sources, reasons, pairs and languages. The other rows are only counted.
 MAX_ROWS = 50
-# More groups of sources than this would make a table of pairs that nobody reads.
+# A table of pairs of more source groups than this would be unreadable.
 _MAX_GROUPS = 200
 
 
 class DuplicateExample(msgspec.Struct, frozen=True):
-    """A document that was left out as a duplicate: its record, that of the one that stayed, its first words."""
+    """A dropped duplicate: its record, the kept copy's record, and its first words."""
 
     dropped_record: int
     kept_record: int
@@ -24,13 +24,15 @@ class DuplicateExample(msgspec.Struct, frozen=True):
 
 
 class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
-    """How many documents of one source were left out because another (or the same) has them.
+    """Number of duplicates dropped from one source because another keeps them.
+
+    Both may be the same source.
 
     Attributes:
-        dropped_from: the source, or group of sources, that lost them.
-        kept_in: the one that has them.
-        count: documents.
-        examples: the first of them in input order.
+        dropped_from: source, or group of sources, of the dropped documents.
+        kept_in: source, or group of sources, of the kept copies.
+        count: number of documents.
+        examples: first of the documents in input order.
     """
 
     dropped_from: str
@@ -40,20 +42,21 @@ class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OmittedRows(msgspec.Struct, frozen=True):
-    """What a list leaves out to stay short: how many rows, and the documents of these."""
+    """Number of rows that a list omits, and their documents."""
 
     rows: int = 0
     documents: int = 0
 
 
 def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The group of each source, and the groups' names, so that a table of pairs stays readable.
+    """Return the group number of each source, and the names of the groups.
 
-    Up to 200 sources are each a group of its own; of more, those of one folder, else of one input.
+    Grouping keeps a table of pairs readable. Up to 200 sources form one group each; more are grouped
+    by folder, or else by input.
 
     Args:
-        names: of the sources.
-        inputs: what the input of each source is called.
+        names: names of the sources.
+        inputs: label of each source's input.
     """
     for group_names in (
         list(names),
@@ -68,10 +71,10 @@ def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int
 
 @final
 class DuplicatePairCounter:
-    """Counts documents that were left out as duplicates, by the group they were in and the group that has them.
+    """Counter of dropped duplicates by their group and the kept copy's group.
 
     Args:
-        groups: names of the groups, at most some hundred.
+        groups: names of the groups, at most a few hundred.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:
@@ -80,17 +83,17 @@ class DuplicatePairCounter:
         self._examples: dict[tuple[int, int], list[DuplicateExample]] = {}
 
     def add(self, dropped_groups: NDArray[np.integer], kept_groups: NDArray[np.integer]) -> None:
-        """Count duplicates: the group each was in, and the group of the one that stayed [documents]."""
+        """Count duplicates by their group and the group of the kept copy [documents]."""
         size = len(self._groups)
         pairs = dropped_groups.astype(np.int64) * size + kept_groups
         self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
 
     def needs_example(self, dropped_group: int, kept_group: int) -> bool:
-        """Whether another example of a pair of groups would be kept."""
+        """Return whether there is room for another example of a pair of groups."""
         return len(self._examples.get((dropped_group, kept_group), ())) < MAX_SAMPLES
 
     def add_example(self, dropped_group: int, kept_group: int, example: DuplicateExample) -> None:
-        """Keep an example, if there is room; told in input order, the first stay."""
+        """Add an example if there is room; called in input order, so the first ones stay."""
         if self.needs_example(dropped_group, kept_group):
             printable_example = DuplicateExample(
                 example.dropped_record, example.kept_record, format_snippet(example.words)
@@ -98,7 +101,7 @@ class DuplicatePairCounter:
             self._examples.setdefault((dropped_group, kept_group), []).append(printable_example)
 
     def list_pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
-        """The pairs with most documents, largest first, and what is said of the others."""
+        """Return the pairs with most documents, largest first, and totals of the others."""
         flat = self._counts.ravel()
         pair_indices = np.flatnonzero(flat)
         sorted_indices = pair_indices[np.argsort(-flat[pair_indices], kind="stable")]
