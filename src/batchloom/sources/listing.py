@@ -372,7 +372,10 @@ class _SourceLister:
                 self._add_file(path, name, file_status)
 
     def _expand_glob(self, pattern: str, top: str) -> set[str]:
-        """Return the paths that a glob matches; ``**`` enters each folder once despite links."""
+        """Return the paths that a glob matches; ``**`` enters each folder once.
+
+        Several links may lead to the same folder.
+        """
         parts = pattern.split("/")
         if "**" not in parts:
             return set(glob.glob(pattern))  # noqa: PTH207
@@ -387,7 +390,7 @@ class _SourceLister:
         }
 
     def _walk_folders(self, root_folders: Sequence[str], top: str) -> Iterator[str]:
-        """Yield each folder and subfolder once, with a slash at its end, except hidden ones."""
+        """Yield each visible folder and subfolder once, with a slash at its end."""
         visited: set[tuple[int, int]] = set()
         stack = list(reversed(root_folders))
         while stack:
@@ -414,7 +417,7 @@ class _SourceLister:
             stack += [f"{folder}{name}/" for name in sorted(names, reverse=True)]
 
     def _add_folder(self, folder: str, name: str, file_status: os.stat_result, top: str | None = None) -> None:
-        """Add everything below a folder, with a stack, as nesting may exceed the call stack."""
+        """Add everything below a folder; uses a stack, as folders may be deeply nested."""
         self._top_folder, stack = top or folder, [(folder, name, file_status)]
         while stack:
             path, label, status = stack.pop()
@@ -425,7 +428,7 @@ class _SourceLister:
                 self._add_file(path, label, status)
 
     def _find_outside_link(self, top: str, path: str) -> str | None:
-        """Return the link by which a path leaves the input folder, None if reading is allowed."""
+        """Return the link by which a path leaves the input folder, or None if allowed."""
         return None if self._declared_input.follow_links else self._links.find_outside_link(top, path)
 
     def _is_in_store(self, path: str) -> bool:
@@ -660,7 +663,7 @@ class _SourceLister:
         if is_url(path):
             return stat_remote(path)
         try:
-            return os.stat(path)  # noqa: PTH116 - a Path a file costs more than the call
+            return os.stat(path)  # noqa: PTH116 - a Path per file costs more than the call
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -70,7 +70,7 @@ class RecordBounds:
         self._known_cuts = {(path, nominal): begin for path, nominal, begin in known_cuts}
 
     def find_bound(self, source: Source, nominal: int) -> int:
-        """Return the bound for a nominal offset, or the source's size if no record follows."""
+        """Return the bound for a nominal offset; the source's size if no record follows."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
         if is_sequential(source, self._rules):

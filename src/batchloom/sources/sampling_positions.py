@@ -35,7 +35,7 @@ class SampleRange:
 def iter_sample_ranges(
     sources: Sequence[Source], rules: ReadRules, count: int, size: int
 ) -> Iterator[tuple[int, SampleRange]]:
-    """Yield the probes at ``count`` positions of the input, each with its source number.
+    """Yield probes at ``count`` positions of the input, each with its source number.
 
     Uncompressed files are sampled at the positions themselves. Compressed files and files of one
     document are sampled at their beginning, and tables at the beginnings of row groups.

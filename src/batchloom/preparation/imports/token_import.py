@@ -323,7 +323,7 @@ class _ImportRun:
         return tick
 
     def _end_id(self, files: Sequence[ImportedFile]) -> int:
-        """Return the last id common to all documents, else 0, which fills padding."""
+        """Return ``eod``, else the last id of all documents, else 0, which fills padding."""
         if self._spec.eod is not None:
             return self._spec.eod
         lasts = set().union(*(imported_file.edges.lasts for imported_file in files))

@@ -45,7 +45,7 @@ def write_report_page(report: PrepareReport, path: Path) -> None:
 
 
 def render_report_page(report: PrepareReport) -> str:
-    from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2, which takes its time
+    from markupsafe import Markup  # noqa: PLC0415 - installed with jinja2, whose import is slow
 
     filters: dict[str, Callable[..., object]] = {
         "count_or_none": lambda number: f"{number:,}" if number else "-",

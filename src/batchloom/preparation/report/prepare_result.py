@@ -25,14 +25,14 @@ class PrepareResult:
 
     Attributes:
         path: folder of the store, or the URL of a remote store.
-        counts: records read, documents and tokens kept, records quarantined, documents dropped
-            by reason.
+        counts: records read, documents and tokens in the store, records quarantined, documents
+            dropped by reason.
         subsets: result of each subset, by name.
         input_files: number of input files.
         input_bytes: size of the input files on disk, in bytes.
         dtype: dtype of a token on disk.
         tokenizer: name of the tokenizer.
-        engine: tokenizer engine, its version, and why it is not the fast one if it is not.
+        engine: tokenizer engine, its version, and the reason if it is not the fast one.
         seconds: duration of this call in seconds.
         already_done: whether the same recipe over the same inputs had finished the store before.
         resumed_units: number of units that an earlier, unfinished run had done.

@@ -80,7 +80,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
         sources: all input files, in order.
         inputs: input arguments.
         folder: working directory of the run.
-        engine_note: why the tokenizer's engine is not the fast one.
+        engine_note: reason for not using the fast tokenizer engine, or "".
         out: absolute path of the store.
         recipe_fingerprint: fingerprint of the recipe.
         started: start time in UTC, ISO 8601.
@@ -92,7 +92,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
         resumed_units: number of units that earlier runs did.
         notes: notes that were reported.
         workers: number of workers.
-        crew: executor: ``in-process``, ``pool`` or ``ray``.
+        crew: kind of executor: ``in-process``, ``pool`` or ``ray``.
         dry_run: whether nothing was written.
         settings: settings of the recipe, as in a recipe file.
         counts: counts of these documents alone, as in a manifest.

@@ -1,7 +1,7 @@
-"""Archives: the members of zip and tar files as sources, read where they lie, never extracted.
+"""Members of zip and tar archives as sources, read in place without extraction.
 
-Members are opened by their place. Of a compressed tar one reader stays open and goes on where
-the next member lies ahead, so that reading all members in order unpacks the archive once.
+Members are opened by their offset. The reader of a compressed tar stays open and continues if the
+next member is ahead of it, so reading all members in order decompresses the archive once.
 """
 
 import os
@@ -28,8 +28,8 @@ from batchloom.sources.files.decompression import (
 from batchloom.sources.files.file_kinds import ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_opening import open_location
 
-# Once it passes the size, a file may unpack to this many times its bytes; so may each packed member of an archive,
-# and all of them together. The slowest reader goes through the size in less than a second.
+# Zip bomb limits. Above BOMB_BYTES, a file may decompress to BOMB_RATIO times its bytes. The same holds for each
+# compressed member of an archive, and for all members together. The slowest reader takes under a second for BOMB_BYTES.
 BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
 
 _STORED, _DEFLATED = 0, 8
@@ -37,7 +37,7 @@ _LOCAL = struct.Struct("<4s22xHH")
 _TAR_READ = 64 << 10
 _UNKNOWN_POSITION = 1 << 62
 _IGNORED_FOLDERS = "__pycache__", "__MACOSX"
-# What zipfile and tarfile raise for files that are no sound archives.
+# Errors of zipfile and tarfile for damaged archives.
 _ARCHIVE_ERRORS = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -53,7 +53,7 @@ _ARCHIVE_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive as it was listed: where it lies, what it is, its size and time, its commit if any."""
+    """A listed archive: location, kind, size, modification time, and pinned commit."""
 
     name: str
     path: str
@@ -69,12 +69,12 @@ class ArchiveMember:
     """A file inside an archive.
 
     Attributes:
-        archive: holds it.
-        offset: of its local header in a zip, of its bytes in the (decompressed) tar.
-        packed: its bytes inside a zip, else as ``size``.
-        size: its bytes, unpacked.
-        deflated: whether it is packed inside a zip.
-        crc: CRC-32 of its bytes in a zip.
+        archive: archive that holds it.
+        offset: offset of the local header in a zip, of the data in the (decompressed) tar.
+        packed: compressed bytes in a zip, else equal to ``size``.
+        size: uncompressed bytes.
+        deflated: whether it is compressed in a zip.
+        crc: CRC-32 of its data in a zip.
     """
 
     archive: Archive
@@ -86,13 +86,13 @@ class ArchiveMember:
 
     @property
     def direct(self) -> bool:
-        """Whether any byte of it can be read without those before."""
+        """True if it has random access, without reading earlier bytes."""
         return not self.deflated and self.archive.compression is None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """A member as it is listed: its name, itself, and its first bytes on demand."""
+    """A listed member: its name, position, and a function that opens its data."""
 
     name: str
     member: ArchiveMember
@@ -100,10 +100,10 @@ class ArchiveEntry:
 
 
 def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
-    """The members of an archive that may be used, in its order; what is not is counted in ``skipped_counts``.
+    """Yield the usable members of an archive in order, and count skipped ones.
 
     Raises:
-        InputError: the archive cannot be read, or would unpack to far more than it is.
+        InputError: the archive cannot be read, or decompresses to far more than its size.
     """
     iter_entries = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
@@ -119,7 +119,7 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
         if isinstance(error, InputError):
             raise
         if isinstance(error.__context__, InputError):
-            # zipfile takes bytes that did not come for a file that is none.
+            # zipfile reports missing remote bytes as a file that is no zip.
             raise error.__context__ from None
         raise InputError(_describe_damage(archive, error)) from error
     except OSError as error:
@@ -139,7 +139,7 @@ def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
 
 
 def _is_ignored(name: str, skipped_counts: Counter[str]) -> bool:
-    """Whether a member's name keeps it out, as it would in a folder."""
+    """Return whether a member is skipped for its name, as in a folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\x00" in name:
         skipped_counts["unsafe names"] += 1
@@ -188,7 +188,7 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
     raw = file if archive.compression is None else _SequentialTar(archive, file)
     with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as tar_file:
         while (entry := tar_file.next()) is not None:
-            # Otherwise it keeps every member it ever saw.
+            # Otherwise tarfile keeps every member in memory.
             tar_file.members = []  # type: ignore[attr-defined]
             if entry.isdir():
                 continue
@@ -199,16 +199,16 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
             else:
                 member = ArchiveMember(archive, entry.offset_data, entry.size, entry.size)
                 yield ArchiveEntry(entry.name, member, lambda entry=entry: _extract(tar_file, entry))  # type: ignore[misc]
-        # tarfile takes a damaged header for the end.
+        # tarfile treats a damaged header as the end of the archive.
         if any(_get_tar_block(raw, tar_file.offset)):
             raise tarfile.ReadError(f"a damaged header at byte {tar_file.offset:,}")
-    # The checksum of what it is packed with stands behind all members, which are read without it.
+    # The checksum of the compressed stream follows all members, so the rest is read to verify it.
     while isinstance(raw, _SequentialTar) and raw.read(_TAR_READ):
         pass
 
 
 def _get_tar_block(raw: "BinaryIO | _SequentialTar", offset: int) -> bytes:
-    """The block of a tar at ``offset``, near the end of what was read."""
+    """Return the tar block at ``offset``, near the end of the bytes read."""
     if isinstance(raw, _SequentialTar):
         recent = b"".join(raw.recent)
         start = offset - (raw.position - len(recent))
@@ -225,11 +225,11 @@ def _extract(tar_file: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
 
 
 def open_member(member: ArchiveMember) -> BinaryIO:
-    """The bytes of a member as a file; with random access where it is ``direct``.
+    """Open the bytes of a member as a file, with random access if it is ``direct``.
 
     Raises:
         OSError: the archive cannot be read.
-        EOFError, Broken: it is cut short or broken; reading raises them too.
+        EOFError, DecompressionError: it is truncated or broken; reading raises them too.
     """
     archive = member.archive
     if archive.compression is not None:
@@ -253,9 +253,9 @@ def open_member(member: ArchiveMember) -> BinaryIO:
 
 @final
 class _FileWindow(ReadOnlyFile):
-    """A stretch of a file as a file of its own, with random access.
+    """A byte range of a file as a file of its own, with random access.
 
-    Where its CRC-32 is known it is verified by whoever reads it from front to back.
+    A known CRC-32 is verified if the range is read front to back.
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
@@ -297,7 +297,7 @@ class _FileWindow(ReadOnlyFile):
 
 @final
 class _InflatedMember(ReadOnlyFile):
-    """A deflated member of a zip from front to back; its size and CRC-32 are verified."""
+    """A deflated zip member, read front to back; its size and CRC-32 are verified."""
 
     def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
         self._window, self._member = window, member
@@ -330,11 +330,11 @@ class _InflatedMember(ReadOnlyFile):
 
 @final
 class _SequentialTar:
-    """A compressed tar from front to back.
+    """Reader of a compressed tar, front to back.
 
     Attributes:
-        position: of the next byte in the decompressed tar.
-        recent: what the last two reads gave.
+        position: offset of the next byte in the decompressed tar.
+        recent: data of the last two reads.
     """
 
     def __init__(self, archive: Archive, file: BinaryIO) -> None:
@@ -351,7 +351,7 @@ class _SequentialTar:
         try:
             data = self._stream.read(size)
         except (EOFError, DecompressionError, OSError):
-            # Nobody goes on from here.
+            # The reader cannot continue from an unknown position.
             self.position = _UNKNOWN_POSITION
             raise
         self.recent = (self.recent[1], data)
@@ -361,7 +361,7 @@ class _SequentialTar:
         return data
 
 
-# The reader of the compressed tar that was read last, between two of its members.
+# The reader of the last compressed tar, reused for the next member.
 _OPEN_TARS: dict[str, _SequentialTar] = {}
 
 

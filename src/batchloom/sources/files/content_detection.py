@@ -1,4 +1,4 @@
-"""Looking at what files hold: files on disk, and members of archives while they are listed."""
+"""Content detection of files on disk and of archive members during listing."""
 
 import io
 import tarfile
@@ -40,12 +40,9 @@ _MAX_COMPRESSED_BYTES = 64 << 10
 def detect_kind(
     name_detection: FileDetection | None, name: str, read_start: Callable[[Compression | None], bytes]
 ) -> FileDetection:
-    """What a file is, by its name and by its first bytes, which are read only where they decide.
+    """Return the kind of a file by its name, or by its first bytes if they decide.
 
-    Args:
-        name_detection: what its name says.
-        name: its name.
-        read_start: gives its first bytes, decompressed.
+    ``read_start`` returns the first bytes, decompressed; it is called only if needed.
     """
     if name_detection is not None and not needs_content(name_detection):
         return name_detection
@@ -59,7 +56,7 @@ def detect_kind(
 
 @dataclass(frozen=True, slots=True)
 class DetectedFile:
-    """What a file of this size and time was found to be when it was looked at before."""
+    """Earlier detection result, valid for this size and modification time."""
 
     size: int
     mtime_ns: int
@@ -68,7 +65,7 @@ class DetectedFile:
 
 
 def detect_file_kind(source: Source) -> FileDetection:
-    """What a file is, wherever it lies; ``source`` stands for its bytes, of whatever kind.
+    """Return the kind of a local or remote file; the kind of ``source`` is ignored.
 
     Raises:
         InputError: it cannot be read.
@@ -78,7 +75,7 @@ def detect_file_kind(source: Source) -> FileDetection:
 
 
 def detect_declared_kind(source: Source, verdict: FileDetection, form: InputFormat | None) -> FileDetection:
-    """What a file is of which somebody says what it is; its name and content said ``verdict``.
+    """Return the kind of a file with a declared format; ``verdict`` is as detected.
 
     Raises:
         InputError: it cannot be read.
@@ -91,7 +88,7 @@ def detect_declared_kind(source: Source, verdict: FileDetection, form: InputForm
 
 
 def _read_start(source: Source, compression: Compression | None) -> bytes:
-    """The first bytes of a file, decompressed, with a line where it begins as JSON."""
+    """Return the first bytes of a file, decompressed, with a full line of JSON."""
     decoded_source = source if source.compression == compression else replace(source, compression=compression)
     with PartStream(decoded_source) as stream:
         head = stream.read_up_to(SNIFF_BYTES)
@@ -99,19 +96,19 @@ def _read_start(source: Source, compression: Compression | None) -> bytes:
 
 
 def _needs_line(start: bytes) -> bool:
-    """Whether the first line of JSON is not yet in sight."""
+    """Return whether the first line of JSON is still incomplete."""
     return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
 
 
 def list_archive_sources(
     archive: Archive, skipped_counts: Counter[str], on_detected: Callable[[str, FileDetection], None]
 ) -> Iterator[Source]:
-    """The members of an archive that are read, as sources named ``archive/member``.
+    """Yield the readable members of an archive as sources named ``archive/member``.
 
     Args:
         archive: the archive.
-        skipped_counts: counts what is left out.
-        on_detected: is told of every member that is read, and what it is.
+        skipped_counts: counter of skipped members.
+        on_detected: called with the name and detection of every listed member.
 
     Raises:
         InputError: the archive cannot be read.
@@ -124,7 +121,7 @@ def list_archive_sources(
         elif verdict.kind in COLUMNAR_KINDS and not entry.member.direct:
             skipped_counts["tables packed in an archive"] += 1
         else:
-            # An archive may hold a name twice, and paths tell sources apart.
+            # An archive may hold a name twice, and paths must identify sources.
             names[entry.name] += 1
             repeat_suffix = f"#{names[entry.name]}" if names[entry.name] > 1 else ""
             on_detected(entry.name, verdict)
@@ -141,10 +138,10 @@ def list_archive_sources(
 
 
 def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
-    """What a member is; one that is not what its own name says is called broken.
+    """Return the kind of a member, "broken" if it contradicts its own name.
 
     Raises:
-        InputError: the archive does not give the bytes that were packed.
+        InputError: the archive itself is damaged.
     """
     if not needs_content(name_detection := detect_kind_by_name(entry.name)):
         return name_detection or FileDetection(None, None, "unknown")
@@ -166,10 +163,10 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
 
 @final
 class _FileHead:
-    """The first bytes of a file that can be read once, from front to back.
+    """First bytes of a file that can be read once, front to back.
 
     Attributes:
-        damaged: whether the file could not be read.
+        damaged: whether reading the file failed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -177,7 +174,7 @@ class _FileHead:
         self.damaged = False
 
     def read_start(self, compression: Compression | None) -> bytes:
-        """The file's first bytes, decompressed."""
+        """Return the first bytes of the file, decompressed."""
         raw = self._read_raw(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
         head = _decompress_start(raw, compression)
         if _needs_line(head):
@@ -193,7 +190,7 @@ class _FileHead:
 
 
 def _decompress_start(raw: bytes, compression: Compression | None) -> bytes:
-    """What the beginning of a packed file gives; it may end anywhere."""
+    """Decompress the beginning of a file, which may be cut anywhere."""
     if compression is None:
         return raw
     stream, chunks = make_decompressor(compression, io.BytesIO(raw)), []

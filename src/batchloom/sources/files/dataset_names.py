@@ -1,27 +1,27 @@
-"""Data sets that have a short name here: where they lie, and how large they are."""
+"""Datasets with a short name: their location and size."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
 
-# What is larger is read where it lies; what is not is downloaded first, once.
+# Larger datasets are streamed by default; others are downloaded once.
 STREAMING_MIN_BYTES = 10 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPreset:
-    """A data set of the Hub under a short name.
+    """A Hub dataset with a short name.
 
     Attributes:
-        name: the short name.
-        description: what it holds, in a sentence.
-        repository: its name on the Hub.
-        config: which of its configurations.
-        split: which of its splits.
+        name: short name.
+        description: content, in one sentence.
+        repository: name of the repository on the Hub.
+        config: name of the configuration.
+        split: name of the split.
         text_field: field that holds the text.
-        tokenizer: the tokenizer it is usually read with; ``prepare`` takes any.
-        bytes: about how large its files are.
+        tokenizer: usual tokenizer; ``prepare`` takes any.
+        bytes: approximate size of its files.
     """
 
     name: str
@@ -35,11 +35,11 @@ class DatasetPreset:
 
     @property
     def location(self) -> str:
-        """The input that the name stands for."""
+        """Input that the name stands for."""
         return f"{self.repository}:{self.config}/{self.split}"
 
 
-# Sizes are of the files of the split, as the repositories listed them.
+# Sizes are those of the split's files, as listed in the repositories.
 _PRESETS = (
     DatasetPreset(
         name="fineweb",
@@ -85,22 +85,22 @@ _SYNTHETIC_DESCRIPTIONS = {
 
 
 def find_preset(name: str) -> DatasetPreset | None:
-    """The data set of a short name; None where it is no such name."""
+    """Return the dataset of a short name, or None."""
     return next((preset for preset in _PRESETS if preset.name == name), None)
 
 
 def list_preset_names() -> list[str]:
-    """All short names."""
+    """Return all short names."""
     return [*SYNTHETIC_NAMES, *(preset.name for preset in _PRESETS)]
 
 
 def list_datasets() -> list[dict[str, Any]]:
-    """The data sets with a short name, each as a dictionary of plain values, sorted by name.
+    """List the datasets with a short name as dictionaries of plain values.
 
     Keys: ``name``, ``description``, ``repository``, ``config``, ``split``, ``text_field``,
-    ``tokenizer``, ``bytes`` (about), ``size`` (the same for people), ``streaming`` (whether
-    ``prepare`` reads it where it lies unless told otherwise), ``input`` (what the name stands for),
-    ``source``: ``real``, or ``synthetic`` of what is made up, on no repository and of any size.
+    ``tokenizer``, ``bytes`` (approximate), ``size`` (the same, formatted), ``streaming`` (whether
+    ``prepare`` reads it remotely by default), ``input`` (the input that the name stands for),
+    ``source``: ``real``, or ``synthetic`` for generated data of any size without a repository.
     """
     synthetic_datasets = [
         {

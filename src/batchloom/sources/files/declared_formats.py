@@ -1,4 +1,4 @@
-"""What somebody says the files of an input are, against what their names and contents say."""
+"""Declared formats of inputs, checked against file names and contents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from batchloom.sources.files.file_kinds import FileDetection, FileKind
 InputFormat = Literal["json", "jsonl", "csv", "parquet", "arrow", "hf_dataset"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
-# JSON lines in a file that is said to be JSON are read line by line, as everywhere.
+# A file declared as JSON may hold JSON Lines, which are read line by line.
 _KINDS_BY_FORMAT: dict[InputFormat, tuple[FileKind, ...]] = {
     "json": ("json", "jsonl"),
     "jsonl": ("jsonl",),
@@ -34,12 +34,12 @@ _RELOCATED_ERRORS = (InputError, InputMissingError, AccessError, DownloadError)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
-    """What is said of one input.
+    """Declaration of one input.
 
     Attributes:
-        form: what its files are; None: told by their names and contents.
-        location: where it was asked for, for messages; empty where the input itself says it.
-        follow_links: whether symbolic links are followed that lead out of its folder.
+        form: format of its files; None to detect it by name and content.
+        location: origin of the declaration, for messages; empty if the input itself declares it.
+        follow_links: whether to follow symbolic links that lead out of its folder.
     """
 
     form: InputFormat | None = None
@@ -48,26 +48,26 @@ class DeclaredInput:
 
 
 def matches_format(form: InputFormat | None, kind: FileKind | None) -> bool:
-    """Whether files of this kind are what was said."""
+    """Return whether files of this kind match the declared format."""
     return form is None or form == "hf_dataset" or kind in _KINDS_BY_FORMAT[form]
 
 
 def needs_content_check(form: InputFormat | None, verdict: FileDetection) -> bool:
-    """Whether what a file holds is to decide, since its name says text and somebody else."""
+    """Return whether content must decide: a text name, but a declared format."""
     return form in _KINDS_BY_FORMAT and verdict.kind in ("text", "code")
 
 
 def make_declared_detection(form: InputFormat | None) -> FileDetection | None:
-    """What a name would have said that says what is looked for; None where contents alone tell."""
+    """Return a name detection for the declared format; None if only content decides."""
     return FileDetection("json") if form in ("json", "jsonl") else None
 
 
 def apply_declared_format(
     form: InputFormat | None, name_detection: FileDetection, content_detection: FileDetection
 ) -> FileDetection:
-    """The verdict on a file whose name says text: what it holds, where that is what was said."""
+    """Return the detection by content if it matches the format, else the one by name."""
     if form == "csv" and content_detection.kind == "text":
-        # Any text may be CSV, and what holds records of another kind is none.
+        # Any text may be CSV, unless it holds records of another kind.
         return FileDetection("csv", name_detection.compression)
     if matches_format(form, content_detection.kind) and (content_detection.sure or content_detection.kind == form):
         return content_detection
@@ -75,7 +75,7 @@ def apply_declared_format(
 
 
 def describe_format_mismatch(form: InputFormat, kind: FileKind) -> str:
-    """What to say of a file that is something else than was said."""
+    """Describe a file whose kind contradicts the declared format."""
     return (
         f"holds {_KIND_LABELS[kind]} ({kind}), and data_type says {form}; write data_type: {kind}, or leave "
         f"data_type out"
@@ -85,12 +85,12 @@ def describe_format_mismatch(form: InputFormat, kind: FileKind) -> str:
 
 
 def get_declared_input(declared_inputs: Sequence[DeclaredInput], number: int) -> DeclaredInput:
-    """What is said of an input, where anything is."""
+    """Return the declaration of an input, or an empty one."""
     return declared_inputs[number] if declared_inputs else DeclaredInput()
 
 
 def reraise_with_location(error: InputError, location: str) -> NoReturn:
-    """Raise the error of an input again, with the place where it was asked for."""
+    """Raise the error of an input again, prefixed with the declaration's location."""
     if location and type(error) in _RELOCATED_ERRORS:
         raise type(error)(f"{location}: {error}") from error
     raise error

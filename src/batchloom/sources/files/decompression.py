@@ -1,4 +1,4 @@
-"""Decompression as a stream: gzip, zstd, bzip2, xz, lz4 and raw deflate, in bounded memory."""
+"""Streaming decompression in bounded memory: gzip, zstd, bzip2, xz, lz4, deflate."""
 
 import abc
 import bz2
@@ -15,49 +15,49 @@ from batchloom.core.files import to_mid_sentence
 
 Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]
 
-# A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
+# A zstd block of 4 bytes may decompress to 128 KiB, so small reads bound the output.
 _ZSTD_FEED_BYTES = 1024
 _FEED_BYTES = 64 << 10
-# Enough for every preset of xz; more is asked for by hostile files only.
+# Enough for every preset of xz; only hostile files need more.
 _XZ_MEMORY_LIMIT = 128 << 20
 
 
 class DecompressionError(Exception):
-    """The compressed data cannot be read; holds the reason, in small letters."""
+    """The compressed data cannot be read; holds the reason as a lower-case phrase."""
 
 
 class ReadOnlyFile(io.RawIOBase, abc.ABC):
-    """A file that gives its bytes by ``read``, as much at once as is asked for."""
+    """A file whose ``read`` returns as many bytes as requested."""
 
     @abc.abstractmethod
     def read(self, size: int | None = -1) -> bytes:
-        """At most ``size`` bytes, or all; empty at the end only."""
+        """Return at most ``size`` bytes, or all; empty only at the end."""
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """The same, into memory that is given."""
+        """Read into ``buffer`` and return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
 
 class Decompressor(Protocol):
-    """Gives what a compressed file holds, from front to back."""
+    """Protocol of a decompressing reader, front to back."""
 
     def read(self, size: int, /) -> bytes:
-        """At most ``size`` bytes, empty at the end only.
+        """Return at most ``size`` bytes, empty only at the end.
 
         Raises:
-            EOFError: the compressed data is cut short.
-            Broken: it is broken.
+            EOFError: the compressed data is truncated.
+            DecompressionError: it is broken.
         """
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:
-    """What unpacks the rest of ``file``: all its streams (members, frames), one after the other."""
+    """Return a reader of the rest of ``file``, over all its streams (members, frames)."""
     if compression == "gzip":
         return _GzipDecompressor(file)
     if compression == "zstd":
@@ -85,7 +85,7 @@ class _GzipDecompressor:
 
 @final
 class _ZstdDecompressor:
-    """All frames of a zstd file one after the other, at most a feed's worth ahead."""
+    """Reader of all frames of a zstd file, with bounded read-ahead."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -131,7 +131,7 @@ class _ZstdDecompressor:
 
 @final
 class _StreamDecompressor:
-    """Streams of a decompressor in the manner of the standard library, one after the other."""
+    """Reader of consecutive streams, for decompressors of the standard library's type."""
 
     def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
         self._file, self._make, self._padding = file, make, padding
@@ -159,7 +159,7 @@ class _StreamDecompressor:
                 return data
 
     def _begin(self) -> bool:
-        """Begin the next stream; False where there is none."""
+        """Begin the next stream; return whether there is one."""
         while True:
             self._input = self._input.lstrip(self._padding) if self._padding else self._input
             if self._input:
@@ -183,7 +183,7 @@ def _make_lz4_decompressor() -> Any:
 
 @final
 class DeflateDecompressor:
-    """Raw deflate, as members of zip archives are packed: one stream, ``size`` bytes of it."""
+    """Raw deflate, as in zip members: a single stream."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

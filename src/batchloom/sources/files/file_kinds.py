@@ -1,4 +1,4 @@
-"""What a file is, told by its name and, where the name says nothing, by its first bytes."""
+"""File kinds, detected by name and, if the name is inconclusive, by first bytes."""
 
 import codecs
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _KIND_BY_MAGIC: dict[bytes, FileKind] = {
     b"\xff\xff\xff\xff": "arrow",
 }
 _FEATHER_1 = b"FEA1"
-# What files of other formats begin with that are named as text: the format, and what to do. No text begins so.
+# Magic bytes of other formats in files with text names: the format, and the remedy. No text begins like this.
 _NO_TEXT = {
     b"PAR1\x15": ("Parquet", "rename it to end in .parquet"),
     b"ARROW1\0\0": ("Arrow", "rename it to end in .arrow"),
@@ -51,7 +51,7 @@ _NO_TEXT = {
     b"\xff\xd8\xff": ("JPEG", "give records that name the image"),
 }
 COLUMNAR_KINDS: tuple[FileKind, ...] = ("parquet", "arrow")
-# What these hold is looked at even where their names say it.
+# The content of these kinds is checked even if their names are conclusive.
 _SNIFFED_KINDS: tuple[FileKind, ...] = ("jsonl", "json", *COLUMNAR_KINDS)
 _ARCHIVE_BY_SUFFIX: dict[str, tuple[ArchiveKind, Compression | None]] = {
     ".zip": ("zip", None),
@@ -110,14 +110,14 @@ _COMPRESSED_TABLE_REMEDY = "unpack it first: tables need random access, and are 
 
 @dataclass(frozen=True, slots=True)
 class FileDetection:
-    """What a file is.
+    """Detected kind of a file.
 
     Attributes:
-        kind: how it is read; None where it is not read.
-        compression: what it is packed with, None for a plain file.
-        label: what to call a file that is not read when counting such files (``.csv``, ``binary``).
-        remedy: what to do about a file that is not read.
-        sure: whether it seems to hold records or text; where not, it is read when named itself.
+        kind: kind that decides the reader; None for an unreadable file.
+        compression: compression, None for a plain file.
+        label: label for counting unreadable files (``.csv``, ``binary``).
+        remedy: advice for an unreadable file.
+        sure: whether it seems to hold records or text; if not, it is read only if an input names it.
     """
 
     kind: FileKind | None
@@ -128,8 +128,8 @@ class FileDetection:
 
 
 def get_suffix(name: str) -> str:
-    """The last ending of a name with its dot, as ``pathlib`` tells it; empty where it has none."""
-    # A pathlib.PurePath a file would be a third of listing many.
+    """Return the last suffix of a name with its dot, as ``pathlib`` does, or ""."""
+    # A pathlib.PurePath per file would take a third of the time to list many files.
     return _split_suffix(name.rstrip("/").rpartition("/")[2])
 
 
@@ -139,7 +139,7 @@ def _split_suffix(last: str) -> str:
 
 
 def detect_kind_by_name(name: str) -> FileDetection | None:
-    """What the file is by its name alone; None where its content must be looked at."""
+    """Return the kind of a file by its name; None if its content must decide."""
     last = (name.rpartition("/")[2] or name.rstrip("/").rpartition("/")[2]).lower()
     ending, inner = _split_suffix(last), ""
     if ending in COMPRESSION_BY_SUFFIX:
@@ -167,12 +167,12 @@ def _detect_kind_by_suffixes(ending: str, inner: str, code: bool) -> FileDetecti
 
 
 def detect_compression_by_name(name: str) -> Compression | None:
-    """What the file is packed with, by the last ending of its name."""
+    """Return the compression of a file by the last suffix of its name."""
     return COMPRESSION_BY_SUFFIX.get(get_suffix(name.lower()))
 
 
 def detect_archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] | None:
-    """What kind of archive a file is by its name; None where it is none."""
+    """Return the archive kind of a file by its name; None if it is not an archive."""
     lower = name.lower()
     if not lower.endswith(_ARCHIVE_SUFFIXES):
         return None
@@ -180,12 +180,12 @@ def detect_archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] 
 
 
 def needs_content(name_detection: FileDetection | None) -> bool:
-    """Whether what a file holds decides, whatever its name says."""
+    """Return whether the content of a file decides its kind regardless of the name."""
     return name_detection is None or name_detection.kind in _SNIFFED_KINDS
 
 
 def describe_other_format(start: bytes) -> str | None:
-    """Return why a file that begins with these bytes is no text, and what to do; None where it may be text."""
+    """Explain why a file with these first bytes is not text; None if it may be text."""
     format_and_remedy = next((entry for magic, entry in _NO_TEXT.items() if start.startswith(magic)), None)
     return (
         None
@@ -195,7 +195,7 @@ def describe_other_format(start: bytes) -> str | None:
 
 
 def detect_compression(start: bytes) -> Compression | None:
-    """What the file is packed with, by its first bytes."""
+    """Return the compression of a file by its first bytes."""
     if not start.startswith(_COMPRESSION_MAGIC):
         return None
     return next(compression for magic, compression in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
@@ -204,13 +204,13 @@ def detect_compression(start: bytes) -> Compression | None:
 def detect_kind_by_content(
     name_detection: FileDetection | None, name: str, start: bytes, compression: Compression | None
 ) -> FileDetection:
-    """What the file is by its first bytes, decompressed: at least ``SNIFF_BYTES``, and a line.
+    """Return the kind of a file by its first bytes, decompressed.
 
     Args:
-        name_detection: what its name says.
-        name: its name.
-        start: the first bytes, all of them where the file is shorter.
-        compression: what it is packed with.
+        name_detection: kind by the name.
+        name: name of the file.
+        start: first bytes: at least ``SNIFF_BYTES`` and a line, or the complete file if shorter.
+        compression: compression of the file.
     """
     if name_detection is None or name_detection.kind in COLUMNAR_KINDS:
         table = _detect_columnar(start, compression) or name_detection
@@ -230,7 +230,7 @@ def detect_kind_by_content(
 
 
 def _detect_json(start: bytes, compression: Compression | None, *, lines: bool = False) -> FileDetection:
-    """Records line by line or in a list; ``lines``: the name says line by line."""
+    """Detect one record per line or a list; ``lines`` if the name means JSON Lines."""
     shape = detect_json_shape(start, truncated=len(start) >= FIRST_LINE_BYTES)
     if lines:
         return FileDetection("json" if starts_with_list(start) and shape != "lines" else "jsonl", compression)
@@ -240,7 +240,7 @@ def _detect_json(start: bytes, compression: Compression | None, *, lines: bool =
 
 
 def _detect_columnar(start: bytes, compression: Compression | None) -> FileDetection | None:
-    """What a columnar file is; None where it is none."""
+    """Return the kind of a columnar file, or None for another file."""
     if start.startswith(_FEATHER_1):
         return FileDetection(None, compression, "Feather of version 1", _FEATHER_REMEDY)
     kind = next((kind for magic, kind in _KIND_BY_MAGIC.items() if start.startswith(magic)), None)
@@ -253,7 +253,7 @@ def _decode_text(start: bytes) -> str | None:
     if b"\x00" in start:
         return None
     try:
-        # A character cut by the end of the stretch is no fault of the file.
+        # A character cut at the end of the block is valid.
         return codecs.getincrementaldecoder("utf-8")().decode(start).removeprefix("\ufeff")
     except UnicodeDecodeError:
         return None

@@ -1,4 +1,4 @@
-"""Opening the file of a place, wherever it lies: here, in the cache of the Hub, behind a URL."""
+"""Opening of files: local ones, cached copies of Hub files, and URLs."""
 
 from typing import BinaryIO
 
@@ -8,20 +8,20 @@ from batchloom.sources.files.hub_datasets import find_cached_copy
 
 
 def find_local_path(location: str, size: int) -> str | None:
-    """The path of a file of ``size`` bytes on this machine; None where it lies elsewhere."""
+    """Return the local path of a file of ``size`` bytes, or None if it is remote."""
     return find_cached_copy(location, size) if is_url(location) else location
 
 
 def open_location(location: str, size: int, stamp: int) -> BinaryIO:
-    """The file at a place, for reading and seeking.
+    """Open the file at a location for reading and seeking.
 
     Args:
-        location: its path or URL.
-        size: its bytes.
-        stamp: its modification time, or what stands for it elsewhere.
+        location: path or URL.
+        size: size of the file in bytes.
+        stamp: modification time, or its substitute for a remote file.
 
     Raises:
-        OSError: it cannot be opened, or read; as InputError where it lies elsewhere.
+        OSError: it cannot be opened or read; a remote file raises InputError instead.
     """
     path = find_local_path(location, size)
     # The caller closes it.

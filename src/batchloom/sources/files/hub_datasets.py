@@ -1,8 +1,8 @@
-"""Data sets of the Hugging Face Hub: the data files that a name stands for, at one commit.
+"""Datasets of the Hugging Face Hub: the data files of a name, at one commit.
 
-Which files belong to a configuration and a split is what ``datasets`` says; they are read by our
-own readers. Loading scripts are never run. Nothing the libraries say in their errors is repeated:
-there may be a token in it.
+``datasets`` decides which files belong to a configuration and a split; our own readers read them.
+Loading scripts never run. Error messages of the libraries are not repeated, as they may contain a
+token.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _MAX_LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class HubDatasetName:
-    """``org/name[:config][/split][@revision]``; what is not given is empty."""
+    """``org/name[:config][/split][@revision]``; missing parts are empty."""
 
     repo: str
     config: str = ""
@@ -58,7 +58,7 @@ class HubDatasetName:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One data file: its URL at the commit, its name, and its size and content's number."""
+    """One data file: its URL at the commit, its name, and its size and blob id."""
 
     url: str
     name: str
@@ -66,10 +66,10 @@ class HubFile:
 
 
 def parse_hub_name(location: str) -> HubDatasetName | None:
-    """What a place names on the Hub by its words alone; None where it cannot be such a name.
+    """Parse a Hub dataset name; None if the location cannot be one.
 
-    A short name of a data set is one, ``org/name`` with its additions is one, and nothing that
-    ends like a data file. Whether a file or folder has that name is for the caller to look up.
+    A preset name is one, and ``org/name`` with its additions, unless it ends like a data file. The
+    caller checks whether a file or folder has that name.
     """
     preset = find_preset(location)
     if preset is not None:
@@ -88,43 +88,43 @@ def parse_hub_name(location: str) -> HubDatasetName | None:
 
 
 def find_hub_name(location: str, folder: str = "") -> HubDatasetName | None:
-    """Return what a place names on the Hub; None for a path of this machine, also for one where nothing is.
+    """Return the Hub dataset that a location names; None for a local path.
 
-    A file or folder of that name comes first. ``data/train`` next to a folder ``data`` is a path, too: mistyped, it is
-    no data set of the Hub.
+    A file or folder of that name takes precedence. ``data/train`` next to a folder ``data`` is also a
+    path, though mistyped, and no Hub dataset.
 
     Args:
-        location: as it was given.
-        folder: where relative paths begin; the working folder by default.
+        location: location as given.
+        folder: base of relative paths; the working folder by default.
     """
     name = parse_hub_name(location)
     if name is None or is_url(location):
         return name
     first, slash, _ = location.partition("/")
-    path_exists = os.path.lexists(os.path.join(folder, location))  # noqa: PTH118 - a string stays a string
+    path_exists = os.path.lexists(os.path.join(folder, location))  # noqa: PTH118 - paths remain strings
     parent_exists = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
     is_plain = bool(slash) and ":" not in location and "@" not in location
     return None if path_exists or (parent_exists and is_plain) else name
 
 
 def get_pinned_revision(url: str) -> str:
-    """The commit that a URL of the Hub is pinned to; empty where it is not."""
-    # Most places are paths.
+    """Return the commit to which a Hub URL is pinned, or "" if it is not pinned."""
+    # Most locations are paths, for which the cheap test suffices.
     match = _PINNED_URL_PATTERN.fullmatch(url) if "://" in url else None
     return match[2] if match else ""
 
 
 def strip_revision(url: str) -> str:
-    """A URL of the Hub without the commit: the name of what is there at any commit."""
+    """Return a Hub URL without the commit, which names the file at any commit."""
     return re.sub(r"^(hf://[^@]+)@[0-9a-f]{40}", r"\1", url)
 
 
 def pin_revision(url: str) -> str:
-    """A URL of the Hub with its revision as a commit; of another kind of place as it is.
+    """Return a Hub URL with its revision as a commit; other locations are unchanged.
 
     Raises:
-        InputMissingError: there is no such repository or revision.
-        AccessError: it may not be read.
+        InputMissingError: the repository or revision does not exist.
+        AccessError: access is denied.
         DownloadError: the Hub cannot be reached.
     """
     if get_pinned_revision(url) or not url.startswith("hf://datasets/"):
@@ -141,13 +141,15 @@ def pin_revision(url: str) -> str:
 
 
 def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
-    """The data files of a data set in the order of ``datasets``, and a sentence on what was chosen.
+    """Return the data files of a dataset in the order of ``datasets``, and a note.
+
+    The note states the chosen configuration, split and commit.
 
     Raises:
         MissingDependencyError: datasets or huggingface_hub is not installed.
-        InputMissingError: there is no such data set, revision, configuration, split or data file.
-        InputError: it is made by a loading script.
-        AccessError: it asks for permission first.
+        InputMissingError: the dataset, revision, configuration, split or data file does not exist.
+        InputError: it needs a loading script.
+        AccessError: its terms must be accepted first.
         DownloadError: the Hub cannot be reached.
     """
     commit = _resolve_commit(name)
@@ -173,17 +175,17 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
 
 
 def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> str:
-    """Download the files into the local Hub cache, where they are opened from then on.
+    """Download files into the local Hub cache, from which they are then opened.
 
-    Files that do not come are read where they lie, by blocks small enough for a connection that
-    breaks: ``huggingface_hub`` begins a piece of 10 MB anew whenever it does.
+    Files that fail are read remotely, in blocks small enough for an unstable connection:
+    ``huggingface_hub`` restarts a chunk of 10 MB after every failure.
 
     Args:
-        files: what :func:`list_hub_files` gave.
-        streaming: whether they stay where they are; None: only when they are above 10 GB together.
+        files: files of :func:`list_hub_files`.
+        streaming: whether they stay remote; None: only if they exceed 10 GB together.
 
     Returns:
-        A sentence where not all of them came, else an empty string.
+        A note if a download failed, else an empty string.
     """
     size = sum(file.status.st_size for file in files)
     if streaming or (streaming is None and size > STREAMING_MIN_BYTES):
@@ -201,7 +203,7 @@ def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> st
 
 
 def find_cached_copy(url: str, size: int) -> str | None:
-    """The path of the downloaded copy of a pinned file, None where there is none."""
+    """Return the path of the downloaded copy of a pinned file, or None."""
     if not get_pinned_revision(url):
         return None
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
@@ -211,7 +213,7 @@ def find_cached_copy(url: str, size: int) -> str | None:
     if not isinstance(cached_path, str):
         return None
     with contextlib.suppress(OSError):
-        if os.stat(cached_path).st_size == size:  # noqa: PTH116 - a string stays a string
+        if os.stat(cached_path).st_size == size:  # noqa: PTH116 - paths remain strings
             return cached_path
     return None
 
@@ -224,7 +226,7 @@ def _split_pinned_url(url: str) -> tuple[str, str, str]:
 
 
 def _resolve_commit(name: HubDatasetName) -> str:
-    """The commit that the name means now."""
+    """Return the current commit of the name."""
     check_hub_endpoint()
     try:
         from huggingface_hub import HfApi  # noqa: PLC0415 - optional
@@ -235,7 +237,7 @@ def _resolve_commit(name: HubDatasetName) -> str:
 
 
 def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, list[str]]]:
-    """The configuration that is meant, and the URLs of its data files by split."""
+    """Return the configuration name, and the URLs of its data files by split."""
     try:
         import datasets  # noqa: PLC0415 - optional
     except ImportError:
@@ -301,7 +303,7 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
 
 
 def _query_hub(name: HubDatasetName, work: Callable[[], T], tries: int = 1) -> T:
-    """What the Hub answers; its refusals as ours."""
+    """Return the result of ``work``; Hub errors become batchloom errors."""
     from huggingface_hub import errors  # noqa: PLC0415 - optional
 
     repo = name.repo

@@ -1,8 +1,8 @@
-"""Where values begin and end in JSON text, without decoding it: brackets outside of strings.
+"""Positions of brackets outside of strings in JSON text, without decoding it.
 
-A quote counts where an even number of backslashes stands before it; brackets count where the
-number of quotes before them is even. All of it is arithmetic on whole stretches of bytes, after
-Langdale and Lemire, "Parsing Gigabytes of JSON per Second", 2019, section 3.1.
+A quote is unescaped if an even number of backslashes precedes it. A bracket is structural if an
+even number of quotes precedes it. All of it is vectorized, after Langdale and Lemire, "Parsing
+Gigabytes of JSON per Second", 2019, section 3.1.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _QUOTE, _SLASH = b'"\\'
-# A longer run of backslashes is found in another way.
+# Longer runs of backslashes take another method.
 _MAX_WALKED = 8
-# What bytes.translate makes of each byte: 1 for a quote or a bracket, else 0.
+# Table for bytes.translate: 1 for a quote or a bracket, else 0.
 _IS_MARK = bytes(byte in b'"{}[]' for byte in range(256))
 _DEPTH_STEPS = np.zeros(256, np.int8)
 _DEPTH_STEPS[list(b"{[")] = 1
@@ -22,14 +22,14 @@ _DEPTH_STEPS[list(b"}]")] = -1
 
 @dataclass(frozen=True, slots=True)
 class BracketScan:
-    """The brackets of a stretch, in columns of equal length, and the state after it.
+    """Brackets of a block of bytes, in columns of equal length, and the final state.
 
     Attributes:
-        offsets: of each bracket outside of strings, from the stretch's beginning, int64.
-        steps: 1 where it opens, -1 where it closes, int8.
-        depths: brackets open after it, int64.
-        in_string: whether the stretch ends inside a string.
-        escaped: whether the byte after it is escaped.
+        offsets: offset of each bracket outside of strings in the block, int64.
+        steps: 1 for an opening bracket, -1 for a closing one, int8.
+        depths: number of open brackets after each, int64.
+        in_string: whether the block ends inside a string.
+        escaped: whether the byte after the block is escaped.
     """
 
     offsets: NDArray[np.int64]
@@ -40,14 +40,14 @@ class BracketScan:
 
     @property
     def depth(self) -> int:
-        """Brackets open at the end of the stretch."""
+        """Number of open brackets at the end of the block."""
         return int(self.depths[-1])
 
 
 def scan_brackets(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False) -> BracketScan:
-    """Find the brackets of a stretch that begins in the given state.
+    """Find the brackets of a block of bytes that begins in the given state.
 
-    The first entry stands for the stretch's beginning: place -1, step 0, the depth there.
+    The first entry represents the beginning of the block: offset -1, step 0, initial depth.
     """
     array = np.frombuffer(data, np.uint8)
     marks = np.flatnonzero(np.frombuffer(data.translate(_IS_MARK), bool))
@@ -70,11 +70,14 @@ def scan_brackets(data: bytes, *, depth: int = 0, in_string: bool = False, escap
 
 
 def _mask_escaped(array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool) -> NDArray[np.bool_]:
-    """Which of the marks stand after an odd run of backslashes; ``escaped``: the first byte does."""
+    """Return which marks follow an odd run of backslashes.
+
+    ``escaped`` states that the first byte is escaped.
+    """
     is_escaped = np.zeros(len(marks), bool)
     if escaped and len(marks):
         is_escaped[0] = marks[0] == 0
-    # Few stand after a backslash at all, and fewer after two: the run is walked back from those.
+    # Few marks follow one backslash, and fewer follow two: runs are walked back from those.
     candidates = np.flatnonzero(marks > 0)
     candidates = candidates[array[marks[candidates] - 1] == _SLASH]
     for back in range(2, _MAX_WALKED + 2):

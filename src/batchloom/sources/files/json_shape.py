@@ -1,4 +1,4 @@
-"""Whether JSON text is one value that holds a list of records, or records line by line."""
+"""Detection of JSON layout: one list of records, or one record per line."""
 
 import re
 from typing import Any, Literal
@@ -8,34 +8,33 @@ import numpy as np
 
 from batchloom.sources.files.json_scan import scan_brackets
 
-# The key of an object under which its list of records is looked for.
+# Keys of an object under which its list of records may be.
 WRAPPERS = ("data", "rows", "records", "examples", "instances", "items")
 _WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
 _KEY_REACH = 64
 _BOM = b"\xef\xbb\xbf"
 _NO_VALUE = object()
 
-# A list of records, records line by line, one record on one line, or neither for all one can see.
+# A list of records, one record per line, a single record on one line, or anything else.
 JsonShape = Literal["list", "lines", "line", "other"]
 
 
 def starts_with_list(start: bytes) -> bool:
-    """Whether a list opens first."""
+    """Return whether the text begins with a list."""
     return start.removeprefix(_BOM).lstrip().startswith(b"[")
 
 
 def detect_json_shape(start: bytes, *, truncated: bool) -> JsonShape:
-    """What a JSON file that begins with ``start`` holds.
+    """Return the layout of a JSON file that begins with ``start``.
 
-    Args:
-        start: its first bytes, with a whole line where that is not too long.
-        truncated: whether the file goes on where ``start`` ends without a line end.
+    ``start`` holds a complete line unless the line is too long. ``truncated`` states whether the file
+    continues after ``start`` without a line end.
     """
     text = start.removeprefix(_BOM).lstrip()
     line, newline, next_lines = text.partition(b"\n")
     value = _decode_line(line)
     if text.startswith(b"["):
-        # Whole lists line by line are records, if bad ones.
+        # Complete lists, one per line, count as records, though bad ones.
         if value is not _NO_VALUE and next_lines.strip():
             return "lines"
         return "list" if text[1:].lstrip()[:1] in (b"{", b"]", b"") else "other"
@@ -61,7 +60,7 @@ def _decode_line(line: bytes) -> Any:
 
 
 def _opens_wrapped(text: bytes) -> bool:
-    """Whether a list under one of the known keys opens in sight."""
+    """Return whether a list opens under one of the known keys."""
     scan = scan_brackets(text)
     opened_offsets = scan.offsets[np.flatnonzero((scan.depths == 2) & (scan.steps > 0))]
     return any(

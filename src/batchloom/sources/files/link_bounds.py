@@ -6,7 +6,7 @@ from typing import final
 
 @final
 class LinkBounds:
-    """Tells paths that leave a folder through a symbolic link; resolved folders are cached."""
+    """Detector of paths that leave a folder through a symbolic link; caches folders."""
 
     def __init__(self) -> None:
         self._real: dict[str, str] = {}
@@ -20,11 +20,11 @@ class LinkBounds:
         return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
 
     def find_outside_link(self, top: str, path: str) -> str | None:
-        """Return the first symbolic link on a path by which it leaves a folder; None if it stays inside.
+        """Return the first link by which a path leaves a folder; None if it stays inside.
 
         Args:
             top: the folder, which may be a link itself.
-            path: a path below it that exists.
+            path: an existing path below it.
         """
         if is_inside(self.resolve(path), self.resolve(top)):
             return None
@@ -35,5 +35,5 @@ class LinkBounds:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Return whether an absolute path is a folder or lies below it."""
+    """Return whether an absolute path is a folder or is below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

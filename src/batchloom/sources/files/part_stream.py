@@ -1,4 +1,4 @@
-"""The bytes of a part, unpacked and hashed as they pass, in bounded memory."""
+"""Byte stream of a part, decompressed and hashed while reading, in bounded memory."""
 
 import os
 from typing import BinaryIO, Self, final
@@ -19,22 +19,22 @@ from batchloom.sources.files.file_kinds import detect_compression
 from batchloom.sources.files.file_opening import open_location
 from batchloom.sources.files.source_rules import Source
 
-# Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
+# A check for changes costs a request. Smaller remote files arrive at once, so a check at their end suffices.
 _RECHECK_MIN_BYTES = 8 << 20
 _MAGIC_BYTES = 8
 
 
 @final
 class PartStream:
-    """Reads bytes [start, stop) of a source after decompression, from front to back.
+    """Reader of bytes [start, stop) of a source after decompression, front to back.
 
     Attributes:
-        source: the source it reads.
+        source: source that is read.
         position: offset of the next byte in the (decompressed) source.
 
     Raises:
-        InputMissingError: the file is gone.
-        InputError: it cannot be read, or is not what was listed any more.
+        InputMissingError: the file is missing.
+        InputError: it cannot be read, or has changed since listing.
     """
 
     def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
@@ -56,21 +56,21 @@ class PartStream:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the listed file that were read so far."""
+        """Number of bytes of the listed file read so far."""
         if self.source.compression is None:
             return self.position - self._start
         return min(self._file.tell(), self.source.size)
 
     @property
     def ends_before_source(self) -> bool:
-        """Whether the part ends before its source does."""
+        """True if the part ends before its source does."""
         return self.source.compression is None and self._stop < self.source.size
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes, empty at the end only.
+        """Return at most ``size`` bytes, empty only at the end.
 
         Raises:
-            InputError: the compressed data is broken or cut short, or the file changed.
+            InputError: the compressed data is broken or truncated, or the file changed.
         """
         try:
             if self._decompressor is not None:
@@ -91,7 +91,7 @@ class PartStream:
         return data
 
     def read_up_to(self, size: int) -> bytes:
-        """Exactly ``size`` bytes, or all that is left where that is less."""
+        """Return exactly ``size`` bytes, or all remaining ones if there are fewer."""
         chunks = []
         while size and (data := self.read(size)):
             chunks.append(data)
@@ -99,7 +99,7 @@ class PartStream:
         return b"".join(chunks)
 
     def finish(self) -> bytes:
-        """Read what is left and give the XXH3-128 of all bytes of the part, 16 bytes.
+        """Read the rest and return the XXH3-128 of all bytes of the part, 16 bytes.
 
         Raises:
             InputError: the file was changed while it was read.
@@ -130,7 +130,7 @@ class PartStream:
             )
 
     def _find_compression_mismatch(self) -> InputError | None:
-        """Return the error for a file that does not begin as its name says; None where it does."""
+        """Return the error for a file whose beginning contradicts its suffix, else None."""
         expected_compression, name = self.source.compression, self.source.name
         if self.position or self.source.member is not None or not self._file.seekable():
             return None
@@ -155,10 +155,10 @@ class PartStream:
 
 
 def open_source(source: Source) -> BinaryIO:
-    """Open the file of a source, wherever it lies, and check that it is the one that was listed.
+    """Open the file of a source, local or remote, and check that it is unchanged.
 
     Raises:
-        InputMissingError: it is gone.
+        InputMissingError: it is missing.
         InputError: it cannot be read, or has changed.
     """
     is_remote = is_url(source.path)
@@ -187,7 +187,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _stat_remote_source(source: Source) -> os.stat_result:
-    """What lies by now where a source elsewhere was listed."""
+    """Return the current status of a remote source."""
     status = stat_remote(source.file)
     if status is None:
         raise InputMissingError(_describe_missing_source(source))
@@ -195,7 +195,7 @@ def _stat_remote_source(source: Source) -> os.stat_result:
 
 
 def check_unchanged(source: Source, status: os.stat_result) -> None:
-    """Raise InputError where the file is not the one that was listed any more."""
+    """Raise InputError if the file has changed since listing."""
     if (status.st_size, status.st_mtime_ns) != (source.file_size, source.mtime_ns):
         raise InputError(_describe_changed_source(source))
 

@@ -1,7 +1,7 @@
-"""The beginnings of files elsewhere, fetched while those before them are read.
+"""Prefetch of the beginnings of remote files while earlier files are read.
 
-Nothing is decided here: what is fetched is kept, and whoever comes for it finds it there or
-asks again. So the order stays, and a fault is told by who reads the file, under its name.
+Prefetching only fills caches; readers find the data there or request it again. So the order does
+not change, and errors are raised by the reader of the file, under its name.
 """
 
 import os
@@ -24,7 +24,7 @@ _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 
 
 def prefetch_inputs(inputs: Sequence[T], get_location: Callable[[T], str]) -> Iterable[T]:
-    """Inputs in order; of single files elsewhere it is known what lies there, and how it begins."""
+    """Yield inputs in order, with status and beginning of remote files prefetched."""
 
     def begin(item: T) -> None:
         url = get_location(item)
@@ -37,12 +37,12 @@ def prefetch_inputs(inputs: Sequence[T], get_location: Callable[[T], str]) -> It
 
 
 def prefetch_files(files: Sequence[T], get_file: Callable[[T], tuple[str, os.stat_result]]) -> Iterator[T]:
-    """Listed files in order, with the beginnings of those that are looked at."""
+    """Yield listed files in order, with beginnings prefetched for content detection."""
     return prefetch_items(files, lambda one: _prefetch_beginning(*get_file(one)))
 
 
 def prefetch_sources(items: Sequence[T], get_source: Callable[[T], Source]) -> Iterable[T]:
-    """What is read of sources, in order; small ones elsewhere are there, and are those listed."""
+    """Yield items in order, with their small remote sources prefetched and checked."""
 
     def begin(item: T) -> None:
         listed_source = get_source(item)
@@ -50,7 +50,7 @@ def prefetch_sources(items: Sequence[T], get_source: Callable[[T], Source]) -> I
             return
         version = listed_source.path, listed_source.size, listed_source.mtime_ns
         fetch_through_cache(version, 0, listed_source.size)
-        # Whoever reads to the end asks whether it is still the file that was listed: by now it is.
+        # The reader checks at the end whether the file is unchanged; this answer is prefetched too.
         if not listed_source.revision and PAGE_CACHE.holds(version):
             prefetch_status(listed_source.path)
 

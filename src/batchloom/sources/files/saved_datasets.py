@@ -1,4 +1,4 @@
-"""Folders that ``datasets.save_to_disk`` wrote: which files hold the data, in which order."""
+"""Folders written by ``datasets.save_to_disk``: their data files, in order."""
 
 import os
 from collections.abc import Collection
@@ -14,12 +14,12 @@ _WANTED_SPLIT = "train"
 
 
 def find_saved_split(folder: str) -> tuple[str, str] | None:
-    """The folder of the split to read, and a note; None where ``folder`` is no saved DatasetDict.
+    """Return the split folder to read and a note; None if no saved DatasetDict.
 
     Raises:
-        InputError: no split is to be preferred, or the folder is damaged.
+        InputError: no split is the default, or the folder is damaged.
     """
-    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - asked of every folder
+    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - called for every folder
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
     if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
@@ -33,10 +33,10 @@ def find_saved_split(folder: str) -> tuple[str, str] | None:
 
 
 def list_saved_files(folder: str) -> list[str] | None:
-    """The data files of a saved dataset, in its order; None where ``folder`` is none.
+    """Return the data files of a saved dataset in order; None for another folder.
 
     Raises:
-        InputError: it is damaged, or selects rows by an index of its own.
+        InputError: it is damaged, or selects rows with its own index.
     """
     required = (_STATE_NAME, _DATASET_NAME)
     if not all(os.path.exists(f"{folder}/{name}") for name in required):  # noqa: PTH110
@@ -54,13 +54,13 @@ def list_saved_files(folder: str) -> list[str] | None:
 
 
 def is_saved_dataset(paths: Collection[str]) -> bool:
-    """Whether the files of a folder, by their paths inside, show that a dataset was saved there."""
+    """Return whether relative file paths show that a folder holds a saved dataset."""
     folders = {path.rpartition("/")[0] for path in paths if PurePosixPath(path).name == _STATE_NAME}
     return any(f"{folder}/{_DATASET_NAME}".lstrip("/") in paths for folder in folders)
 
 
 def _is_plain_name(name: Any) -> bool:
-    """Whether a name stays inside its folder."""
+    """Return whether a name stays inside its folder."""
     return isinstance(name, str) and PurePosixPath(name).name == name and name not in ("", "..")
 
 

@@ -1,4 +1,4 @@
-"""What inputs and their files are called where no absolute path may stand, no two of them alike."""
+"""Unique labels of inputs and files that contain no absolute paths."""
 
 import glob
 import os
@@ -16,12 +16,11 @@ from batchloom.core.files import decode_file_name
 
 
 def make_input_labels(inputs: Sequence[str]) -> list[str]:
-    """What the inputs are called where no absolute path may stand.
+    """Return unique labels of the inputs, without absolute paths.
 
-    A relative input as it was given; of an absolute one the last part of its path (of a glob,
-    from the first part with a wildcard), with the parts before it where two would be alike. A URL
-    without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
-    inputs are called the same.
+    A relative input is its own label. For an absolute one it is the last part of its path (for a
+    glob, from the first part with a wildcard), with more parts if labels would collide. A URL loses
+    credentials and query. Bytes that are not UTF-8 are replaced.
     """
     names, labels_by_path = UniqueNames(), dict[str, str]()
     for path, label in list_paths_and_labels(inputs):
@@ -31,7 +30,7 @@ def make_input_labels(inputs: Sequence[str]) -> list[str]:
 
 
 def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
-    """The normal path or URL of each input and what it is called, in the bytes it has."""
+    """Return the normalized path or URL and the label of each input, undecoded."""
     paths = [input_path if is_url_or_stdin(input_path) else _normalize_path(input_path) for input_path in inputs]
     tail_counts = Counter(tail for path in set(paths) if not is_url_or_stdin(path) for tail in _list_path_tails(path))
     return [
@@ -42,7 +41,7 @@ def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
 
 def _normalize_path(input_path: str) -> str:
     path = os.path.normpath(os.path.expanduser(strip_file_scheme(input_path)))  # noqa: PTH111
-    # A file of this name stays one.
+    # A file named like the standard input argument remains a file.
     return f"./{path}" if path == STANDARD_INPUT else path
 
 
@@ -65,14 +64,14 @@ def _format_label(path: str, tail_counts: Counter[str]) -> str:
 
 @final
 class UniqueNames:
-    """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
+    """Unique names as text: the manifest is JSON, and identifies files by them."""
 
     def __init__(self) -> None:
         self._used_names: set[str] = set()
         self._repeat_counts: Counter[str] = Counter()
 
     def make_unique(self, name: str) -> str:
-        """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
+        """Return the name as valid UTF-8, numbered if it is taken."""
         plain = unique_name = decode_file_name(name)
         while unique_name in self._used_names:
             self._repeat_counts[plain] += 1

@@ -1,4 +1,4 @@
-"""How sources are read: the settings and sizes that decide where documents begin and end."""
+"""Read rules of sources: the settings and sizes that decide document boundaries."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from batchloom.sources.files.file_kinds import FileKind
 ReadMethod = Literal["jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"]
 
 BOM = b"\xef\xbb\xbf"
-# Kinds whose records are told apart in one way, whatever the rules.
+# Kinds with a single read method, regardless of the rules.
 _METHOD_BY_KIND: dict[FileKind, ReadMethod] = {
     "jsonl": "jsonl",
     "json": "json",
@@ -20,22 +20,22 @@ _METHOD_BY_KIND: dict[FileKind, ReadMethod] = {
     "arrow": "table",
     "webdataset": "samples",
 }
-# Ways in which a record cannot be found without all that comes before it.
+# Methods that find a record only after reading everything before it.
 _SEQUENTIAL_METHODS = ("json", "csv")
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Sizes in bytes that decide documents; constants of the format, smaller only in tests.
+    """Sizes in bytes that decide documents: constants of the format, smaller in tests.
 
     Attributes:
-        record_bytes: a larger record is quarantined, so that memory stays bounded.
-        whole_text_bytes: a plain-text file above this is cut into documents.
-        document_bytes: such documents are at least this large; at most twice as large.
-        reach_bytes: how far beyond its nominal place a cut is looked for.
-        chunk_bytes: read at once; decides nothing.
-        medium_bytes: the media of a sample that are held have no more together.
+        record_bytes: maximum size of a record; larger ones are quarantined to bound memory.
+        whole_text_bytes: maximum size of a plain-text file that is one document; larger ones are cut.
+        document_bytes: minimum size of such documents; the maximum is twice as large.
+        reach_bytes: maximum distance between a cut and its nominal offset.
+        chunk_bytes: bytes per read; does not affect documents.
+        medium_bytes: maximum total size of the media of a sample in memory.
     """
 
     record_bytes: int = 16 << 20
@@ -48,13 +48,12 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReadRules:
-    """Which field of a record is the text, and what a document of a text file is.
+    """The text field of a record, and the rule that splits text files into documents.
 
     Attributes:
-        text_field: the field of a record (a column of a table) that is the text; None for whole
-            rows.
-        split_on: what a document of a text file is; see ``ReadRecipe``.
-        limits: the sizes that decide documents.
+        text_field: field of a record (column of a table) that holds the text; None for complete rows.
+        split_on: rule that splits a text file into documents; see ``ReadRecipe``.
+        limits: sizes that decide documents.
     """
 
     text_field: str | None = "text"
@@ -64,19 +63,19 @@ class ReadRules:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One input file as it was listed.
+    """One listed input file.
 
     Attributes:
-        name: its name under the inputs, as the manifest and messages give it.
-        path: where it lies; of a file elsewhere its URL, with all that it takes to read it.
-        kind: how it is read.
-        compression: what it is packed with; None for a plain file.
-        size: bytes on disk; of a member of an archive, its own bytes unpacked.
-        mtime_ns: its modification time; of a file elsewhere a number made of its ETag or version;
-            of a member, the archive's.
-        member: where it lies inside an archive, whose path ``path`` begins with; else None.
-        revision: the commit of the repository it is read at, which cannot change; else empty.
-        input: number of the input it was listed for.
+        name: name under the inputs, used in the manifest and messages.
+        path: path, or URL of a remote file with everything needed to read it.
+        kind: kind that decides the reader.
+        compression: compression of the file; None for a plain file.
+        size: bytes on disk; for an archive member, its uncompressed bytes.
+        mtime_ns: modification time; for a remote file a number derived from its ETag or version; for
+            a member, the archive's.
+        member: position inside an archive, whose path is a prefix of ``path``; else None.
+        revision: pinned commit of the repository, so that the file cannot change; else empty.
+        input: number of the input that listed it.
     """
 
     name: str
@@ -91,23 +90,23 @@ class Source:
 
     @property
     def file(self) -> str:
-        """Where the file lies that holds it: itself, or its archive."""
+        """Path of the file on disk: the source itself, or its archive."""
         return self.path if self.member is None else self.member.archive.path
 
     @property
     def file_size(self) -> int:
-        """Bytes of that file."""
+        """Size of that file in bytes."""
         return self.size if self.member is None else self.member.archive.size
 
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """Where a part of a CSV file or JSON list begins inside of it: between two records.
+    """Start of a part inside a CSV file or JSON list, between two records.
 
     Attributes:
-        offset: byte of the (decompressed) source.
-        line, column: 1-based, of the character there.
-        wrapper: the key of the object that holds the list; empty where none does.
+        offset: byte offset in the (decompressed) source.
+        line, column: 1-based position of the character at the offset.
+        wrapper: key of the object that holds the list; empty without one.
     """
 
     offset: int
@@ -118,7 +117,7 @@ class PartStart:
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A stretch of a source: bytes [start, stop), nominal until record bounds are looked up."""
+    """Bytes [start, stop) of a source, nominal until record bounds are looked up."""
 
     source: Source
     start: int
@@ -126,7 +125,7 @@ class SourcePart:
 
 
 def choose_read_method(source: Source, rules: ReadRules) -> ReadMethod:
-    """How documents are found in this source."""
+    """Return how documents are found in this source."""
     if source.kind in _METHOD_BY_KIND:
         return _METHOD_BY_KIND[source.kind]
     if rules.split_on == "auto":
@@ -140,14 +139,14 @@ def choose_read_method(source: Source, rules: ReadRules) -> ReadMethod:
 
 
 def is_splittable(source: Source, rules: ReadRules) -> bool:
-    """Whether parts of this source can be read apart from each other."""
+    """Return whether parts of this source can be read independently."""
     read_method, member = choose_read_method(source, rules), source.member
     is_direct = source.compression is None and (member is None or member.direct)
-    # A checksum is verified by who reads the whole; tables are read in pieces anyway.
+    # Only a complete read verifies a checksum; tables are read in ranges in any case.
     has_checksum = member is not None and member.crc is not None and read_method != "table"
     return is_direct and not has_checksum and read_method not in ("file", "samples")
 
 
 def is_sequential(source: Source, rules: ReadRules) -> bool:
-    """Whether where a record begins is a matter of all bytes before it."""
+    """Return whether record starts depend on all bytes before them."""
     return choose_read_method(source, rules) in _SEQUENTIAL_METHODS

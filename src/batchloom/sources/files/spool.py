@@ -1,7 +1,7 @@
-"""Inputs that can be read only once, kept in a file: standard input, web servers without ranges.
+"""Cached copies of read-once inputs: standard input and web files without ranges.
 
-The modification time of such a file is made of its content, so that the same bytes given again
-are the same input, and a job that was stopped can go on.
+The modification time of a copy is derived from its content, so that the same bytes are the same
+input again, and a stopped job can resume.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ from batchloom.remote import (
 
 _CHUNK_BYTES = 1 << 20
 _MAX_WEB_ATTEMPTS = 3
-# Archives are told by their names, and standard input has none: where these stand, and the ending.
+# Archives are detected by name, and standard input has none: (offset, magic bytes) give the suffix.
 _ARCHIVE_MAGIC = {(0, b"PK\x03\x04"): ".zip", (257, b"ustar"): ".tar"}
 
 
 @final
 class Spool:
-    """A folder of its own for such files, gone at the end; use as a context manager.
+    """Context manager with a temporary folder for the copies, removed at the end.
 
     Args:
-        folder: where to make it; None: where the system keeps its temporary files.
+        folder: parent folder; None: the system's temporary folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -56,15 +56,15 @@ class Spool:
         if self._spool_folder.name:
             shutil.rmtree(self._spool_folder, ignore_errors=True)
         for folder in self._created_folders:
-            # What was made for it alone goes with it; what others filled since then stays.
+            # Folders created for the spool are removed with it, unless others have put files there since.
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
     def copy_standard_input(self) -> str:
-        """The path of a copy of standard input, which is read to its end when first asked for.
+        """Return the path of a copy of standard input, which the first call reads.
 
         Raises:
-            InputError: there is none, or a person sits at it.
+            InputError: standard input is closed or a terminal.
             OutputError: there is no room for the copy.
         """
         if not self._standard_input:
@@ -77,10 +77,10 @@ class Spool:
         return self._standard_input
 
     def copy_web_file(self, url: str) -> str:
-        """The path of a copy of a file on the web, for servers that give no stretches of it.
+        """Return the path of a copy of a web file from a server without range requests.
 
         Raises:
-            DownloadError: it did not come whole.
+            DownloadError: the download is incomplete.
             OutputError: there is no room for the copy.
         """
         for tries in range(1, _MAX_WEB_ATTEMPTS + 1):
@@ -96,11 +96,11 @@ class Spool:
         raise make_remote_error(fault, url) from None
 
     def holds(self, path: str) -> bool:
-        """Whether a path is one of these copies, which nobody knows by its path."""
+        """Return whether a path is one of these copies; users do not know their paths."""
         return bool(self._spool_folder.name) and path.startswith(f"{self._spool_folder}{os.sep}")
 
     def sweep(self) -> None:
-        """Delete what killed runs left beside this spool; only one run may be at work there."""
+        """Delete leftovers of killed runs in the parent folder; only one run may use it."""
         if self._folder is not None and self._folder.is_dir():
             for leftover in self._folder.iterdir():
                 if leftover != self._spool_folder:

@@ -1,4 +1,4 @@
-"""File formats as records, one module a format.
+"""Readers of file formats as records, one module per format.
 
 Read `jsonl_format.py` first.
 """

@@ -1,7 +1,7 @@
-"""Where the messages of an Arrow IPC file or stream lie, read from their headers alone.
+"""Message offsets in an Arrow IPC file or stream, read from headers alone.
 
 The layout is that of Arrow's "Serialization and Interprocess Communication" page: a marker of
-four bytes 0xFF, the i32 length of a flatbuffer ``ArrowMessage`` (fields: version, header type, header,
+four bytes 0xFF, the i32 length of a flatbuffer ``Message`` (fields: version, header type, header,
 body length), the flatbuffer, then its body.
 """
 
@@ -17,7 +17,7 @@ _MAX_METADATA_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArrowMessage:
-    """A message: its kind, where it begins and ends, and the bytes of its body."""
+    """A message: its kind, byte range and body length."""
 
     kind: int
     start: int
@@ -26,14 +26,10 @@ class ArrowMessage:
 
 
 def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
-    """All messages up to the end mark.
-
-    Args:
-        file: an IPC file or stream.
-        size: its bytes.
+    """Return all messages up to the end marker of an IPC file or stream.
 
     Raises:
-        ValueError: it is cut short or no such file.
+        ValueError: the file is truncated or in another format.
     """
     file.seek(0)
     offset = 0
@@ -65,7 +61,7 @@ def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
 
 
 def _find_footer_start(file: BinaryIO, size: int) -> int:
-    """Return where the directory at the end of an IPC file begins: early writers left out the end mark."""
+    """Return the footer offset of an IPC file; early writers omit the end marker."""
     tail_bytes = 4 + len(FILE_MAGIC)
     file.seek(max(0, size - tail_bytes))
     tail = file.read(tail_bytes)
@@ -78,7 +74,7 @@ def _find_footer_start(file: BinaryIO, size: int) -> int:
 
 
 def _parse_header(data: bytes) -> tuple[int, int]:
-    """Header type and body length of a flatbuffer Message."""
+    """Return header type and body length of a flatbuffer Message."""
     try:
         (root,) = struct.unpack_from("<I", data, 0)
         (back,) = struct.unpack_from("<i", data, root)

@@ -1,10 +1,10 @@
-"""Columns whose values JSON could hold: what plain Python is made of for Arrow's other types."""
+"""Conversion of Arrow columns to types whose Python values resemble JSON."""
 
 import pyarrow as pa
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
+    """Return whether a column of this type holds text."""
     types = pa.types
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -12,15 +12,15 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 
 def is_binary_type(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds bytes."""
+    """Return whether a column of this type holds bytes."""
     types = pa.types
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with decimals, dates, times and timestamps as text, and durations as numbers.
+    """Cast decimals, dates, times and timestamps to text, and durations to numbers.
 
-    Everything else stays as it is: numbers, booleans, text, null, lists, structs (dicts), maps
+    Other types stay unchanged: numbers, booleans, text, null, lists, structs (dicts), maps
     (lists of pairs) and binary (bytes).
     """
     columns = []
@@ -32,7 +32,7 @@ def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _get_plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type to cast to; the very same object where nothing changes."""
+    """Return the type to cast to; the same object if nothing changes."""
     types = pa.types
     if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
         return pa.string()

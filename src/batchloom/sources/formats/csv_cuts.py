@@ -1,8 +1,8 @@
-"""Where a CSV file may be cut: after rows, as Python's csv would end them.
+"""Cut positions in a CSV file: the row ends of Python's csv.
 
-A newline ends a row where the number of quotes before it is even, as long as each quote that
-opens stands at the beginning of a field and each one that closes at its end: so much is
-arithmetic on whole stretches of lines. Where a quote stands elsewhere, the reader itself tells.
+A newline ends a row if an even number of quotes precedes it. This holds if every opening quote is
+at the beginning of a field and every closing one at its end, which is checked for blocks of lines
+with array operations. For quotes at other positions, the reader itself decides.
 """
 
 from typing import final
@@ -20,14 +20,9 @@ _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 def find_row_cut(
     source: Source, rules: ReadRules, header: CsvHeader, known_cut: PartStart, nominal: int
 ) -> PartStart | None:
-    """The first cut at or after byte ``nominal``; None where there is none.
+    """Return the first cut at or after byte ``nominal``, or None.
 
-    Args:
-        source: a plain CSV or TSV file.
-        rules: how it is read.
-        header: its header.
-        known_cut: an earlier cut, or where the rows begin.
-        nominal: the byte.
+    ``known_cut`` is an earlier cut, or the start of the rows.
 
     Raises:
         InputError: the source cannot be read, or a quoted field is never closed.
@@ -47,7 +42,7 @@ def find_row_cut(
 def _read_row_cut(
     source: Source, rules: ReadRules, header: CsvHeader, begin: PartStart, least: int
 ) -> PartStart | None:
-    """The first end of a row at or after ``least``, from the reader; None at the source's end."""
+    """Read to the first row end at or after ``least``; None at the source's end."""
     with PartStream(source, begin.offset) as stream:
         ends = iter_row_ends(stream, rules, begin.line, header)
         end = next((end for end in ends if end.offset >= least), None)
@@ -56,12 +51,12 @@ def _read_row_cut(
 
 @final
 class _RowCutScanner:
-    """Whole lines after a cut, a stretch at a time.
+    """Scanner of complete lines after a cut, block by block.
 
     Attributes:
-        offset: of the next line.
-        safe: a cut at or before it.
-        uncertain: whether the scan ended at a stretch it cannot tell.
+        offset: offset of the next line.
+        safe: a cut at or before ``offset``.
+        uncertain: whether the scan ended at an undecidable block.
     """
 
     def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: PartStart) -> None:
@@ -72,7 +67,7 @@ class _RowCutScanner:
         self.uncertain = False
 
     def find_cut(self, nominal: int) -> PartStart | None:
-        """The first cut at or after ``nominal``."""
+        """Return the first cut at or after ``nominal``."""
         with PartStream(self._source, self.offset) as stream:
             carry = b""
             while data := stream.read_up_to(max(_CHUNK_BYTES, min(len(carry), _MAX_SCAN_BYTES))):
@@ -80,7 +75,7 @@ class _RowCutScanner:
                 end = data.rfind(b"\n") + 1
                 carry = data[end:]
                 if len(carry) > self._max_record_bytes:
-                    # Nobody knows a row of such a size to its end without reading it.
+                    # The end of so large a row is known only after reading it.
                     self.offset += len(data)
                     self.uncertain = True
                     return None
@@ -117,7 +112,10 @@ class _RowCutScanner:
 def _has_plain_quotes(
     data: bytes, array: NDArray[np.uint8], quotes: NDArray[np.int64], odd: int, delimiter: int
 ) -> bool:
-    """Whether every quote of some whole lines opens or closes a field, or is one of a doubled pair."""
+    """Return whether every quote opens or closes a field, or is doubled.
+
+    ``data`` holds complete lines.
+    """
     opening, closing = quotes[odd::2], quotes[1 - odd :: 2]
     before = array[opening - 1]
     if len(opening) and opening[0] == 0:
@@ -132,7 +130,7 @@ def _has_plain_quotes(
         return False
     if b"\r" not in data:
         return True
-    # A return alone is a fault of its row outside of quotes, where the reader begins anew.
+    # A lone CR outside of quotes is a fault of its row, after which the reader starts over.
     returns = np.flatnonzero(array == _RETURN)
     alone = returns[array[returns + 1] != _NEWLINE]
     return bool(((np.searchsorted(quotes, alone) + odd) % 2 == 1).all())

@@ -1,4 +1,4 @@
-"""CSV and TSV: a header, then a record a row; every value stays a string."""
+"""CSV and TSV: a header, then one record per row; every value stays a string."""
 
 import csv
 from collections import Counter
@@ -30,7 +30,7 @@ _NUL_REMEDY = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f 
 
 @dataclass(frozen=True, slots=True)
 class CsvHeader:
-    """The columns of a CSV or TSV file, its delimiter, and where its rows begin."""
+    """Columns of a CSV or TSV file, its delimiter, and the start of its rows."""
 
     names: tuple[str, ...]
     delimiter: str
@@ -38,15 +38,15 @@ class CsvHeader:
 
 
 def read_csv(stream: PartStream, rules: ReadRules, begin: PartStart | None = None) -> Iterator[Records]:
-    """The records of a part of a CSV or TSV source, a stretch at a time.
+    """Yield the records of a part of a CSV or TSV source in batches.
 
     Args:
-        stream: the part's bytes.
-        rules: how it is read.
-        begin: where the part begins; None: where the source does.
+        stream: bytes of the part.
+        rules: read rules of the source.
+        begin: start of the part; None: the start of the source.
 
     Raises:
-        InputError: it has no sound header, or a quoted field is never closed.
+        InputError: the header is invalid, or a quoted field is never closed.
         RecordError: no column has the name of the text field.
     """
     reader = _CsvReader(stream, rules, begin.line if begin else 1)
@@ -55,17 +55,17 @@ def read_csv(stream: PartStream, rules: ReadRules, begin: PartStart | None = Non
 
 
 def read_csv_header(source: Source, rules: ReadRules) -> CsvHeader:
-    """The header of a plain source.
+    """Return the header of an uncompressed source.
 
     Raises:
-        InputError: it has no sound one.
+        InputError: the header is invalid.
     """
     with PartStream(source) as stream:
         return _CsvReader(stream, rules).read_header()
 
 
 def iter_row_ends(stream: PartStream, rules: ReadRules, line: int, header: CsvHeader) -> Iterator[PartStart]:
-    """Where each row of a stream ends whose first row begins at ``line``, as reading it finds.
+    """Yield the end of each row of a stream whose first row begins at ``line``.
 
     Raises:
         InputError: a quoted field is never closed.
@@ -74,7 +74,7 @@ def iter_row_ends(stream: PartStream, rules: ReadRules, line: int, header: CsvHe
 
 
 class _CsvFault(NamedTuple):
-    """What is wrong with a record, and where: 1-based line and column, None for the whole of it."""
+    """Reason and 1-based position of a fault; column None for the complete record."""
 
     reason: str
     line: int
@@ -84,14 +84,14 @@ class _CsvFault(NamedTuple):
 
 @final
 class _CsvLineReader:
-    """The lines of a stream as csv wants them, while it counts what belongs to a record.
+    """Iterator of lines for csv that tracks the size and quotes of each record.
 
     Attributes:
         line: 1-based number of the next line.
-        offset: of its first byte.
+        offset: byte offset of the next line.
         at_end: whether the stream has ended.
-        start: the first bytes of the record.
-        fault: why the record cannot be decoded, if so, and where.
+        start: first bytes of the record.
+        fault: decoding fault of the record, or None.
     """
 
     def __init__(self, stream: PartStream, max_record_bytes: int, line: int) -> None:
@@ -106,7 +106,7 @@ class _CsvLineReader:
         self.fault: _CsvFault | None = None
 
     def begin(self) -> None:
-        """A record begins with the next line."""
+        """Begin a record with the next line."""
         self.start, self._size, self._quotes, self.fault = b"", 0, 0, None
 
     def __iter__(self) -> "_CsvLineReader":
@@ -134,14 +134,14 @@ class _CsvLineReader:
         return text
 
     def _note_fault(self, data: bytes, at: int, reason: str) -> None:
-        """Note what is wrong with byte ``at`` of the line that was read last, if it is the first fault."""
+        """Record a fault at byte ``at`` of the last line, if it is the first one."""
         if self.fault is None:
             line = self.line - data.endswith(b"\n")
             column = len(data[:at].decode("utf-8", "replace")) + 1
             self.fault = _CsvFault(reason, line, column, excerpt_around(data, at))
 
     def read_line(self) -> bytes:
-        """The next line with its end, or as much of it as fits; empty at the end."""
+        """Return the next line with its end, or as much as fits; empty at the end."""
         if self._next_index == len(self._lines):
             self._fill()
         if self._next_index == len(self._lines):
@@ -153,7 +153,7 @@ class _CsvLineReader:
         return data
 
     def skip_rest_of_record(self) -> bool:
-        """Read through the rest of a record above the limit; False where the stream ends in it."""
+        """Skip the rest of an oversize record; return False if the stream ends in it."""
         odd = self._quotes % 2
         ended = not odd and self._ended
         self.begin()
@@ -184,11 +184,9 @@ class _CsvLineReader:
 
 
 def _find_record_end(data: bytes, odd: int) -> tuple[int, int]:
-    """After which newline of ``data`` a record ends (0: none), and whether its quotes are odd.
+    """Return the end of the record in ``data`` (0: none) and its final quote parity.
 
-    Args:
-        data: goes on in a record.
-        odd: whether the record's quotes so far are odd in number: then a field is open.
+    ``odd`` is the quote parity before ``data``: 1 while a quoted field is open.
     """
     array = np.frombuffer(data, np.uint8)
     newlines, quotes = np.flatnonzero(array == _NEWLINE), np.flatnonzero(array == _QUOTE)
@@ -209,7 +207,7 @@ def _split_lines(data: bytes) -> list[bytes]:
 @final
 class _CsvReader:
     def __init__(self, stream: PartStream, rules: ReadRules, line: int = 1) -> None:
-        # The module's own limit is one for the whole process, and far below a long text.
+        # The csv module's limit is global to the process, and far below the length of a long text.
         csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK_BYTES))
         self._name, self._kind = stream.source.name, stream.source.kind
         self._rules, self._max_record_bytes = rules, rules.limits.record_bytes
@@ -217,7 +215,7 @@ class _CsvReader:
         self._record = 0
 
     def read(self, header: CsvHeader) -> Iterator[Records]:
-        """All rows below the header."""
+        """Yield all rows after the header in batches."""
         batch, size = Records(), 0
         lines, names, width = self._lines, header.names, len(header.names)
         column = self._find_column(names)
@@ -240,12 +238,12 @@ class _CsvReader:
         yield batch
 
     def iter_ends(self, header: CsvHeader) -> Iterator[PartStart]:
-        """Where each row ends."""
+        """Yield the end of each row."""
         for _ in self._iter_rows(header.delimiter):
             yield PartStart(self._lines.offset, self._lines.line)
 
     def _iter_rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
-        """Each row, or what is wrong with it, with the offset and line where it begins."""
+        """Yield each row or its fault, with the offset and line of its start."""
         lines = self._lines
         rows = csv.reader(lines, delimiter=delimiter)
         while True:
@@ -267,7 +265,7 @@ class _CsvReader:
                 yield start, line, row
 
     def read_header(self) -> CsvHeader:
-        """The header, from the source's first bytes."""
+        """Read the header from the beginning of the source."""
         lines = self._lines
         try:
             first = next(lines, "")
@@ -328,7 +326,7 @@ _HEADER_REMEDY = "the first line must name every column once (pandas: to_csv(ind
 
 @final
 class _ChainedLines:
-    """One line, then the others."""
+    """One line, then the remaining lines."""
 
     def __init__(self, first: str, lines: _CsvLineReader) -> None:
         self._first, self._lines = first, lines
@@ -342,7 +340,7 @@ class _ChainedLines:
 
 
 def _detect_delimiter(header: str) -> str:
-    """The delimiter that gives the header the most columns; the comma where none does."""
+    """Return the delimiter that gives the header most columns, by default the comma."""
     counts = [len(next(csv.reader([header], delimiter=delimiter), [])) for delimiter in _DELIMITERS]
     return _DELIMITERS[counts.index(max(counts))]
 

@@ -1,8 +1,8 @@
-"""Where a JSON list may be cut: after elements whose place is certain.
+"""Cut positions in a JSON list: after elements whose position is certain.
 
-A cut is certain while every element before it is a bracketed value and nothing but a comma and white
-space stands between two: so far this scan and the reader, which begins anew at every
-element, cannot disagree. From the first doubt on the list stays in one piece.
+A cut is certain while every earlier element is a bracketed value, and only a comma and white space
+separate elements. Up to there this scan and the reader, which restarts at every element, cannot
+disagree. After the first doubt the list is not cut.
 """
 
 import re
@@ -17,13 +17,9 @@ _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
 def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, nominal: int) -> PartStart | None:
-    """The first cut at or after byte ``nominal``; None where there is none.
+    """Return the first cut at or after byte ``nominal``, or None.
 
-    Args:
-        source: a plain file with a JSON list.
-        rules: how it is read.
-        known_cut: an earlier cut to go on from; None: the source's beginning.
-        nominal: the byte.
+    ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
 
     Raises:
         InputError: the source cannot be read, or holds no list of objects.
@@ -46,7 +42,10 @@ def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None,
 
 
 def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, max_record_bytes: int) -> bool | None:
-    """Pass over the elements in sight: True at a cut, False where none can follow, None to read on."""
+    """Skip elements in the window; return True at a cut, None to read more.
+
+    The result is False if no cut can follow.
+    """
     data = text.data[text.at :]
     starts, ends = find_elements(data)
     certain_count = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
@@ -74,7 +73,7 @@ def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, max_recor
 
 
 def _count_certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
-    """How many elements stand before the first doubt."""
+    """Return the number of elements before the first doubt."""
     gaps = [data[stop:start] for stop, start in zip([0, *ends], starts, strict=False)]
     doubtful = {gap for gap in set(gaps) if not _is_gap(gap, comma=True)}
     if gaps and not comma and _is_gap(gaps[0], comma=False):

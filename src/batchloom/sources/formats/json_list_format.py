@@ -1,4 +1,4 @@
-"""JSON files that hold a list of objects, streamed: also ``{"data": [...]}``."""
+"""JSON files with a list of objects, also inside ``{"data": [...]}``, streamed."""
 
 import re
 from collections.abc import Iterator
@@ -20,25 +20,25 @@ MUST_BE_LIST = "JSON file must contain a list of objects"
 _MAX_KEYS_LISTED = 8
 _MAX_KEY_BYTES = 1 << 16
 _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
-# No parser takes it, and looking for its end in ever more text takes long.
+# Parsers reject such nesting, and searching for its end would take long.
 _DEEP_PATTERN = re.compile(rb"[\[{]{1000000}")
 _SCALAR_END_PATTERN = re.compile(rb"[,\]]")
-# In text whose quotes are out of step, what stood between strings reads as strings of its own.
+# In text with unbalanced quotes, the text between strings reads as strings.
 _STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
 
 
 def read_json(stream: PartStream, rules: ReadRules, begin: PartStart | None = None) -> Iterator[Records]:
-    """The records of a part of a JSON source, a stretch at a time.
+    """Yield the records of a part of a JSON source in batches.
 
     Args:
-        stream: the part's bytes.
-        rules: how it is read.
-        begin: where the part begins; None: where the source does.
+        stream: bytes of the part.
+        rules: read rules of the source.
+        begin: start of the part; None: the start of the source.
 
     Raises:
         InputError: it holds no list of objects.
-        InvalidJsonError: it is broken where records cannot be told apart any more.
+        InvalidJsonError: it is broken so that later records cannot be told apart.
         RecordError: its first records all lack the text field.
     """
     text = JsonTextWindow(stream, begin)
@@ -58,7 +58,7 @@ def read_json(stream: PartStream, rules: ReadRules, begin: PartStart | None = No
 
 
 def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
-    """Read up to the opening bracket of the list, and over it; the key it is under, if any.
+    """Read past the opening bracket of the list and return its key, "" without one.
 
     Raises:
         InputError: there is no list of objects.
@@ -83,9 +83,9 @@ def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
 
 
 def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> str:
-    """Read on in an object to the next list under a known key, and over its bracket: the key.
+    """Read past the bracket of the object's next list under a known key.
 
-    Empty where the object ends before. The keys on the way are added to ``keys``.
+    Returns the key, or "" if the object ends first. All keys read are appended to ``keys``.
     """
     while (next_byte := text.peek()) != b"}":
         if keys:
@@ -125,7 +125,7 @@ def _skip_value(text: JsonTextWindow, max_bytes: int) -> None:
 
 @final
 class _JsonListReader:
-    """The elements of a list; the window stands after its opening bracket, or ``after`` one of them."""
+    """Reader of list elements, from the opening bracket or ``after`` an element."""
 
     def __init__(self, text: JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
         self._text = text
@@ -134,11 +134,11 @@ class _JsonListReader:
         self._record = 0
         self._after_element = after
         self._closed = False
-        # Whether the window stands behind the comma before the next element.
+        # Whether the comma before the next element is consumed.
         self._past_comma = False
 
     def read(self) -> Iterator[Records]:
-        """All elements, up to and with the closing bracket, or to the end of the part."""
+        """Yield all elements up to the closing bracket or the end of the part."""
         text = self._text
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
@@ -161,11 +161,11 @@ class _JsonListReader:
 
     @property
     def _needs_comma(self) -> bool:
-        """Whether a comma comes before the next element."""
+        """True if a comma must precede the next element."""
         return self._after_element or self._record > 0
 
     def _read_all_at_once(self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records | None:
-        """The records of all whole elements in sight; None where there might be a fault."""
+        """Return the complete elements in the window; None if there may be a fault."""
         if not len(ends) or (ends - starts).max() > self._max_record_bytes:
             return None
         lead = _LEAD_PATTERN.fullmatch(data, 0, int(starts[0]))
@@ -182,7 +182,7 @@ class _JsonListReader:
         return Records(values=values, records=records, offsets=offsets, records_read=len(values))
 
     def _read_one_by_one(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
-        """The records in sight, each with its fault where it has one."""
+        """Return the good and bad records in the window."""
         text, batch = self._text, Records()
         stops = dict(zip((starts + text.at).tolist(), (ends + text.at).tolist(), strict=True))
         while (start := self._find_next_start()) is not None:
@@ -194,7 +194,7 @@ class _JsonListReader:
         return batch
 
     def _find_next_start(self) -> int | None:
-        """Where the next element begins; None where that is not in sight, or the list ends."""
+        """Return the start of the next element; None if not in the window, or at list end."""
         text, data = self._text, self._text.data
         lead = _LEAD_PATTERN.match(data, text.at)
         at = lead.end() if lead else text.at
@@ -205,7 +205,7 @@ class _JsonListReader:
         if at == len(data):
             if comma and not self._needs_comma:
                 text.fail("a comma too many", at)
-            # There may be any amount of white space: the window lets go of it.
+            # There may be any amount of white space, which the window drops.
             text.at, self._past_comma = at, comma
             return None
         if data[at : at + 1] == b"]" and not comma:
@@ -218,7 +218,7 @@ class _JsonListReader:
         return at
 
     def _find_stop(self, start: int, stops: dict[int, int]) -> int | None:
-        """Where the element at ``start`` ends; None where that is not in sight."""
+        """Return the end of the element at ``start``; None if not in the window."""
         data = self._text.data
         if data[start] in OPENING:
             return stops.get(start)
@@ -245,7 +245,7 @@ class _JsonListReader:
         self._record += 1
 
     def _read_oversize(self, start: int) -> Records:
-        """The bad record of an element above the limit, which is read through."""
+        """Skip an element above the limit and return its bad record."""
         text = self._text
         (line, _), offset = text.locate(start), text.offset + start
         if text.data[start] not in OPENING:
@@ -258,7 +258,7 @@ class _JsonListReader:
         return Records(bad=[bad], records_read=1)
 
     def _describe_truncated(self) -> tuple[str, int]:
-        """What to say where the source ends inside the list."""
+        """Describe a source that ends inside the list, with the position."""
         start = self._find_next_start()
         if start is None:
             return "the list is not closed; the file is cut short", len(self._text.data)
@@ -270,7 +270,10 @@ class _JsonListReader:
 
 
 def find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each whole bracketed element in sight begins and ends; ``data`` begins between two."""
+    """Return starts and ends of the complete bracketed elements in ``data``.
+
+    ``data`` begins between two elements.
+    """
     scan = scan_brackets(data)
     unbalanced = np.flatnonzero(scan.depths < 0)
     limit = unbalanced[0] if len(unbalanced) else len(scan.depths)
@@ -280,5 +283,8 @@ def find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _has_unbalanced_quotes(element: bytes) -> bool:
-    """Whether the quotes of a faulty element seem to be: then it may hold other records."""
+    """Return whether a bad element seems to have unbalanced quotes.
+
+    It may then hold other records.
+    """
     return any(_BETWEEN_PATTERN.fullmatch(match[1]) for match in _STRING_PATTERN.finditer(element))

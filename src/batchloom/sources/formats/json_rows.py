@@ -1,4 +1,4 @@
-"""JSON values as records: one at a time with their faults, or many at once where there is none."""
+"""JSON values as records: one by one with faults, or many at once without."""
 
 import functools
 from typing import Any, final
@@ -19,49 +19,50 @@ from batchloom.sources.formats.record_faults import (
     make_too_large_record,
 )
 
-# A source whose first records all lack the field was not meant with this field.
+# If this many first records all lack the text field, the field is wrong for the source.
 _FIRST_RECORDS = 100
-# A fault no further on is seen in the beginning of its record.
+# The excerpt from the beginning of a record shows faults up to this character.
 _MAX_ROW_DEPTH = 40
 
 
 @functools.lru_cache(maxsize=64)
 def _make_decoders(field: str | None) -> tuple[Any, Any]:
-    """A decoder of one row, and one of an array of rows; None where there is none of arrays.
+    """Return a decoder of one row, and one of an array of rows or None.
 
-    They keep no state, and making them takes longer than reading a small file.
+    They are stateless and cached: making them takes longer than reading a small file.
     """
     row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else make_row_decoder(field)
-    # Not every decoder of rows can be had for whole arrays.
+    # Some row decoders have no counterpart for arrays.
     kind = getattr(row, "type", None)
     return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
 
 
 @final
 class JsonRowReader:
-    """Decodes JSON values into texts or rows, as the rules say.
+    """Decoder of JSON values into texts or rows.
 
     Args:
-        name: the source, for messages.
-        rules: name the text field, or none for whole rows.
-        first: whether the source is read from its beginning: then its first records are judged.
+        name: source name for messages.
+        rules: read rules with the text field, or None for complete rows.
+        first: whether reading starts at the beginning of the source, so that its first records are
+            checked for the field.
     """
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
         self._name, self._field, self._max_record_bytes = name, rules.text_field, rules.limits.record_bytes
         self._decoder, self._array = _make_decoders(self._field)
-        # None once a record had the field; parts that begin further on are not asked.
+        # None once a record had the field, and for parts that do not start the source.
         self._missing_field_errors: list[RecordError] | None = [] if first else None
 
     def decode_lines(self, data: bytes) -> list[Any] | None:
-        """The records of whole lines; None where there might be a fault."""
+        """Return the records of complete lines; None if there may be a fault."""
         try:
             return self._extract_values(self._decoder.decode_lines(data))
         except JSON_DECODE_ERRORS:
             return None
 
     def decode_array(self, data: bytes) -> list[Any] | None:
-        """The records of a JSON array; None where there might be a fault."""
+        """Return the records of a JSON array; None if there may be a fault."""
         if self._array is None:
             return None
         try:
@@ -70,13 +71,13 @@ class JsonRowReader:
             return None
 
     def decode_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None = None) -> Any:
-        """The record of one value, or a BadRecord.
+        """Return the record of one value, or a BadRecord.
 
         Args:
-            record: its number.
-            offset: of its first byte.
+            record: number of the record.
+            offset: offset of its first byte.
             data: the value.
-            position: 1-based line and column of its first byte, where it may have several lines.
+            position: 1-based line and column of its first byte, if it may span lines.
 
         Raises:
             RecordError: the first records of the source all lack the field.
@@ -93,7 +94,7 @@ class JsonRowReader:
         return row if self._field is None else row.value
 
     def finish(self) -> None:
-        """Raise where every record of a short source lacked the field."""
+        """Raise RecordError if every record of a short source lacked the field."""
         if self._missing_field_errors:
             raise self._missing_field_errors[0]
 
@@ -125,12 +126,12 @@ class JsonRowReader:
 
 
 def count_leading_bytes(data: bytes, characters: int) -> int:
-    """How many bytes the first characters of a value take."""
+    """Return the number of bytes of the first characters of a value."""
     return len(data.decode("utf-8", "replace")[:characters].encode())
 
 
 def _locate_character(data: bytes, at: int | None, position: tuple[int, int]) -> tuple[int, int | None]:
-    """Line and column of character ``at`` of a value that begins at ``position``."""
+    """Return line and column of character ``at`` in a value at ``position``."""
     if at is None:
         return position[0], None
     before = data.decode("utf-8", "replace")[:at]

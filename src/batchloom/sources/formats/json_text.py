@@ -1,4 +1,4 @@
-"""JSON text read from front to back through a window, which knows its line and column."""
+"""Window over JSON text that is read front to back, with line and column numbers."""
 
 import re
 from typing import NoReturn, final
@@ -19,11 +19,7 @@ OPENING, QUOTE = b"{[", b'"'
 
 
 def refuse_wide_encoding(name: str, start: bytes) -> None:
-    """Refuse text that is UTF-16 or UTF-32, and what is of another format.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for text in UTF-16 or UTF-32, and for other formats."""
     if reason := describe_wide_encoding(start):
         raise InputError(f"{name} cannot be read: {reason}")
 
@@ -34,12 +30,12 @@ class JsonTextWindow:
 
     Args:
         stream: the text.
-        begin: where it begins; None: at the beginning of its source.
+        begin: start of the text; None: the beginning of its source.
 
     Attributes:
-        name: the source, for messages.
-        data: the window.
-        at: place in the window that everything before is done with.
+        name: source name for messages.
+        data: bytes of the window.
+        at: current offset in the window; everything before it is consumed.
     """
 
     def __init__(self, stream: PartStream, begin: PartStart | None = None) -> None:
@@ -62,20 +58,20 @@ class JsonTextWindow:
 
     @property
     def at_part_end(self) -> bool:
-        """Whether the stream ends before its source does, and nothing of it is left."""
+        """True if the stream ends before its source, and all of it is consumed."""
         return self.at == len(self.data) and self._stream.ends_before_source
 
     def read_more(self) -> bool:
-        """Let go of what is done with and read on; False at the end of the source."""
+        """Drop consumed bytes and read on; return False at the end of the source."""
         self._drop_consumed()
         data = self._stream.read_up_to(max(_CHUNK_BYTES, min(len(self.data), _MAX_WINDOW_BYTES)))
         self.data += data
         return bool(data)
 
     def locate(self, at: int | None = None) -> tuple[int, int]:
-        """1-based line and column of a place in the window (default: where it stands)."""
+        """Return 1-based line and column of an offset in the window (default: ``at``)."""
         at = self.at if at is None else at
-        # From the last place that was asked for: there may be a bad record at every other byte.
+        # Counting continues at the last request: there may be a bad record at every other byte.
         known_at, line, column = self._known_position if self._known_position[0] <= at else (0, *self._start_position)
         lines = self.data.count(b"\n", known_at, at)
         begin = self.data.rfind(b"\n", known_at, at) + 1 if lines else known_at
@@ -84,24 +80,24 @@ class JsonTextWindow:
         return position
 
     def peek(self) -> bytes:
-        """The next byte that is no white space, where the window now stands; empty at the end."""
+        """Skip white space and return the next byte, empty at the end."""
         while True:
             self.at = self._skip_whitespace()
             if self.at < len(self.data) or not self.read_more():
                 return self.data[self.at : self.at + 1]
 
     def take(self, expected: bytes, message: str) -> None:
-        """Read on over one byte, after white space.
+        """Read one expected byte, after white space.
 
         Raises:
-            InvalidJsonError: something else stands there.
+            InvalidJsonError: another byte is there.
         """
         if self.peek() != expected:
             self.fail(message)
         self.at += 1
 
     def read_string(self, max_bytes: int) -> bytes:
-        """The string that begins here, with its quotes.
+        """Read the string that begins here and return it with its quotes.
 
         Raises:
             InvalidJsonError: it does not end within ``max_bytes`` bytes.
@@ -113,7 +109,7 @@ class JsonTextWindow:
         return match.group()
 
     def read_scalar(self) -> bytes:
-        """The number or word that begins here."""
+        """Read the number or word that begins here."""
         while (match := _SCALAR_PATTERN.match(self.data, self.at)) and match.end() == len(self.data):
             if match.end() - self.at > _MAX_SCALAR_BYTES:
                 self.fail("expected a value")
@@ -124,7 +120,7 @@ class JsonTextWindow:
         return word.group() if word else b""
 
     def skip_brackets(self) -> bool:
-        """Read over the brackets that open here; False where the source ends in them."""
+        """Skip the bracketed value that begins here; return False if it is incomplete."""
         depth, in_string, escaped = 0, False, False
         while True:
             scan = scan_brackets(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
@@ -138,11 +134,7 @@ class JsonTextWindow:
                 return False
 
     def fail(self, fact: str, at: int | None = None) -> NoReturn:
-        """Stop: from here on nobody can tell records apart.
-
-        Raises:
-            InvalidJsonError: always; names line and column of ``at``.
-        """
+        """Raise InvalidJsonError at ``at``, as later records cannot be told apart."""
         line, column = self.locate(at)
         fact = fact.removeprefix(INVALID_JSON_PREFIX)
         raise InvalidJsonError(
@@ -164,5 +156,5 @@ class JsonTextWindow:
 
 
 def _count_characters(data: bytes) -> int:
-    """Characters in a stretch of UTF-8; bytes that go on in one are not counted."""
+    """Count the characters in a byte range of UTF-8; continuation bytes do not count."""
     return len(data) - int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80))

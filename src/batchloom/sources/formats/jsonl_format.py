@@ -1,4 +1,4 @@
-"""JSON Lines: one record a line, taken whole or for the one field that is the text."""
+"""JSON Lines: one record per line, read completely or only for its text field."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _FEW_BYTES, _FEW_LINES = 64 << 10, 16
 
 
 def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """The records of a part of a JSONL source, a stretch at a time.
+    """Yield the records of a part of a JSONL source in batches.
 
     Raises:
         RecordError: the source's first records all lack the text field.
@@ -28,7 +28,7 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     reader = _JsonlReader(stream, rules)
     for block in iter_record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
         batch = reader.read_oversize(block) if block.oversize else reader.read_block(block)
-        # A generator holds its names while it waits, and a record may be very large.
+        # A suspended generator keeps its locals alive, and a record may be very large.
         del block
         yield batch
     reader.finish()
@@ -42,13 +42,13 @@ class _JsonlReader:
         self._record = 0
 
     def read_oversize(self, block: RecordBlock) -> Records:
-        """The one bad record of a block that is a single record above the limit."""
+        """Return the bad record of a block that is one record above the limit."""
         bad = make_too_large_record(self._record, block.offset, block.data, self._rules.limits.record_bytes)
         self._record += 1
         return Records(bad=[bad], records_read=1)
 
     def read_block(self, block: RecordBlock) -> Records:
-        """The good and bad records of a block of whole lines."""
+        """Return the good and bad records of a block of complete lines."""
         if block.offset == 0 and block.data.startswith(BOM):
             block = RecordBlock(len(BOM), block.data[len(BOM) :])
         batch = self._read_few_at_once(block)
@@ -61,11 +61,11 @@ class _JsonlReader:
         return batch
 
     def finish(self) -> None:
-        """Raise where every record of a short source lacked the field."""
+        """Raise RecordError if every record of a short source lacked the field."""
         self._rows.finish()
 
     def _read_few_at_once(self, block: RecordBlock) -> Records | None:
-        """The same as below of a few lines, as most of very many files have; arrays cost more than they save."""
+        """Read a few faultless lines without arrays, whose overhead dominates small files."""
         if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
             return None
         lines = block.data.removesuffix(b"\n").split(b"\n")
@@ -82,9 +82,9 @@ class _JsonlReader:
     def _read_all_at_once(
         self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Records | None:
-        """The records of a block without any fault; None where there might be one."""
+        """Return the records of a faultless block; None if there may be a fault."""
         data = np.frombuffer(block.data, np.uint8)
-        # Lines that begin with { and end with } hold whole values: none can go on in the next.
+        # Lines that begin with { and end with } hold complete values: none can continue in the next.
         if not (
             len(starts)
             and (ends - starts).min() >= 2
@@ -125,7 +125,7 @@ class _JsonlReader:
 
 
 def _find_lines(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each line begins and ends (before its newline)."""
+    """Return the start and end of each line, without its newline."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
     starts = np.empty(len(ends) + 1, np.int64)
     starts[0] = 0

@@ -1,7 +1,7 @@
-"""Parts of sources where a record begins only after all those before it: CSV files, JSON lists.
+"""Part boundaries of CSV files and JSON lists, which depend on all earlier bytes.
 
-One pass from the front finds where they meet. What it finds is kept, and the next place is looked
-for from there on, so that all parts of a source in order cost a single pass.
+One pass from the front finds the boundaries. Known cuts are cached and the next search starts at
+the last one, so all parts of a source in order cost a single pass.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,13 +12,13 @@ from batchloom.sources.formats.csv_cuts import find_row_cut
 from batchloom.sources.formats.csv_format import CsvHeader, read_csv_header
 from batchloom.sources.formats.json_list_cuts import find_list_cut
 
-# The path of a source, a nominal place in it, and the cut there.
+# (path of a source, nominal offset, cut at that offset)
 KnownCut = tuple[str, int, PartStart | None]
 
 
 @final
 class SequentialCuts:
-    """The cuts of one source that were looked up so far."""
+    """The cuts of one source found so far."""
 
     def __init__(self, source: Source, rules: ReadRules) -> None:
         self.source, self._rules = source, rules
@@ -28,10 +28,10 @@ class SequentialCuts:
         self._end_nominal: int | None = None
 
     def get_cut(self, nominal: int) -> PartStart | None:
-        """The first cut at or after byte ``nominal``; None where there is none.
+        """Return the first cut at or after byte ``nominal``, or None.
 
         Raises:
-            InputError: the source cannot be read, or its header or list is not sound.
+            InputError: the source cannot be read, or its header or list is invalid.
         """
         if nominal not in self._cuts_by_nominal:
             cut = self._find_cut(nominal)

@@ -1,7 +1,7 @@
 """Row groups of a Parquet file, read from its footer.
 
-pyarrow reads footers too, but ends the process where the metadata of a column chunk is not sound: it takes no
-exception of the C++ library there. So nothing is asked of it about a column chunk before the chunk is read.
+pyarrow reads footers too, but ends the process if the metadata of a column chunk is invalid: it does
+not catch the C++ exception. So column chunk metadata is not requested from it before the chunk is read.
 
 The layout is that of Apache Parquet's ``parquet.thrift`` in Thrift's compact protocol.
 """
@@ -16,7 +16,7 @@ _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
 _FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
 _MAX_DEPTH = 64
-# Numbers of fields in parquet.thrift.
+# Field numbers in parquet.thrift.
 _FILE_ROW_GROUPS = 4
 _GROUP_COLUMNS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_METADATA, _CHUNK_CRYPTO = 3, 8
@@ -25,7 +25,7 @@ _DATA_PAGE, _DICTIONARY_PAGE = 9, 11
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group: its rows, its bytes before compression, and the first byte of its pages."""
+    """A row group: its rows, uncompressed bytes and the first byte of its pages."""
 
     rows: int
     unpacked: int
@@ -83,7 +83,7 @@ def _read_row_group(reader: "_CompactReader") -> RowGroup:
 
 
 def _list_chunk_pages(reader: "_CompactReader") -> list[int]:
-    """Return where the pages of a column chunk begin: data, and dictionary if it has one."""
+    """Return the offsets of a column chunk's data pages, and dictionary page if any."""
     pages: list[int] = []
     for number, kind in reader.fields():
         if number == _CHUNK_CRYPTO:
@@ -103,13 +103,16 @@ def _list_chunk_pages(reader: "_CompactReader") -> list[int]:
 
 @final
 class _CompactReader:
-    """Thrift's compact protocol: what stands at one place after the other."""
+    """Sequential reader of Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield number and type of each field of a struct; its value is read or skipped in between."""
+        """Yield number and type of each field of a struct.
+
+        The caller reads or skips the value before the next step.
+        """
         number = 0
         while header := self._byte():
             delta, kind = header >> 4, header & 15
@@ -130,7 +133,6 @@ class _CompactReader:
         return (value >> 1) ^ -(value & 1)
 
     def skip(self, kind: int, depth: int = 0) -> None:
-        """Skip the value of a field."""
         if kind in (_I16, _I32, _I64):
             self._varint()
         elif kind == _BINARY:
@@ -160,7 +162,7 @@ class _CompactReader:
             raise ValueError("its footer is damaged")
 
     def _skip_element(self, kind: int, depth: int) -> None:
-        """Skip an element of a collection: unlike in a field, a boolean takes a byte."""
+        """Skip a collection element; unlike in a field, a boolean takes a byte."""
         self.skip(_BYTE if kind in (_TRUE, _FALSE) else kind, depth)
 
     def _list_header(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Streams cut into blocks of whole records, in bounded memory."""
+"""Streams cut into blocks of complete records, in bounded memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ _MAX_BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Whole records back to back; the last one of a source may lack its delimiter.
+    """Consecutive complete records; the last one of a source may lack its delimiter.
 
     Attributes:
-        offset: where the block begins in the (decompressed) source.
-        data: its bytes; of a single oversize record, the first few only.
+        offset: start of the block in the (decompressed) source.
+        data: its bytes, or only the first few of an oversize record.
         oversize: whether it is one record above ``ReadLimits.record_bytes``.
     """
 
@@ -26,10 +26,10 @@ class RecordBlock:
 
 
 def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLimits) -> Iterator[RecordBlock]:
-    """Blocks of whole records from a stream that begins where a record begins.
+    """Yield blocks of complete records from a stream that begins at a record start.
 
-    Holds at most a record of ``record_bytes`` and a chunk; what is larger is read through and
-    reported by its beginning.
+    Memory holds at most a record of ``record_bytes`` and a chunk. Larger records are skipped and
+    reported by their beginning.
     """
     offset, carry = stream.position, b""
     while True:
@@ -41,7 +41,7 @@ def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLim
         carry += data
         end = delimiter.last_end(carry)
         if end:
-            # A generator holds its names while it waits, and a block may be very large.
+            # A suspended generator keeps its locals alive, and a block may be very large.
             ready = [RecordBlock(offset, carry[:end])]
             carry, offset = carry[end:], offset + end
             yield ready.pop()
@@ -53,7 +53,7 @@ def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLim
 
 
 def _skip_record(stream: PartStream, delimiter: Delimiter, limits: ReadLimits, carry: bytes) -> bytes:
-    """Read through the rest of a record; what was read after its end."""
+    """Skip the rest of a record and return the bytes read after its end."""
     while (end := delimiter.first_end(carry, final=False)) < 0:
         data = stream.read(limits.chunk_bytes)
         if not data:

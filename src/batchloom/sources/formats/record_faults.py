@@ -1,4 +1,4 @@
-"""Bad records: where the fault lies, what was there, what to do about it."""
+"""Bad records: position of the fault, excerpt and remedy."""
 
 import codecs
 import json
@@ -16,9 +16,9 @@ from batchloom.sources.files import describe_other_format
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
-# A document that begins no further on is the first of a file.
+# A document at an offset up to this is the first of a file.
 _MARK_BYTES = 3
-# Byte order marks, the longer ones first: one begins like another.
+# Byte order marks, longer ones first, as one is a prefix of another.
 _ENCODING_BY_BOM = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
@@ -30,13 +30,13 @@ _TEXT_FIELD_NAMES = {"text", "texts", "txt"}
 
 
 class MissingFieldError(Exception):
-    """The record is an object without the text field; holds the sentence."""
+    """The record is an object without the text field; holds the message."""
 
 
 def excerpt_record(record: bytes) -> str:
-    """The first characters of a record, for a person to recognise it.
+    """Return the first characters of a record, for a person to recognize it.
 
-    Of one that is not UTF-8 what is around the fault; ``record`` itself may end anywhere.
+    For invalid UTF-8 they are those around the fault. ``record`` may be cut anywhere.
     """
     try:
         codecs.getincrementaldecoder("utf-8")().decode(record)
@@ -46,9 +46,9 @@ def excerpt_record(record: bytes) -> str:
 
 
 def excerpt_around(data: bytes, at: int) -> str:
-    """What stands around byte ``at`` of a record, printable: what is no text or cannot be seen as escapes."""
+    """Return a printable excerpt around byte ``at``, with escapes for other bytes."""
     start = max(0, at - _EXCERPT_BEFORE)
-    # Not in the middle of a character.
+    # An excerpt must not start inside a character.
     while start and start < at and data[start] & 0xC0 == 0x80:
         start += 1
     excerpt = data[start : at + _EXCERPT_AFTER].decode("utf-8", "backslashreplace").rstrip("\r\n")
@@ -62,7 +62,7 @@ def _escape_text(text: str) -> str:
 
 
 def describe_invalid_utf8(value: int) -> str:
-    """Why a text cannot be read in which this byte stands."""
+    """Explain why text with this byte cannot be read."""
     return (
         f"byte 0x{value:02x} is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 "
         "(or from whatever it is in)"
@@ -70,14 +70,14 @@ def describe_invalid_utf8(value: int) -> str:
 
 
 def make_too_large_record(record: int, offset: int, start: bytes, max_bytes: int, line: int | None = None) -> BadRecord:
-    """A record above the limit of ``max_bytes`` bytes, of which only the start was kept."""
+    """Return the bad record for one above ``max_bytes``, given its first bytes."""
     size = f"{max_bytes >> 20} MiB" if max_bytes >= 1 << 20 else f"{max_bytes} bytes"
     reason = f"record larger than {size}; cut it into documents (text files: --split-on line|paragraph|MARKER)"
     return BadRecord(record, offset, None, reason, excerpt_record(start), line)
 
 
 def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadRecord:
-    """A document of a text file that holds a byte no text holds, the first of them at ``at``."""
+    """Return the bad record for a document whose byte at ``at`` is not text."""
     first = record == 0 and offset <= _MARK_BYTES
     reason = describe_wide_encoding(data) if first else None
     if reason is None and data[at]:
@@ -89,14 +89,14 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
         )
     if not first or describe_wide_encoding(data):
         return BadRecord(record, offset, None, reason, excerpt_around(data, at))
-    # Of the first document the place in the file is known.
+    # Only the first document has a known line and column in the file.
     before = data[:at].decode("utf-8", "replace")
     column = len(before) - before.rfind("\n")
     return BadRecord(record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1)
 
 
 def describe_wide_encoding(start: bytes) -> str | None:
-    """Why a file that begins with ``start`` cannot be read, where it is UTF-16, UTF-32 or of another format."""
+    """Explain why a file is unreadable: UTF-16, UTF-32 or another format; else None."""
     if reason := describe_other_format(start):
         return reason
     for mark, name in _ENCODING_BY_BOM.items():
@@ -113,9 +113,9 @@ def describe_wide_encoding(start: bytes) -> str | None:
 
 
 def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]:
-    """Why a JSON value gives no record: the character of the fault and the reason.
+    """Return the character of the fault and the reason why a JSON value is no record.
 
-    The character is 0-based; None stands for the value as a whole.
+    The character is 0-based; None means the complete value.
 
     Raises:
         MissingFieldError: a JSON object without the field.
@@ -142,7 +142,7 @@ def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]
 
 
 def _json_remedy(error: json.JSONDecodeError) -> str:
-    """What to do about the commonest faults; empty where it is another."""
+    """Return the remedy for the most common faults, or "" for others."""
     text, at = error.doc, error.pos
     if "depth" in error.msg:
         return "; nested so deeply it is not read: make it flatter, or JSON text in a string"
@@ -156,12 +156,12 @@ def _json_remedy(error: json.JSONDecodeError) -> str:
 
 
 def describe_missing_field(text_field: str, columns: list[str]) -> str:
-    """The sentence for a record without the text field: what is there, and what was meant."""
+    """Describe a record without the text field: its fields, and a suggestion."""
     if not columns:
         return f"no field {text_field!r}: the object is empty"
     listed_columns = ", ".join(quote_value(name) for name in columns[:_MAX_COLUMNS_LISTED])
     omitted_note = f" and {len(columns) - _MAX_COLUMNS_LISTED} more" if len(columns) > _MAX_COLUMNS_LISTED else ""
-    # Who named no field has not misspelt one: `test` beside the default `text` is another thing.
+    # Only a field named by the user can be misspelt: `test` is no misspelling of the default `text`.
     candidates = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
     hint = suggest(text_field, candidates).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the one that holds the text with --text-field"
@@ -169,24 +169,24 @@ def describe_missing_field(text_field: str, columns: list[str]) -> str:
 
 
 class RowDecoder(Protocol):
-    """Decodes JSONL rows; each gives its text as ``value``."""
+    """Protocol of a decoder of JSONL rows; the text of each row is ``value``."""
 
     def decode(self, line: bytes) -> Any:
-        """The row of one line."""
+        """Decode one line."""
 
     def decode_lines(self, lines: bytes) -> list[Any]:
-        """The rows of many lines."""
+        """Decode several lines."""
 
 
 def make_row_decoder(text_field: str) -> RowDecoder:
-    """A decoder of JSONL rows that builds nothing but the text.
+    """Return a decoder of JSONL rows that builds only the text.
 
-    It raises what ``msgspec`` raises: ``DecodeError``, ``UnicodeDecodeError``, ``RecursionError``.
+    It raises the errors of ``msgspec``: ``DecodeError``, ``UnicodeDecodeError``, ``RecursionError``.
     """
     try:
         row = msgspec.defstruct("Row", [("value", str)], rename={"value": text_field}, gc=False)
     except ValueError:
-        # msgspec takes no name that JSON would have to escape.
+        # msgspec rejects names that JSON would have to escape.
         return _AnyNameDecoder(text_field)
     return msgspec.json.Decoder(row)
 
@@ -198,7 +198,7 @@ class _DecodedRow:
 
 @final
 class _AnyNameDecoder:
-    """The same rows for a text field of any name, slower: every field is looked up."""
+    """Decoder for a text field of any name; slower, as it looks up every field."""
 
     def __init__(self, text_field: str) -> None:
         self._field = text_field
@@ -206,11 +206,9 @@ class _AnyNameDecoder:
         self._text = msgspec.json.Decoder(str)
 
     def decode(self, line: bytes) -> _DecodedRow:
-        """The row of one line."""
         return self._row(self._rows.decode(line))
 
     def decode_lines(self, lines: bytes) -> list[_DecodedRow]:
-        """The rows of many lines."""
         return [self._row(row) for row in self._rows.decode_lines(lines)]
 
     def _row(self, row: dict[str, msgspec.Raw]) -> _DecodedRow:

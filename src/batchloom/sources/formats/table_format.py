@@ -1,7 +1,7 @@
 """Parquet and Arrow: columnar files, read a bounded number of rows at a time.
 
-Parts meet where row groups (Parquet) or record batches (Arrow) begin. This module loads pyarrow,
-and is itself loaded when the first such file is opened.
+Parts meet at the starts of row groups (Parquet) or record batches (Arrow). This module imports
+pyarrow, and is itself imported when the first such file is opened.
 """
 
 import mmap
@@ -44,27 +44,27 @@ from batchloom.sources.formats.record_faults import (
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 2048
 _BUFFER_BYTES = 256 << 10
-# A record batch above this is mapped rather than read into memory.
+# Larger record batches are memory-mapped instead of read.
 _MIN_MAPPED_BYTES = 64 << 20
 
 
 @final
 class TableReader:
-    """An open Parquet or Arrow file; use as a context manager.
+    """Context manager of an open Parquet or Arrow file.
 
     Args:
         source: the file.
-        file: its bytes, which are closed with the table.
+        file: its bytes, closed with the table.
 
     Attributes:
         source: the file.
-        starts: byte offset of each group of rows, ascending; a single 0 where they cannot be
-            told apart by their place.
-        rows: rows of each of these groups; None where only reading them tells.
-        consumed: bytes of the file before the group that is read.
+        starts: byte offset of each row group, ascending; a single 0 if offsets cannot distinguish
+            the groups.
+        rows: number of rows of each group; None if unknown before reading.
+        consumed: bytes of the file before the current group.
 
     Raises:
-        InputError: it is broken, cut short, encrypted or of no such format.
+        InputError: it is broken, truncated, encrypted or in another format.
     """
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
@@ -88,14 +88,14 @@ class TableReader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def read(self, start: int, stop: int, rules: ReadRules) -> Iterator[Records]:
-        """The records of all groups that begin in bytes [start, stop).
+        """Yield the records of all groups that begin in bytes [start, stop).
 
         Raises:
-            RecordError: the text field is no column of text.
+            RecordError: the text field is not a text column.
             InputError: the file is broken.
         """
         field = rules.text_field
@@ -130,14 +130,14 @@ class TableReader:
 
 
 class _RowGroups(Protocol):
-    """What a columnar file gives: ``schema``, ``starts``, ``rows`` and ``batches``."""
+    """Protocol of a columnar file: ``schema``, ``starts``, ``rows`` and ``batches``."""
 
     schema: pa.Schema
     starts: list[int]
     rows: list[int] | None
 
     def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Record batches of groups [first, last), each with the offset of its group."""
+        """Yield record batches of groups [first, last), each with its group's offset."""
 
 
 @final
@@ -181,8 +181,9 @@ class _ParquetGroups:
 class _ArrowGroups:
     """Record batches of an IPC file or stream.
 
-    Both are read as streams, messages found by their headers: of a file object of Python ``open_file`` reads the
-    directory in a thread, which ends the process where it lets go of that object while the interpreter exits.
+    Both are read as streams, with messages found by their headers. ``open_file`` on a Python file object
+    reads the footer in a thread. That thread crashes the process if it releases the object during
+    interpreter exit.
     """
 
     def __init__(self, file: BinaryIO, source: Source) -> None:
@@ -195,7 +196,7 @@ class _ArrowGroups:
         local_path = find_local_path(source.path, source.size) if source.member is None else None
         self._mapped = _map_table(local_path) if large and local_path else None
         self._starts = [message.start for message in self._messages if message.kind == BATCH]
-        # Also where it cannot be mapped: where a file lies decides no part.
+        # This also applies if mapping is impossible: parts must not depend on a file's location.
         are_separate = self._is_file or not large or source.member is not None
         self.schema: pa.Schema = pa.ipc.open_stream(self._chain_batches(0, 0)).schema
         self.starts = self._starts if are_separate and self._starts else [0]
@@ -207,7 +208,7 @@ class _ArrowGroups:
         for offset, read_batch in self._iter_readers(first, last, field):
             batch = read_batch()
             batch = batch if field is None else batch.select([field])
-            # Nothing but this keeps a damaged file from being read beyond its buffers.
+            # Without validation, a damaged file makes Arrow read beyond its buffers.
             batch.validate(full=self._mapped is None)
             if self._mapped is None:
                 yield offset, batch
@@ -215,7 +216,7 @@ class _ArrowGroups:
                 yield from self._iter_slices(offset, batch)
 
     def _iter_slices(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """A mapped batch piece by piece, each with no other of them in memory."""
+        """Yield slices of a mapped batch, releasing the memory of each before the next."""
         rows = _count_rows_per_batch(batch)
         for at in range(0, batch.num_rows, rows):
             batch_slice = batch.slice(at, rows)
@@ -227,7 +228,7 @@ class _ArrowGroups:
     def _iter_readers(
         self, first: int, last: int, field: str | None
     ) -> Iterator[tuple[int, Callable[[], pa.RecordBatch]]]:
-        # Of some columns alone even a mapped batch is copied.
+        # Selecting columns would copy even a mapped batch.
         selects_column = field is not None and self._mapped is None
         included_fields = [self.schema.names.index(field)] if field is not None and selects_column else None
         options = pa.ipc.IpcReadOptions(included_fields=included_fields, use_threads=False)
@@ -253,7 +254,7 @@ class _ArrowGroups:
         return self._raw
 
     def _chain_batches(self, first: int, last: int) -> BinaryIO:
-        """A stream of the schema, all dictionaries needed, and batches [first, last)."""
+        """Return a stream of the schema, needed dictionaries and batches [first, last)."""
         if first == last:
             return cast(
                 "BinaryIO",
@@ -273,13 +274,13 @@ class _ArrowGroups:
 
 
 def _map_table(path: str) -> mmap.mmap:
-    with open(path, "rb") as file:  # noqa: PTH123 - a string stays a string
+    with open(path, "rb") as file:  # noqa: PTH123 - paths remain strings
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @final
 class _ConcatenatedRanges(ReadOnlyFile):
-    """Stretches of a file one after the other, as one file."""
+    """Concatenated byte ranges of a file, as one file."""
 
     def __init__(self, file: BinaryIO, byte_ranges: list[tuple[int, int]]) -> None:
         self._file, self._remaining_ranges = file, byte_ranges[::-1]
@@ -301,10 +302,10 @@ class _ConcatenatedRanges(ReadOnlyFile):
 
 @final
 class _ErrorRecordingFile(ReadOnlyFile):
-    """A file elsewhere, whose bytes may not come; pyarrow repeats such an error inside of its own.
+    """A remote file that records its read error, which pyarrow would wrap in its own.
 
     Attributes:
-        fault: why bytes did not come; else None.
+        fault: error of the failed read, or None.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -356,7 +357,7 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
             return _read_row_by_row(batch, record, offset, max_bytes)
         return Records(bad=[_make_undecodable_record(batch, record, offset)], records_read=1)
     if large:
-        # Arrow counts what views share with every row; what the record itself takes is its JSON.
+        # Arrow counts shared buffers of views for every row; the JSON shows the size of the record itself.
         data = msgspec.json.encode(records.values[0], enc_hook=str)
         if len(data) > max_bytes:
             return Records(
@@ -367,7 +368,7 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
 
 
 def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
-    """The bad record of a single row with a text that is not UTF-8."""
+    """Return the bad record of a single row with a text that is not UTF-8."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.to_pylist()
@@ -381,9 +382,9 @@ def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) ->
 
 
 def _shorten_row(row: pa.RecordBatch, max_bytes: int) -> dict[str, Any] | None:
-    """A row with a text above ``max_bytes`` bytes, by its beginnings alone; None where it has none.
+    """Shorten texts above ``max_bytes`` to their beginnings; None if there are none.
 
-    So a text that cannot be used is not made a second and a third time.
+    This avoids further copies of an unusable text.
     """
     starts = [_read_beginning(column, max_bytes) for column in row.columns]
     if all(start is None for start in starts):
@@ -437,7 +438,7 @@ def _read_texts(column: pa.Array, record: int, offset: int, max_bytes: int) -> R
 
 
 def _read_beginning(column: pa.Array, max_bytes: int) -> bytes | None:
-    """How the one text of a column begins where it is above ``max_bytes`` bytes; else None."""
+    """Return the beginning of a column's single text if it exceeds ``max_bytes``."""
     plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not plain or (pc.binary_length(column)[0].as_py() or 0) <= max_bytes:
         return None
@@ -466,7 +467,7 @@ def _check_names(source: Source, names: list[str]) -> None:
 
 @contextmanager
 def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -> Iterator[None]:
-    """Tell what pyarrow finds wrong with a file as an InputError that names it."""
+    """Raise errors of pyarrow as an InputError that names the file."""
     try:
         yield
     except InputError:

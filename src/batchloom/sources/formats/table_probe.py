@@ -1,8 +1,8 @@
-"""Opening Parquet and Arrow files in a process of its own, which a crash of their parser may end.
+"""Probe process that opens Parquet and Arrow files first, as parsing may crash.
 
 pyarrow is native code: a damaged file can end its process without an exception. A worker's death is
-reported by its coordinator. Every other process has each table opened, and its first rows read, by
-a probe process before it opens the table itself. The probe asks for the bytes it needs, so a remote
+reported by its coordinator. Every other process lets a probe process open each table and read its
+first rows before it opens the table itself. The probe requests the bytes it needs, so a remote
 file is transferred once.
 """
 
@@ -31,13 +31,13 @@ _START_CODE = (
 
 
 def require_no_crash(source: Source, file: BinaryIO) -> None:
-    """Make sure that opening a table ends no process; a worker needs no such proof.
+    """Check that opening a table does not crash the process; workers skip this.
 
-    Faults that pyarrow reports as exceptions pass: the caller meets them again.
+    Exceptions of pyarrow pass, as the caller gets them again.
 
     Args:
         source: the table.
-        file: its bytes; left at their beginning.
+        file: its bytes; rewound at the end.
 
     Raises:
         InputError: the parser of the table crashed, or the file cannot be read.
@@ -49,7 +49,7 @@ def require_no_crash(source: Source, file: BinaryIO) -> None:
 
 @final
 class _ProbeProcess:
-    """The probe process of this process, started for the first table."""
+    """Probe process of this process, started for the first table."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +72,7 @@ class _ProbeProcess:
             self._survived.add(key)
 
     def _ask(self, source: Source, file: BinaryIO) -> int | None:
-        """Have a table opened; return the exit status of the process if it ended by that."""
+        """Let the probe open a table; return its exit status if it crashed, else None."""
         if self._process is None or self._pipe is None:
             self._process, self._pipe = _start_probe()
             atexit.register(self.close)
@@ -89,12 +89,11 @@ class _ProbeProcess:
             self.close()
             return status
         except BaseException:
-            self.close()  # the probe waits for bytes that do not come
+            self.close()  # the probe would wait forever for its bytes
             raise
         return None
 
     def close(self) -> None:
-        """End the probe process."""
         if self._process is not None and self._pipe is not None:
             self._pipe.close()
             self._process.kill()
@@ -107,7 +106,7 @@ _probe = _ProbeProcess()
 
 
 def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a probe process; return it with the pipe that it answers on."""
+    """Start a probe process and return it with its pipe."""
     warnings = (f"-W{option}" for option in sys.warnoptions)
     path = (entry for entry in sys.path if isinstance(entry, str))
     parent_end, child_end = Pipe()
@@ -124,7 +123,7 @@ def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(child_end.fileno(),),
-            # A Ctrl-C of the terminal is for the command, which ends its probe.
+            # A Ctrl-C in the terminal must reach only the command, which ends its probe.
             process_group=0,
         )
     return process, parent_end
@@ -136,7 +135,7 @@ def _describe_status(status: int) -> str:
 
 @final
 class _RequestedFile(ReadOnlyFile):
-    """A file whose bytes are asked for through a pipe."""
+    """A file whose bytes are requested through a pipe."""
 
     def __init__(self, pipe: Connection, size: int) -> None:
         self._pipe, self._size, self._position = pipe, size, 0
@@ -161,7 +160,7 @@ class _RequestedFile(ReadOnlyFile):
 
 
 def main(descriptor: int) -> None:
-    """Open the tables that arrive through a pipe, and answer each, until the pipe closes."""
+    """Open the tables that arrive through a pipe and answer each, until it closes."""
     from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - loads pyarrow
 
     with Connection(descriptor) as pipe:

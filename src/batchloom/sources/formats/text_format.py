@@ -1,4 +1,4 @@
-"""Plain text and code: whole files, or files cut into documents."""
+"""Plain text and code: complete files, or files cut into documents."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from batchloom.sources.formats.text_cuts import find_document_end
 
 
 def read_text_file(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """The one document of a file; a file above ``record_bytes`` is a bad record."""
+    """Yield the single document of a file, or a bad record above ``record_bytes``."""
     yield _make_whole_record(stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes)
 
 
@@ -30,7 +30,7 @@ def _make_whole_record(data: bytes, max_bytes: int) -> Records:
 
 
 def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """A long text cut into documents of about ``document_bytes``; nothing is lost between them."""
+    """Yield a long text cut into documents of about ``document_bytes``, without gaps."""
     limits = rules.limits
     compressed = stream.source.compression is not None
     buffer = stream.read_up_to(limits.whole_text_bytes + 1) if compressed else b""
@@ -52,12 +52,12 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
 
 
 def read_delimited(stream: PartStream, rules: ReadRules, read_method: ReadMethod) -> Iterator[Records]:
-    """Text whose documents are lines, paragraphs or the stretches between markers."""
+    """Yield text documents that are lines, paragraphs or text between markers."""
     delimiter, record = make_delimiter(read_method, rules), 0
     for block in iter_record_blocks(stream, delimiter, rules.limits):
         batch = _split_block(block, record, delimiter, read_method, rules.limits.record_bytes)
         record += batch.records_read
-        # A generator holds its names while it waits, and a record may be very large.
+        # A suspended generator keeps its locals alive, and a record may be very large.
         del block
         yield batch
 
@@ -65,7 +65,7 @@ def read_delimited(stream: PartStream, rules: ReadRules, read_method: ReadMethod
 def _split_block(
     block: RecordBlock, record: int, delimiter: Delimiter, read_method: ReadMethod, max_bytes: int
 ) -> Records:
-    """The records of a block whose first record has this number."""
+    """Return the records of a block; ``record`` is the number of the first one."""
     if block.oversize:
         return Records(bad=[make_too_large_record(record, block.offset, block.data, max_bytes)], records_read=1)
     batch = Records()
@@ -81,7 +81,7 @@ def _split_block(
 
 
 def _add_document(batch: Records, record: int, offset: int, data: bytes) -> None:
-    """Decode one document, or note why it cannot be."""
+    """Decode one document and add it, or add its fault."""
     batch.records_read += 1
     if offset == 0 and data.startswith(BOM):
         data, offset = data[len(BOM) :], len(BOM)

@@ -1,7 +1,7 @@
-"""Samples of WebDataset tars: files side by side whose names are alike up to the first dot of the last part.
+"""WebDataset tars: adjacent files whose names share a key form one sample.
 
-A tar is read once, from front to back. Of one that lies here unpacked the media are named by their place in it;
-of any other they are held.
+The key is the path up to the first dot of the last component. A tar is read once, front to back.
+Media of an uncompressed local tar are referenced by offset; those of other tars are held in memory.
 """
 
 import re
@@ -31,7 +31,7 @@ from batchloom.sources.files import (
 )
 from batchloom.sources.formats.record_faults import describe_invalid_utf8
 
-# As in webdataset's tariterators: the key is all up to the first dot of a name, with its folders.
+# As in webdataset's tariterators: the key is the name, with folders, up to its first dot.
 _NAME_PATTERN = re.compile(r"((?:.*/|)[^./][^/.]*)\.([^/]*)", re.DOTALL)
 _TEXT_SUFFIXES = (".txt", ".caption")
 _RECORD_SUFFIX = ".json"
@@ -39,14 +39,14 @@ _SNIFFED_ENTRIES = 64
 _BATCH_SAMPLES, _BATCH_BYTES = 1000, 4 << 20
 _BUFFER_BYTES = 64 << 10
 _TRUNCATED = "it is cut short"
-# What a tar says that is none, of which more is said where it is listed as any other archive.
+# Errors of a file that is no tar; listing it as another archive reports them.
 _TAR_ERRORS = (tarfile.TarError, EOFError, DecompressionError, OSError, ValueError, OverflowError)
 
 
 def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
-    """The endings in the first samples of a tar whose files are not read; None where it holds no samples.
+    """Return the unread suffixes in the first samples of a tar; None if no samples.
 
-    It holds samples where one of its first files is a medium by its name.
+    A tar holds samples if one of its first files has the name of a medium.
     """
     if archive.kind != "tar":
         return None
@@ -81,10 +81,12 @@ def _is_supported(name: str) -> bool:
 
 
 def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """The samples of a tar as rows: ``__key__``, the record of its ``.json``, ``text``, and lists of media.
+    """Yield the samples of a tar as rows.
+
+    A row holds ``__key__``, the record of its ``.json``, ``text``, and lists of media.
 
     Raises:
-        InputError: the tar is cut short or damaged, or goes on behind its end.
+        InputError: the tar is truncated or damaged, or has data after its end.
     """
     reader = _WebDatasetReader(stream, rules.limits)
     with closing(reader.iter_samples()) as samples:
@@ -110,14 +112,14 @@ class _WebDatasetSample:
     """The files of a sample.
 
     Attributes:
-        key: what their names have in common.
-        offset: byte of the tar where the first of them begins.
-        names: of all of them.
-        texts: what its texts hold, by their endings.
-        record: what its ``.json`` holds.
-        media: by kind the name and the value of each, in the order of the tar.
+        key: common part of their names.
+        offset: byte offset of the first file in the tar.
+        names: names of all files.
+        texts: content of its text files, by suffix.
+        record: content of its ``.json``.
+        media: (name, value) of each medium by kind, in tar order.
         media_bytes: bytes of media in memory.
-        fault: what is wrong with it, empty where nothing is.
+        fault: description of the first fault, or "".
     """
 
     key: str
@@ -130,11 +132,11 @@ class _WebDatasetSample:
     fault: str = ""
 
     def refuse(self, fault: str) -> None:
-        """Say what is wrong, unless something is already."""
+        """Record a fault, unless there is one already."""
         self.fault = self.fault or f"sample {self.key!r} {fault}"
 
     def make_row(self) -> dict[str, Any] | str:
-        """The sample as a row, or what is wrong with it."""
+        """Return the sample as a row, or the description of its fault."""
         row: dict[str, Any] = {"__key__": self.key, **(self.record or {})}
         record_text = row.get("text")
         for ending, text in self.texts.items():
@@ -159,7 +161,7 @@ class _WebDatasetSample:
         )
 
     def _order_media(self, kind: MediumKind, media: list[tuple[str, Any]], row: dict[str, Any]) -> list[Any]:
-        """The media of a kind in the order in which the record names them; of the tar where it names none."""
+        """Return the media of a kind in the order of the record, else in tar order."""
         columns = [name for name in (f"{kind}s", kind) if row.get(name)]
         if self.record is None or not columns:
             return [value for _, value in media]
@@ -184,7 +186,7 @@ class _WebDatasetSample:
         return [values_by_alias.get(reference) for reference in references if isinstance(reference, str)]
 
     def _list_aliases(self, name: str) -> tuple[str, str, str]:
-        """What a record may call a file of its own: all of its name, without folders, and without the key."""
+        """Return the names by which a record may refer to a file: full, base, without key."""
         return name, name.rpartition("/")[2], name[len(self.key) + 1 :]
 
 
@@ -194,11 +196,10 @@ def _as_list(value: Any) -> list[Any]:
 
 @final
 class _TarHeader(tarfile.TarInfo):
-    """A header that tells a damaged one, and the end of a cut tar, from the end of a whole one."""
+    """Tar header that distinguishes damage and truncation from the end of a tar."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """See ``tarfile``."""
         if not buf:
             raise EOFError
         if len(buf) < tarfile.BLOCKSIZE:
@@ -213,12 +214,7 @@ class _TarHeader(tarfile.TarInfo):
 
 @final
 class _WebDatasetReader:
-    """Reads the files of a tar.
-
-    Args:
-        stream: its bytes.
-        limits: what is refused for its size.
-    """
+    """Reader of the files of a tar."""
 
     def __init__(self, stream: PartStream, limits: ReadLimits) -> None:
         self._stream, self._limits = stream, limits
@@ -227,7 +223,7 @@ class _WebDatasetReader:
         self._is_local_tar = source.compression is None and not is_url(source.path)
 
     def iter_samples(self) -> Generator[_WebDatasetSample]:
-        """The samples in the order of the tar."""
+        """Yield the samples in tar order."""
         name, offset = self._stream.source.name, 0
         try:
             with tarfile.open(
@@ -261,7 +257,7 @@ class _WebDatasetReader:
                 "Fetch it anew; where its writer leaves the mark out, add it: truncate -s +1024 FILE."
             ) from None
         except (DecompressionError, tarfile.TarError, ValueError, OverflowError) as error:
-            # tarfile itself has no kind of error for a file that ends in the middle of a member.
+            # tarfile has no separate error for a file that ends inside a member.
             is_truncated = isinstance(error, tarfile.ReadError) and not self._stream.read(1)
             raise InputError(
                 f"{name} is damaged behind byte {offset:,} "
@@ -271,7 +267,10 @@ class _WebDatasetReader:
             ) from error
 
     def _refuse_trailing_bytes(self, tar_file: tarfile.TarFile) -> None:
-        """Raise where bytes come behind the end of the tar: ``cat`` joins tars so that only the first is read."""
+        """Raise if data follows the end of the tar.
+
+        ``cat`` joins tars so that only the first would be read.
+        """
         file: Any = tar_file.fileobj
         while data := file.read(_BUFFER_BYTES):
             if any(data):
@@ -281,7 +280,7 @@ class _WebDatasetReader:
                 )
 
     def _add_file(self, sample: _WebDatasetSample, entry: tarfile.TarInfo, tar_file: tarfile.TarFile) -> None:
-        """Take a file into its sample."""
+        """Add a file to its sample."""
         name = decode_file_name(entry.name)
         if name in sample.names:
             sample.refuse(f"holds {name!r} twice: keep one of them")
