@@ -1,4 +1,4 @@
-"""Duplicate search in bounded memory: sorted keys, repeated lines and MinHash signatures.
+"""Duplicate search in bounded memory: sorted keys, line dedup, MinHash signatures.
 
 Read `sorted_keys.py` and `duplicate_search.py` first.
 """
