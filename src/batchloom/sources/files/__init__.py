@@ -1,4 +1,4 @@
-"""Access to input bytes: discovery, archives, compression, standard input, the Hub.
+"""Access to input bytes: discovery, archives, compression, standard input, Hub.
 
 Read `source_rules.py` first: it defines `Source` and the rules by which sources are read.
 """
