@@ -1,4 +1,4 @@
-"""Conversations: from the columns of a record to turns, and from turns to the text of a template.
+"""Conversations: records parsed into turns, and turns rendered with a template.
 
 `schema/` reads records, `templates/` renders them.
 """

@@ -1,4 +1,4 @@
-"""Videos in conversations and texts: where one stood, its frames do, each as an image."""
+"""Replacement of videos in conversations and texts by their frames, as images."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium
 def replace_media_with_frames(
     document: Conversation | InterleavedText, frames_by_medium: Sequence[Sequence[Medium]]
 ) -> Conversation | InterleavedText:
-    """A conversation or a text with what each of its media is seen as, one or more, in its place.
+    """Replace each medium of a document with its frames.
 
     Args:
-        document: with a part, or a place between texts, for each of its media, in their order.
-        frames_by_medium: of each of them.
+        document: a document with one part, or one gap between texts, per medium.
+        frames_by_medium: frames of each medium, at least one, in document order.
     """
     media = [frame for frames in frames_by_medium for frame in frames]
     if all(medium.kind != "video" for medium in document.media):

@@ -1,4 +1,4 @@
-"""``--map prompt=q,response=a``: the columns of the roles, as a person names them."""
+"""Parsing of ``--map prompt=q,response=a``, the user's columns of the roles."""
 
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -8,7 +8,7 @@ from batchloom.core.settings import raise_problems, suggest
 
 _FIRST_PATH_STEP = re.compile(r"[^.\[\]]+")
 
-# What people call a role: the known names of its columns.
+# Column names that users write in place of a role.
 _ROLE_BY_COLUMN = {
     name: role
     for rule in FORM_RULES
@@ -19,14 +19,14 @@ _ROLE_BY_COLUMN = {
 
 
 def parse_mapping(text: str) -> dict[str, str]:
-    """The roles of ``role=column,role=column`` and their columns.
+    """Parse ``role=column,role=column`` to a dict.
 
-    A column may be a path such as ``answers.text[0]``; an empty one (``context=``) says that the
-    role is left out. Columns whose names hold a comma go into ``detect_schema`` as a dict.
+    A column may be a path such as ``answers.text[0]``; an empty one (``context=``) disables the
+    role. Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
 
     Raises:
-        SettingsError: what is not of that form, roles that are unknown, named twice, or do not
-            go together; all of it at once.
+        SettingsError: items that are not role=column, roles that are unknown, repeated, or cannot be
+            combined; all problems at once.
     """
     problems: list[str] = []
     mapping: dict[str, str] = {}
@@ -43,7 +43,7 @@ def parse_mapping(text: str) -> dict[str, str]:
 
 
 def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The mapping with columns by their very names, where these have white space at their ends."""
+    """Map to the exact column names where those begin or end with white space."""
     column_names = dict.fromkeys(names)
     name_by_stripped = {name.strip(): name for name in reversed(column_names) if isinstance(name, str)}
     return {role: _match_column(column, column_names, name_by_stripped) for role, column in mapping.items()}
@@ -52,7 +52,7 @@ def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> d
 def _match_column(column: str, column_names: Container[str], name_by_stripped: Mapping[str, str]) -> str:
     if column in column_names or column in name_by_stripped:
         return column if column in column_names else name_by_stripped[column]
-    # Of a path such as answers.text[0] the first step is a column.
+    # The first step of a path such as answers.text[0] is a column.
     head = _FIRST_PATH_STEP.match(column)
     if head is None or head[0] in column_names:
         return column
@@ -60,7 +60,7 @@ def _match_column(column: str, column_names: Container[str], name_by_stripped: M
 
 
 def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
-    """What is wrong with a mapping of roles to columns, one sentence each."""
+    """Return the problems of a mapping from roles to columns, one sentence each."""
     problems = [
         f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join(COLUMN_ROLES)}"
         for role in mapping

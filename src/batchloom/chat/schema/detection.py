@@ -1,4 +1,4 @@
-"""Which schema the records of a source have, told from the first of them."""
+"""Detection of a source's schema from its first records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
 
 RoleColumns = dict[str, tuple[str, ...]]
-# Columns in order, each with what is told of its values.
+# Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
 
 
@@ -41,23 +41,23 @@ def detect_schema(
     media: bool = False,
     ignore: Iterable[str] = (),
 ) -> Schema:
-    """The schema of a source, from its first records.
+    """Detect the schema of a source from its first records.
 
-    Forms are tried in the order of ``FORM_RULES``, and the first whose columns at least half of the
-    records have is taken, else the one that most have. So a rendered ``text`` beside instruction
-    and output (as in Alpaca) is not read: the conversation is rendered anew with the template at
-    hand. ``--map text=text`` asks for the text itself.
+    Forms are tried in the order of ``FORM_RULES``. The first form that fits at least half of the
+    records wins, else the one that fits most. A rendered ``text`` next to instruction and output (as
+    in Alpaca) is therefore not read: the conversation is rendered with the current template.
+    ``--map text=text`` selects the text instead.
 
     Args:
         records: the first records of the source, as dicts.
-        mapping: role to column; the column may be a path (``answers.text[0]``), and an empty one
-            leaves the role out. Roles it names are read from there, the others are still detected.
-        media: whether images and audio are read; then texts may hold some, too.
+        mapping: column of each role; a column may be a path (``answers.text[0]``), and an empty one
+            disables the role. Roles that it does not name are still detected.
+        media: whether images and audio are read; if so, texts may hold media, too.
         ignore: columns and message keys that are treated as absent.
 
     Raises:
-        SettingsError: roles that are unknown or do not go together.
-        SchemaError: no form fits, a column of the mapping is in no record, or a column has a meaning
+        SettingsError: roles that are unknown or cannot be combined.
+        SchemaError: no form fits, a mapped column is in no record, or a column has a meaning
             in another library that is not supported.
     """
     mapping, ignored = dict(mapping or {}), frozenset(ignore)
@@ -81,7 +81,7 @@ def detect_schema(
 
 
 def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
-    """Return the first schema that fits at least half of the records, else the one that fits most."""
+    """Return the first schema that fits half of the records, else the best fit."""
     mapped_roles = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
     for rule in (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1]) if media else FORM_RULES:
@@ -100,9 +100,9 @@ def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, med
 
 
 def compute_record_shape(records: Sequence[Row]) -> RecordShape | None:
-    """All that detection looks at in records of plain values that are alike: of one shape, one schema.
+    """Return all that detection uses of flat records: equal shapes have equal schemas.
 
-    Returns None where records differ, or hold lists or objects: those have to be looked at.
+    Returns None if records differ, or hold lists or objects, which detection must inspect.
     """
     shape: RecordShape | None = None
     for row in records:
@@ -114,7 +114,7 @@ def compute_record_shape(records: Sequence[Row]) -> RecordShape | None:
 
 
 def _get_value_trait(value: Any) -> str | None:
-    """What detection can tell of a plain value; None where it looks further into it."""
+    """Return the trait of a plain value; None for lists and objects."""
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -144,7 +144,7 @@ def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) ->
 
 
 def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]) -> tuple[int, Schema | None]:
-    """How many records have what the form needs, and the schema; None where none has."""
+    """Return the number of fitting records and the schema, None if no record fits."""
     columns: RoleColumns = {}
     for role, names in rule.required.items():
         column = _choose_column(rule.form, role, names, records, mapping)
@@ -168,7 +168,7 @@ def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
-    """Whether any record names a medium beside its text, or in it."""
+    """Return whether any record has a medium in its text or in a media column."""
     media_columns = [name for kind in MEDIUM_KINDS for name in schema.columns.get(f"{kind}s", ())]
     column = schema.columns["text"][0]
     for row in records:
@@ -187,7 +187,7 @@ def _choose_column(
     records: Sequence[Row],
     mapping: Mapping[str, str],
 ) -> str | None:
-    """The column of a role: the first name at least half of the records have, else the commonest."""
+    """Return the first name that half of the records have, else the commonest."""
     if role in mapping:
         return mapping[role] or None
     counts = {name: sum(_holds_role(form, role, row, name, mapping) for row in records) for name in names}
@@ -206,11 +206,11 @@ def _choose_optional_columns(
     mapping: Mapping[str, str],
     used: set[str],
 ) -> tuple[str, ...]:
-    """The columns of a role a form may have.
+    """Return the columns of an optional role.
 
-    Where records without it would mean something else (a label, labels, the prompt of a pair), it is
-    one column and every record must have it. The others are looked for in each record, also when the
-    first ones lack them: an ``input`` or ``system`` that comes late must not be lost.
+    If a record without the role would mean something else (label, labels, the prompt of a pair), the role has
+    one column, which every record must have. Other roles get every known name, even if the first records lack
+    them, so that a late ``input`` or ``system`` is not dropped.
     """
     if mapping.get(role):
         return (mapping[role],)
@@ -220,7 +220,7 @@ def _choose_optional_columns(
     if role in _ALL_OR_NONE_ROLES:
         column = _choose_column(form, role, free, records, mapping)
         if role == "label" and column and not _holds_mostly_labels(column, records):
-            # The classes of some other task, which happen to begin at 0.
+            # These are the classes of some other task, which happen to begin at 0.
             return ()
         return (column,) if column else ()
     return free
@@ -229,7 +229,7 @@ def _choose_optional_columns(
 def _find_late_columns(
     rule: FormRule, columns: RoleColumns, records: Sequence[Row], mapping: Mapping[str, str]
 ) -> RoleColumns:
-    """The columns of roles every record or none must have, which none of the first records has."""
+    """Return columns of all-or-none roles that none of the first records has."""
     used = {name for names in columns.values() for name in names}
     free = {
         role: tuple(
@@ -256,7 +256,7 @@ def _is_speech_value(value: Any) -> bool:
 
 
 def _is_number_series(value: Any) -> bool:
-    # numpy's arrays too, as Parquet readers give them.
+    # Parquet readers return numpy arrays.
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
@@ -269,7 +269,7 @@ _ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def _is_text_or_parts(value: Any) -> bool:
-    """Whether a value is a text, or a list of texts, nulls and typed parts."""
+    """Return whether a value is a text, or a list of texts, nulls and typed parts."""
     return isinstance(value, str) or (
         isinstance(value, list)
         and bool(value)
@@ -278,12 +278,12 @@ def _is_text_or_parts(value: Any) -> bool:
 
 
 def _holds_role(form: SchemaForm, role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
-    """Whether the column holds something of this role; one a person named is taken at their word."""
+    """Return whether the column fits this role; a mapped column needs only a value."""
     value = get_column_value(row, column)
     if value is None or role in mapping:
         return value is not None
     if role == "messages" and _is_single_message(row.get("chosen")) and _is_single_message(row.get("rejected")):
-        # LLaMA-Factory's ranking sets: the turns are the prompt, the answers stand beside them.
+        # In LLaMA-Factory's ranking sets the turns are the prompt, and the answers have their own columns.
         return False
     if form == "interleaved":
         return _is_text_or_parts(value)

@@ -1,4 +1,4 @@
-"""Records of texts with media: placeholders, typed parts, lists side by side, and media with a caption."""
+"""Records of texts with media: placeholders, parts, parallel lists and captions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,22 +17,19 @@ from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import describe_json_type, format_count
 
-# Between texts that follow one another in a list, which are paragraphs of a page.
+# Separates consecutive texts of a list, which are paragraphs of a page.
 _PARAGRAPH_SEPARATOR = "\n\n"
 
 
 def make_interleaved_reader(schema: Schema) -> Callable[[Row], InterleavedText]:
-    """A reader of texts with media.
+    """Return a reader of texts with media.
 
-    A text is a string with placeholders (``<image>``) and media beside it, in front of which all media are put where
-    it has none; a list of typed parts; or a list beside lists of media, of which at each place one holds something
-    (OBELICS).
+    Three layouts are read: a string with placeholders (``<image>``) and media columns, a list of typed parts, or
+    parallel lists of texts and media, of which exactly one has a value at each index (OBELICS). In a string without
+    placeholders all media come first.
 
-    Args:
-        schema: of the records.
-
-    The function raises UnusableRecordError for a placeholder without its medium, a medium without its placeholder or
-    without any text, and a medium that is none, with the place in the record.
+    The reader raises UnusableRecordError, with the position in the record, for a placeholder without a medium, a
+    medium without a placeholder or without text, and an invalid medium.
     """
     column = RoleColumn.from_schema(schema, "text")
     name = column.names[0]
@@ -65,7 +62,7 @@ def _format_media_count(media: int) -> str:
 
 
 def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> InterleavedText:
-    """Parts as texts and media, each part of a medium with the number of its own."""
+    """Convert parts to texts and media."""
     texts, ordered = [""], []
     for part in parts:
         if is_extracted_medium(part):
@@ -86,7 +83,7 @@ def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> Interl
 
 
 def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: str) -> InterleavedText:
-    """Lists of texts and of media, of which at each place one holds something and the others null."""
+    """Merge parallel lists, of which at most one has a value at each index."""
     media_lists = _read_media_lists(schema, row, name, len(texts))
     merged_text = InterleavedText([""])
     follows_text = False
@@ -116,7 +113,7 @@ def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: 
 def _read_media_lists(
     schema: Schema, row: Row, name: str, text_count: int
 ) -> list[tuple[MediumKind, str, Sequence[Any]]]:
-    """The lists of media beside a list of texts, which are as long."""
+    """Return the media lists of a record, each as long as its list of texts."""
     media_lists: list[tuple[MediumKind, str, Sequence[Any]]] = []
     for kind in MEDIUM_KINDS:
         for column in schema.columns.get(f"{kind}s", ()):

@@ -21,11 +21,11 @@ _LEADING_ROLES = ("system", "developer")
 
 
 def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
-    """A function from a record to its pair.
+    """Return a function that converts a record to its preference pair.
 
-    Without a prompt column the turns both begin with are the prompt; two texts stay two texts, since
-    nothing says where the prompt ends in them. Answers are a text, a message, a list of messages,
-    or the whole conversation that begins with the prompt.
+    Without a prompt column the common leading turns are the prompt. Two texts stay two texts, because
+    nothing marks the end of the prompt in them. An answer is a text, a message, a list of messages,
+    or the complete conversation with the prompt.
     """
     chosen_column, rejected_column = (
         RoleColumn.from_schema(schema, "chosen"),
@@ -35,7 +35,7 @@ def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
     context = ConversationContext.from_schema(schema)
     sides = chosen_column.names[0], rejected_column.names[0]
     prompt_name = next(iter(schema.columns.get("prompt", ())), "")
-    # The turns may be JSON text where the other side is plain text.
+    # A column of turns may hold JSON text while the other side is plain text.
     turns_only = chosen_column.names[0] in TURN_COLUMNS
 
     def read(row: Row) -> PreferencePair:
@@ -82,7 +82,7 @@ def _split_last_turn(turns: Turns) -> tuple[Turns, Turns]:
 def _split_common_prompt(
     turns: tuple[Turns, Turns], chosen_name: str, rejected_name: str
 ) -> tuple[Turns, tuple[Turns, Turns]]:
-    """The turns two conversations begin with, and how each goes on."""
+    """Split two conversations into their common leading turns and their endings."""
     (good, good_flags), (bad, bad_flags) = turns
     common_length = 0
     while common_length < min(len(good), len(bad)) and good[common_length] == bad[common_length]:
@@ -106,11 +106,11 @@ def _missing_prompt_error(chosen_name: str, rejected_name: str) -> UnusableRecor
 
 
 def _split_answer(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
-    """Prompt and answer, where the answer may be the whole conversation with the prompt in it."""
+    """Return prompt and answer, removing the prompt from an answer that repeats it."""
     require_answer(end, name)
     (prompt_messages, _), (messages, flags) = prompt, end
     first = messages[0]["role"]
-    # A whole conversation may begin with a system turn the prompt does not show.
+    # A complete conversation may begin with a system turn that the prompt column lacks.
     for stop in (len(prompt_messages), len(prompt_messages) + 1 if first in _LEADING_ROLES else 0):
         if 0 < stop < len(messages) and messages[stop - len(prompt_messages) : stop] == prompt_messages:
             return (messages[:stop], flags[:stop]), (messages[stop:], flags[stop:])

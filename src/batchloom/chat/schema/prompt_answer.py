@@ -1,4 +1,4 @@
-"""What the columns of a record say: prompts, answers, and the system and tools around them."""
+"""Readers of prompts, answers, and their context: system prompt and tools."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _MEDIA_ROLES = frozenset({"images", "image", "videos", "video", "audios", "audio
 @final
 @dataclass(frozen=True, slots=True)
 class RoleColumn:
-    """The columns of one role and how they are looked up; a role the schema has not holds nothing."""
+    """Columns of one role and their lookup; empty for a role that the schema lacks."""
 
     role: str
     names: tuple[str, ...]
@@ -37,17 +37,17 @@ class RoleColumn:
 
     @classmethod
     def from_schema(cls, schema: Schema, role: str) -> "RoleColumn":
-        """The columns a schema has for this role."""
+        """Return the columns of a schema for this role."""
         names = schema.columns.get(role, ())
         return cls(role, names, make_column_lookup(names))
 
     def name(self, row: Row, value: Any) -> str:
-        """The column that holds this value of the record."""
+        """Return the name of the column that holds this value of the record."""
         return next((n for n in self.names if get_column_value(row, n) is value), self.names[0])
 
 
 def make_prompt_reader(schema: Schema) -> Callable[[Row], Turns]:
-    """A function to the turns before the answer: history, and the prompt joined with its context."""
+    """Return a reader of the turns before the answer: history, prompt and context."""
     prompt, context = (
         RoleColumn.from_schema(schema, "prompt"),
         RoleColumn.from_schema(schema, "context"),
@@ -81,7 +81,7 @@ def make_prompt_reader(schema: Schema) -> Callable[[Row], Turns]:
 
 
 def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
-    """LLaMA-Factory's ``history``: a list of [prompt, response]."""
+    """Parse LLaMA-Factory's ``history``, a list of [prompt, response]."""
     turns = []
     for number, exchange in enumerate(value if isinstance(value, list) else [value]):
         if not (
@@ -101,7 +101,7 @@ def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def parse_messages(value: Any) -> Any:
-    """Return the messages of JSON text, as CSV and Parquet hold them; any other value as it is."""
+    """Parse JSON text of messages, as in CSV and Parquet; keep other values."""
     if not isinstance(value, str) or not _MESSAGES_PATTERN.match(value):
         return value
     messages = list_messages(value)
@@ -113,14 +113,9 @@ def parse_messages(value: Any) -> Any:
 
 
 def parse_json_messages(row: Row, required_columns: tuple[str, ...], optional_column: str = "") -> Row:
-    """Return a record with JSON text of messages parsed, where all needed columns hold such.
+    """Parse JSON text of messages in a record if all required columns hold it.
 
-    One column alone may be a text that happens to be JSON.
-
-    Args:
-        row: the record.
-        required_columns: columns that must all hold messages.
-        optional_column: a column that is parsed with them if it holds some, too.
+    A single column may be a text that happens to be JSON. The optional column is parsed along with them.
     """
     values = {name: get_column_value(row, name) for name in required_columns}
     parsed = {name: parse_messages(value) for name, value in values.items()}
@@ -132,7 +127,7 @@ def parse_json_messages(row: Row, required_columns: tuple[str, ...], optional_co
 
 
 def make_turns(row: Row, column: RoleColumn, value: Any, role: str) -> Turns:
-    """A text as the one turn of ``role``; a message or a list of messages as they are."""
+    """Return a text as one turn of ``role``; a message or list of messages unchanged."""
     if isinstance(value, str):
         if is_empty_text(value):
             require_text(row, column, value)
@@ -145,7 +140,7 @@ def make_turns(row: Row, column: RoleColumn, value: Any, role: str) -> Turns:
 
 
 def require_text(row: Row, column: RoleColumn, value: str) -> str:
-    """The text itself; a fault where there is nothing in it."""
+    """Return the text; raise if it is empty."""
     if is_empty_text(value):
         consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
         raise UnusableRecordError(
@@ -155,7 +150,7 @@ def require_text(row: Row, column: RoleColumn, value: str) -> str:
 
 
 def not_text_error(row: Row, column: RoleColumn, value: Any) -> UnusableRecordError:
-    """The fault of a column that is missing or holds something else than text."""
+    """Return the error for a column that is missing or does not hold text."""
     if value is None:
         return missing_column_error(row, column.role, column.names[0])
     remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
@@ -166,7 +161,7 @@ def not_text_error(row: Row, column: RoleColumn, value: Any) -> UnusableRecordEr
 
 
 def require_answer(turns: Turns, name: str) -> None:
-    """Raise where no turn is the assistant's."""
+    """Raise if no turn is the assistant's."""
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
             return
@@ -176,7 +171,7 @@ def require_answer(turns: Turns, name: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class ConversationContext:
-    """What stands around the turns of any conversation: system and tools."""
+    """System and tools columns that surround the turns of a conversation."""
 
     system: RoleColumn
     tools: RoleColumn
@@ -184,7 +179,6 @@ class ConversationContext:
 
     @classmethod
     def from_schema(cls, schema: Schema) -> "ConversationContext":
-        """What a schema has around its turns."""
         system, tools = (
             RoleColumn.from_schema(schema, "system"),
             RoleColumn.from_schema(schema, "tools"),
@@ -194,7 +188,7 @@ class ConversationContext:
     def conversation(
         self, row: Row, before: Turns, after: Turns = NO_TURNS, *, completion: bool = False
     ) -> Conversation:
-        """The conversation of a record: system, ``before``, ``after``; completion begins at ``after``."""
+        """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
         tools = None
@@ -209,7 +203,7 @@ class ConversationContext:
         return Conversation(messages, tools, trained, start if completion else None)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with the system column before them, the same list where it adds nothing."""
+        """Return the messages after the system column's; the same list if it adds nothing."""
         system = self.system.get(row)
         if not is_non_empty(system):
             return messages
@@ -227,7 +221,6 @@ class ConversationContext:
 
 
 def concat_turns(before: Turns, after: Turns) -> Turns:
-    """Turns after turns, with their flags where either has some."""
     (first, first_flags), (second, second_flags) = before, after
     if not (first_flags or second_flags):
         return first + second, []

@@ -1,4 +1,4 @@
-"""The columns of a record: by name or by path, and what is said where one is not there."""
+"""Columns of a record, by name or by path, and errors for missing columns."""
 
 import functools
 import re
@@ -20,14 +20,14 @@ _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
 @functools.lru_cache(maxsize=1024)
 def _parse_path(column: str) -> tuple[str | int, ...]:
-    """The steps of a path such as ``answers.text[0]``; none where the name is no path."""
+    """Return the steps of a path such as ``answers.text[0]``; () for a plain name."""
     if not _PATH_PATTERN.fullmatch(column):
         return ()
     return tuple(int(index) if index else name for name, index in _STEP_PATTERN.findall(column))
 
 
 def get_column_value(row: Row, column: str) -> Any:
-    """The value of a column, None where it is not there; a column of that very name wins over a path."""
+    """Return the value of a column or path, or None; an exact name beats a path."""
     if column in row or not (steps := _parse_path(column)):
         return row.get(column)
     value: Any = row
@@ -42,7 +42,7 @@ def get_column_value(row: Row, column: str) -> Any:
 
 
 def make_column_lookup(columns: tuple[str, ...]) -> ColumnLookup:
-    """A function from a row to the value of its first column that holds something, else None."""
+    """Return a function that maps a row to its first non-empty value of these columns."""
     if not columns:
         return lambda _row: None
     if any(_parse_path(column) for column in columns):
@@ -63,12 +63,12 @@ def _first_non_empty(values: Iterable[Any]) -> Any:
 
 
 def is_non_empty(value: Any) -> bool:
-    """Whether a column one may leave out holds anything: null, ``""`` and ``[]`` are nothing."""
+    """Return whether a column has a value: null, ``""`` and ``[]`` are empty."""
     return value is not None and not (isinstance(value, str | list) and not value)
 
 
 def parse_label(value: Any) -> bool | None:
-    """What a column of labels says: true, 1, or these as text, is good; None where it is no label."""
+    """Parse a label: true or 1, also as text, is good; None if it is no label."""
     if isinstance(value, str):
         return _LABEL_VALUES.get(value.strip().lower())
     if isinstance(value, bool | int | float) and value in (0, 1):
@@ -77,19 +77,19 @@ def parse_label(value: Any) -> bool | None:
 
 
 def top_level_columns(columns: Iterable[str]) -> frozenset[str]:
-    """What a row has at its top where one of these columns is there; disjoint from it, none is."""
+    """Return the top-level names of columns; a row without any of them has none."""
     return frozenset(name for column in columns for name in (column, *map(str, _parse_path(column)[:1])))
 
 
 def format_columns(columns: Iterable[str]) -> str:
-    """``'a', 'b' and 3 more`` for the names of columns."""
+    """Format column names as ``'a', 'b' and 3 more``."""
     names = [repr(name) for name in columns]
     more = f" and {len(names) - _MAX_LISTED_COLUMNS} more" if len(names) > _MAX_LISTED_COLUMNS else ""
     return ", ".join(names[:_MAX_LISTED_COLUMNS]) + more
 
 
 def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordError:
-    """The fault of a record whose column is missing, or null."""
+    """Return the error for a record whose column is missing or null."""
     if column in row:
         return UnusableRecordError(f"column {column!r} holds null, not the {role}; fill it in or remove the record")
     if not row:

@@ -1,9 +1,9 @@
-"""Key tables: which columns and message keys are read, which are metadata, which mean something else.
+"""Key tables: which columns and message keys are read, metadata, or unsupported.
 
-A column or key that changes what other libraries train must not be ignored silently. Each kind of
-record has one table. A key is *used* (it has a role in ``schema.FORMS``), *metadata* (ids, sources,
-dates, scores: never announced), *unsupported* (another library gives it a meaning that batchloom does
-not honour: an error) or unknown (announced as unused).
+A column or key that changes training in other libraries must not be ignored silently. Each kind of
+record has one table. A key is *used* (it has a role in ``schemas.FORM_RULES``), *metadata* (ids, sources,
+dates, scores: never reported), *unsupported* (another library gives it a meaning that batchloom does
+not support: an error) or unknown (reported as unused).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ def _is_false(value: Any) -> bool:
 
 
 def _is_no_answer(value: Any) -> bool:
-    """Return whether a value is no text and no messages, such as a flag."""
+    """Return whether a value is neither text nor messages, such as a flag."""
     return not isinstance(value, str | list | dict)
 
 
@@ -53,12 +53,12 @@ def _is_no_list(value: Any) -> bool:
 
 
 def _is_one_document(value: Any) -> bool:
-    """Return whether the lengths of the documents in a row are those of one."""
+    """Return whether ``seq_lengths`` of a row describe one document."""
     return not isinstance(value, list | tuple) or len(value) < 2
 
 
 def _counts_up(value: Any) -> bool:
-    """Return whether the positions in a row are those of one document."""
+    """Return whether ``position_ids`` of a row describe one document."""
     if not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
         return True
     return list(value) == list(range(len(value)))
@@ -68,12 +68,12 @@ class UnsupportedKey(NamedTuple):
     """A key that changes training in another library and is not supported.
 
     Attributes:
-        library: the library that defines it.
-        effect: what it does there, as the end of "it ...".
-        remedy: how to proceed, apart from ``--ignore``.
-        is_neutral: tells values that change nothing, which are accepted.
-        of_form: whether the key makes another kind of record, so that a ``--map`` which names the
-            kind decides.
+        library: library that defines it.
+        effect: its effect there, as the end of "it ...".
+        remedy: alternative to ``--ignore``.
+        is_neutral: returns whether a value changes nothing and is accepted.
+        of_form: whether the key makes another kind of record, so that a ``--map`` that names the
+            kind overrides it.
     """
 
     library: str
@@ -84,7 +84,7 @@ class UnsupportedKey(NamedTuple):
 
 
 class KeyTable(NamedTuple):
-    """Keys of one kind of record, or of messages, by what becomes of them."""
+    """Keys of one kind of record, or of messages, by their treatment."""
 
     used: frozenset[str]
     metadata: frozenset[str]
@@ -238,7 +238,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         },
     ),
 }
-# Flags of messages that are honoured, each with the library that defines it (chat/schema/turns.py reads them).
+# Supported flags of messages and the library that defines each (chat/schema/turns.py reads them).
 TRAIN_FLAGS = {
     "train": "axolotl and batchloom",
     "training": "axolotl",
@@ -290,7 +290,7 @@ def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey
     """
     if unsupported.keys().isdisjoint(keys):
         return
-    # In the order of the table: the reason of a record is the same in every process.
+    # Table order makes the error of a record the same in every process.
     for name, entry in unsupported.items():
         if name in keys and has_effect(keys[name], entry):
             raise UnusableRecordError(describe_unsupported(f"{field_path}.{name} is", entry, [name]))
@@ -299,13 +299,13 @@ def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey
 def has_effect(value: object, entry: UnsupportedKey) -> bool:
     """Return whether a value of an unsupported key would change training."""
     if isinstance(value, dict):
-        # Tables give every record all fields of an object, null where the record has none.
+        # Tables add every field of an object to every record, with null where the record has none.
         value = {key: item for key, item in value.items() if item is not None}
     return is_non_empty(value) and value != {} and not entry.is_neutral(value)
 
 
 def describe_unsupported(subject: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
-    """Describe unsupported keys: their place, library and effect, and the remedy."""
+    """Describe unsupported keys with their library, effect and remedy."""
     return (
         f"{subject} not supported ({entry.library}: {entry.effect}): {entry.remedy}, or train without it with "
         f"--ignore {','.join(names)}"
@@ -315,8 +315,8 @@ def describe_unsupported(subject: str, entry: UnsupportedKey, names: Sequence[st
 def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
     """Return the columns that records of a schema must not hold.
 
-    A mapping that names the form of the records has decided about columns that would make another form, and one that
-    leaves out a role about its columns.
+    Excludes columns of other forms if a mapping names the form, and columns of roles that the mapping
+    disables.
     """
     used = top_level_columns(name for names in schema.columns.values() for name in names) | schema.left_out
     return {
@@ -338,7 +338,7 @@ def check_columns(row: Row, unsupported: Mapping[str, UnsupportedKey]) -> None:
 
 
 def check_first_records(records: Sequence[Row], schema: Schema) -> None:
-    """Refuse a source whose first records hold unsupported columns, all of them at once.
+    """Refuse a source whose first records hold unsupported columns; list them all.
 
     Raises:
         SchemaError: names the columns, the libraries that define them and the remedies.
@@ -368,7 +368,7 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
 
 
 def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
-    """Return the columns that hold something and are neither read nor known as metadata."""
+    """Return the non-empty columns that are neither read nor known as metadata."""
     table = COLUMN_TABLES[schema.kind]
     recognized_columns = top_level_columns(name for names in schema.columns.values() for name in names) | table.metadata
     unused = dict.fromkeys(
@@ -385,7 +385,7 @@ def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
 def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
     """Return the keys of messages that are neither read nor known as metadata.
 
-    Chat templates are given them all: who knows the template leaves out those that it reads.
+    Chat templates receive all keys, so callers that know the template remove those that it reads.
     """
     recognized_keys = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
     ignored = _message_keys(schema.ignored)
@@ -401,7 +401,7 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
     return tuple(unused)
 
 
-# Notes write it before a key of messages.
+# Prefix of message keys in notes.
 MESSAGES_PREFIX = "messages[]."
 TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
 
@@ -414,7 +414,7 @@ def list_messages(value: object) -> list[dict[str, Any]]:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
-            # The reader of the record says what is wrong with it.
+            # The record parser reports the error.
             return []
     if isinstance(value, dict):
         return [value]
@@ -422,12 +422,9 @@ def list_messages(value: object) -> list[dict[str, Any]]:
 
 
 def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a record without the ignored columns and message keys.
+    """Return a copy of a record without the ignored columns and message keys.
 
-    Args:
-        row: the record, which stays as it is.
-        ignored: names of columns and of keys of messages and their parts; ``messages[].key`` is of messages alone.
-        columns: the columns that may hold messages.
+    ``messages[].key`` in ``ignored`` matches keys of messages and their parts only; ``columns`` may hold messages.
     """
     filtered_row = {name: value for name, value in row.items() if name not in ignored}
     ignored = _message_keys(ignored)
@@ -439,14 +436,14 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
         if isinstance(value, dict):
             filtered_row[column] = _remove_keys(value, ignored)
         else:
-            # What is no message stays: the reader of the record refuses it.
+            # Values that are not messages stay, and the record parser refuses them.
             turns = orjson.loads(value) if isinstance(value, str) else value
             filtered_row[column] = [_remove_keys(turn, ignored) if isinstance(turn, dict) else turn for turn in turns]
     return filtered_row
 
 
 def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
-    """Return the message keys that ignored names stand for, also as notes write them: ``messages[].key``."""
+    """Return the ignored names as message keys, without the prefix ``messages[].``."""
     return frozenset(name.removeprefix(MESSAGES_PREFIX) for name in ignored)
 
 
@@ -468,7 +465,7 @@ def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[st
 
 
 def describe_unreadable(records: Sequence[Row]) -> str:
-    """Describe known columns of other libraries in records that fit no form; empty where there are none."""
+    """Describe unsupported columns in records that fit no form; "" if there are none."""
     unsupported = {name: entry for table in COLUMN_TABLES.values() for name, entry in table.unsupported.items()}
     sentences = [
         f"column {name!r} is not supported ({entry.library}: {entry.effect}): {entry.remedy}"

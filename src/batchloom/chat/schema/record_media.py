@@ -1,4 +1,4 @@
-"""Media in records: typed parts, and placeholders in texts with lists of media beside them.
+"""Media in records: typed parts, and placeholders in texts with media columns.
 
 Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenAI (``image_url``,
 ``input_audio``); placeholders (``<image>``, ``<audio>``, ``<video>``) those of LLaVA and LLaMA-Factory.
@@ -24,8 +24,8 @@ from batchloom.core.wording import describe_json_type, format_count
 _PLACEHOLDER = re.compile("<(image|audio|video)>")
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*", re.ASCII)
-# How files of media begin, in base64 (JPEG, MP3; PNG, GIF, RIFF, MP3 with tags, FLAC, Ogg, TIFF, BMP; AVIF, MP4 and
-# MOV; WebM). A name that does so, of so many letters and no dot, is none of a file of media.
+# Beginnings of media files in base64 (JPEG, MP3; PNG, GIF, RIFF, MP3 with tags, FLAC, Ogg, TIFF, BMP; AVIF, MP4 and
+# MOV; WebM). No file name of media begins like this and has that many letters without a dot.
 _BASE64_SIGNATURES = (
     "/9j/",
     "//",
@@ -47,37 +47,32 @@ _MEDIUM_TYPES: dict[str, MediumKind] = {
     "input_image": "image",
     "input_audio": "audio",
 }
-# Where a part keeps what it stands for, beside the name of its type.
+# Keys of a part that hold its content, in addition to the name of its type.
 _CONTENT_KEYS = ("url", "path", "base64", "data", "bytes")
 
 
 class MediumIndex(int):
-    """The number of a medium in its record, inside the part that stands for it: never a number of the data."""
+    """Index of a medium in its record; the type tells it from numbers of the data."""
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether a text has a placeholder for a medium."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def is_extracted_medium(part: object) -> bool:
-    """Whether a part of a content stands for a medium that :func:`make_media_reader` has taken out of its record."""
+    """Return whether a part stands for a medium that `MediaExtractor` has extracted."""
     return isinstance(part, dict) and isinstance(part.get("medium"), MediumIndex)
 
 
 def make_media_reader(
     schema: Schema, read_conversation: Callable[[Row], Conversation]
 ) -> Callable[[Row], Conversation]:
-    """A reader of conversations with media: each stands in a content where its placeholder or its part was.
+    """Return a conversation reader that turns placeholders and typed parts into media.
 
     Contents that hold media become lists of parts, ``{"type": "image"}`` for an image.
 
-    Args:
-        schema: of the records.
-        read_conversation: reads the conversation of a record.
-
-    The function raises UnusableRecordError for a placeholder without its medium, a medium without its
-    placeholder, and a medium that is none, with the place in the record.
+    The reader raises UnusableRecordError, with the position in the record, for a placeholder without a
+    medium, a medium without a placeholder, and an invalid medium.
     """
 
     def media_read(row: Row) -> Conversation:
@@ -90,10 +85,10 @@ def make_media_reader(
 
 
 def parse_medium(kind: MediumKind, value: object, field_path: str) -> Medium:
-    """The medium that a value of a record is: a path, a URL, bytes, base64, or an object that holds one of these.
+    """Parse a path, a URL, bytes, base64, or an object that holds one of these.
 
     Raises:
-        UnusableRecordError: it is none.
+        UnusableRecordError: the value is not a medium.
     """
     if isinstance(value, Mapping):
         return _parse_medium_object(kind, value, field_path)
@@ -114,7 +109,7 @@ def parse_medium(kind: MediumKind, value: object, field_path: str) -> Medium:
 
 
 def _parse_medium_object(kind: MediumKind, value: Mapping[str, Any], field_path: str) -> Medium:
-    """What an object holds: ``{"url": ...}``, ``{"bytes": ..., "path": ...}`` of Hugging Face, ``{"data": ...}``."""
+    """Parse ``{"url": ...}``, ``{"data": ...}`` or Hugging Face's bytes and path."""
     if is_non_empty(value.get("bytes")):
         return parse_medium(kind, value["bytes"], f"{field_path}.bytes")
     for name in ("base64", "data"):
@@ -141,16 +136,16 @@ def _decode_base64(text: str, field_path: str) -> bytes:
 
 
 def is_medium_part(part: object) -> bool:
-    """Whether a part of a record is typed as a medium."""
+    """Return whether a part of a record is typed as a medium."""
     return _get_part_kind(part) is not None
 
 
 @final
 class MediaExtractor:
-    """Takes the media out of one record.
+    """Extraction of the media of one record.
 
     Attributes:
-        media: those taken so far; a part holds the number of its own.
+        media: media extracted so far; a part holds the index of its medium.
     """
 
     def __init__(self, schema: Schema, row: Row) -> None:
@@ -160,7 +155,7 @@ class MediaExtractor:
         self._used_indices: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
 
     def extract_row(self) -> dict[str, Any]:
-        """The record with parts for its media, and without the columns of lists."""
+        """Return the record with parts for its media, and without the media columns."""
         columns = self._schema.columns
         left_out = {name for kind in MEDIUM_KINDS for name in columns.get(f"{kind}s", ())}
         row = {name: value for name, value in self._row.items() if name not in left_out}
@@ -174,7 +169,7 @@ class MediaExtractor:
         return row
 
     def check_all_used(self) -> None:
-        """Raise where media stand beside the text that no placeholder asked for."""
+        """Raise if a medium in the media columns has no placeholder."""
         for kind, column_media in self._column_media.items():
             used = self._used_indices[kind]
             unused_index = next((index for index in range(len(column_media)) if index not in used), None)
@@ -187,13 +182,13 @@ class MediaExtractor:
                 )
 
     def extract_leading(self) -> list[dict[str, Any]]:
-        """Parts for all media that stand beside the text, in front of which they are put."""
+        """Return parts for all media of the media columns, which precede the text."""
         return [
             self._extract_next(kind, "the text") for kind in MEDIUM_KINDS for _ in range(len(self._column_media[kind]))
         ]
 
     def _join_context(self, row: dict[str, Any]) -> None:
-        """Put the context behind the prompt, as it is without media: parts cannot be joined any more."""
+        """Append the context to the prompt now, because parts cannot be joined later."""
         columns = self._schema.columns
         prompts = [name for name in columns.get("prompt", ()) if isinstance(row.get(name), str)]
         contexts = [name for name in columns.get("context", ()) if isinstance(row.get(name), str)]
@@ -228,7 +223,7 @@ class MediaExtractor:
         return new_message
 
     def extract_content(self, content: str | list[Any], field_path: str) -> Any:
-        """A content with parts for its media; the same object where it has none."""
+        """Return a content with parts for its media; the same object if it has none."""
         if isinstance(content, str):
             return self._split(content, field_path) if _PLACEHOLDER.search(content) else content
         parts: list[Any] = []
@@ -261,7 +256,7 @@ class MediaExtractor:
         return self._extract_next(kind, field_path)
 
     def _split(self, text: str, field_path: str) -> list[dict[str, Any]]:
-        """A text cut at its placeholders."""
+        """Split a text at its placeholders."""
         parts: list[dict[str, Any]] = []
         for index, segment in enumerate(_PLACEHOLDER.split(text)):
             if index % 2:
@@ -283,7 +278,7 @@ class MediaExtractor:
         return self._add_medium(column_media[number][1])
 
     def _extract_indexed(self, kind: MediumKind, number: object, field_path: str) -> dict[str, Any]:
-        """The medium of a part that says which of the list it is (``index``, as TRL's data sets have it)."""
+        """Return the part of the medium at ``index`` of its column, as in TRL's data sets."""
         column_media = self._column_media[kind]
         if type(number) is not int or not 0 <= number < len(column_media):
             raise UnusableRecordError(
@@ -301,7 +296,7 @@ class MediaExtractor:
 
 
 def _check_no_placeholders(value: object, name: str) -> None:
-    """Raise where a column that holds no media asks for one."""
+    """Raise if a column that cannot hold media has a placeholder."""
     if isinstance(value, list | tuple):
         for item in value:
             _check_no_placeholders(item, name)
@@ -313,12 +308,12 @@ def _check_no_placeholders(value: object, name: str) -> None:
 
 
 def _get_part_kind(part: object) -> MediumKind | None:
-    """The kind of a typed part; None where it is none of a medium."""
+    """Return the medium kind of a typed part, or None."""
     part_type = part.get("type") if isinstance(part, dict) else None
     return _MEDIUM_TYPES.get(part_type) if isinstance(part_type, str) else None
 
 
-# Columns that hold what is said, and whose turn a text in them is; of messages each says it itself.
+# Columns of speech and the role of a text in them; messages name their own role.
 _COLUMN_ROLES = {
     "messages": "",
     "prompt": "user",
@@ -328,7 +323,7 @@ _COLUMN_ROLES = {
 
 
 def _list_column_media(schema: Schema, row: Row, kind: MediumKind) -> list[tuple[str, Medium]]:
-    """The media of a kind that stand beside the text, each with its place in the record."""
+    """Return the position and value of each medium of a kind in the media columns."""
     column_media: list[tuple[str, Medium]] = []
     for name in schema.columns.get(f"{kind}s", ()):
         value = row.get(name)
@@ -346,12 +341,12 @@ def _parse_turns(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        # Whoever reads the turns says what is wrong with them.
+        # The reader of the turns reports the error.
         return text
 
 
 def _reorder_media(conversation: Conversation, media: list[Medium]) -> Conversation:
-    """The conversation with its media in the order of its parts, which lose their numbers."""
+    """Sort media in the order of their parts, and remove the indices of the parts."""
     if not media:
         return conversation
     ordered: list[Medium] = []

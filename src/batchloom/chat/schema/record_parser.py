@@ -1,4 +1,4 @@
-"""From a record to the text, conversation, preference or token ids that its schema says it is."""
+"""Conversion of records to the text, conversation, preference or ids they hold."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,16 +45,16 @@ RecordReader = Callable[[Row], ParsedRecord]
 
 
 def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
-    """A function from a record of this schema to what it holds, made once a source.
+    """Return the record parser of a schema.
+
+    The parser keeps all turns, and every value unchanged: numbers are never converted to text. It
+    raises UnusableRecordError, with the position in the record and a remedy, for a record without
+    prompt or answer, with values that are not text, with unknown roles, or with
+    media that are disabled, misplaced or invalid.
 
     Args:
-        schema: of the records.
+        schema: schema of the records.
         media: whether conversations may hold images, audio and video.
-
-    All turns are kept, and every value as it is: a number is never turned into text. The function
-    raises UnusableRecordError, with the place in the record and a remedy, for a record without
-    prompt or answer, with values of other types than text, with roles nobody knows, or with
-    media that are not asked for, do not stand where they belong or are none.
     """
     read_record = _make_reader(schema, media=media)
     if schema.late:
@@ -200,7 +200,7 @@ def _make_labelled_reader(schema: Schema, read_conversation: Callable[[Row], Con
 
 
 def _mark_labelled_answer(conversation: Conversation) -> Conversation:
-    """The conversation with the answer that a label is of: its completion, else its last turn."""
+    """Set ``completion`` to the last turn, which the label rates, if it is not set."""
     if conversation.completion is not None:
         return conversation
     last = len(conversation.messages) - 1

@@ -1,8 +1,8 @@
-"""Schemas: which columns of a source hold what, the names that are known, and their order.
+"""Schemas: the roles of columns, their known names, and the order of detection.
 
-A role is what a column is for (``prompt``, ``response``, ``messages`` ...); a form is a set of
-roles that makes a record. Forms stand in the order in which they are tried, and the names of a
-role in the order in which they are taken.
+A role is the purpose of a column (``prompt``, ``response``, ``messages`` ...); a form is a set of
+roles that makes a record. Forms, and the names of each role, are listed in the order in which they
+are tried.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FormRule:
-    """One form: the roles it must have, and those it may have, each with its known names."""
+    """A form: its required and optional roles, each with its known column names."""
 
     form: SchemaForm
     required: dict[str, tuple[str, ...]]
@@ -41,7 +41,7 @@ class FormRule:
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        """The kinds of records that it can become."""
+        """Kinds of records that this form can produce."""
         if self.form in ("text", "interleaved", "tokens"):
             return frozenset((self.form,))
         if self.form == "pair":
@@ -122,7 +122,7 @@ FORM_RULES = (
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
-# Tried before texts where media are read: of these names the last ones are a text only beside a medium.
+# Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
     "interleaved",
     {"text": ("text", "content", "caption", "transcription", "texts")},
@@ -133,18 +133,18 @@ COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rul
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How the records of one source are read.
+    """Rules for reading the records of one source.
 
     Attributes:
-        form: what the columns make together.
-        columns: for each role the columns that may hold it, the first that holds something wins.
-            Roles a record must have name one column.
-        description: one line for people, such as ``instruction/output -> 2 turns``.
-        late: columns that would make something else of a record (a label, a mask), by role, where the
-            first records have none of that role: one that has such a column is refused.
-        mapped: whether a mapping names a role that the form must have, and so decides the form.
-        ignored: columns and message keys that are left out of records before they are read.
-        left_out: columns of the roles that a mapping leaves out (``label=``).
+        form: the form that the columns make together.
+        columns: candidate columns of each role; the first with a value wins.
+            Required roles have exactly one column.
+        description: one line for users, such as ``instruction/output -> 2 turns``.
+        late: columns by role that would change the meaning of a record (a label, a mask), if the
+            first records have none of that role; a record with such a column is refused.
+        mapped: whether a mapping names a required role and thereby decides the form.
+        ignored: columns and message keys that are dropped from records before they are read.
+        left_out: columns of the roles that a mapping disables (``label=``).
     """
 
     form: SchemaForm
@@ -157,7 +157,7 @@ class Schema:
 
     @property
     def kind(self) -> SchemaKind:
-        """What a record becomes: a text, one with media, a conversation, a preference or token ids."""
+        """Kind of the parsed records."""
         if self.form in ("text", "interleaved", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:

@@ -1,4 +1,4 @@
-"""What is said of records that fit no schema: their columns, the nearest known, a ``--map``."""
+"""Error text for records that fit no schema: nearest columns and a ``--map``."""
 
 import difflib
 import re
@@ -29,7 +29,7 @@ from batchloom.core.errors import SchemaError
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type
 
 _KNOWN_COLUMNS = tuple(dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names))
-# Words in the name of a column that tell its role, where the name itself is not known.
+# Words in an unknown column name that indicate its role.
 _ROLE_WORDS = {
     "prompt": {
         *("prompt", "instruction", "question", "query", "input", "problem", "request"),
@@ -41,14 +41,14 @@ _ROLE_WORDS = {
     },
     "text": {"text", "body", "document", "content", "story", "passage", "raw", "code"},
 }
-# Words for the better and the worse answer of a preference, in the names of two columns that are alike otherwise.
+# Word pairs for the better and the worse answer, in two column names that are otherwise equal.
 _PREFERENCE_WORDS = (
     *(("chosen", "rejected"), ("accepted", "rejected"), ("preferred", "rejected")),
     *(("preferred", "dispreferred"), ("positive", "negative"), ("pos", "neg")),
     *(("winner", "loser"), ("winning", "losing"), ("win", "lose")),
     *(("better", "worse"), ("good", "bad")),
 )
-# Words of columns that change what is to be trained: answers, judgements, and what stands around a prompt.
+# Words of columns that affect training: answers, judgements, and the context of a prompt.
 _TRAINING_WORDS = {
     *_ROLE_WORDS["response"] - {"target", "translation", "summary"},
     *(word for pair in _PREFERENCE_WORDS for word in pair),
@@ -57,7 +57,7 @@ _TRAINING_WORDS = {
     *("history", "context", "previous", "past", "system", "tool", "function"),
     *("dialog", "dialogue", "conversation", "message", "turn"),
 }
-# Words of columns that say something about a record, and are neither trained nor a prompt.
+# Words of columns that describe a record and are neither trained nor a prompt.
 _METADATA_WORDS = {
     *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
@@ -66,7 +66,7 @@ _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_R
 
 
 def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError:
-    """The error for records that fit no form."""
+    """Return the error for records that fit no form."""
     columns = _collect_columns(rows)
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
@@ -100,13 +100,13 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         )
     else:
         parts.append(f"known are {', '.join(_KNOWN_COLUMNS)}")
-    # A person who has chosen already is not overruled.
+    # A mapping given by the user is not overridden.
     guess = {} if mapping else _guess_mapping(columns)
     left_out = _find_unused_columns(guess, columns, rows)
     if left_out:
         guess = {}
         parts.append(f"no --map is proposed, for it would leave out {format_columns(left_out)}")
-    # As --map takes them: without the white space at the ends of names.
+    # --map strips white space from the ends of names.
     resolved_mapping = match_mapping_columns({role: name.strip() for role, name in guess.items()}, columns)
     has_all_columns = any(
         all(get_column_value(row, name) is not None for name in resolved_mapping.values()) for row in rows
@@ -120,7 +120,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
 
 
 def _collect_columns(rows: Sequence[Row]) -> dict[str, Any]:
-    """Every column of the records with its first value that is not null."""
+    """Return every column of the records with its first non-null value."""
     columns: dict[str, Any] = {}
     for row in rows:
         for name, value in row.items():
@@ -157,7 +157,7 @@ def _rank_near_forms(columns: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
-    """Return a mapping that would read these columns, empty without a likely one."""
+    """Return a likely mapping of these columns, else an empty one."""
     for good, bad in _PREFERENCE_WORDS:
         if pair := _guess_pair_mapping(columns, good, bad):
             return pair
@@ -173,7 +173,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         if _is_messages(value):
             return {"messages": name, **_find_optional_roles("messages", columns, {name})}
     texts = {name: name for name, value in columns.items() if isinstance(value, str)}
-    # A list may hold the answer; where one holds several, they would be lost.
+    # A list may hold the answer. Where a list holds several, they would be lost.
     texts |= {
         name: f"{name}[0]"
         for name, value in columns.items()
@@ -181,7 +181,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
     }
     texts = {name: path for name, path in texts.items() if not _split_column_name(name) & _METADATA_WORDS}
     if not texts:
-        # Records that are wrapped in an object.
+        # The records may be wrapped in an object.
         texts = {
             path: path
             for name, value in columns.items()
@@ -208,7 +208,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict[str, str]:
-    """Return the mapping of a pair whose names differ in two words, else an empty one."""
+    """Return the mapping of two columns that differ in these words, else an empty one."""
     names = {name.lower(): name for name in columns if isinstance(name, str)}
     for name in columns:
         if good not in _split_column_name(name):
@@ -231,7 +231,7 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
             and _is_speech(value)
             and not _split_column_name(column) & (_METADATA_WORDS | {good, bad, "system", "tool"})
         ]
-        # Whole conversations hold the prompt.
+        # Complete conversations hold the prompt.
         prompt = None if is_conversation else _find_closest_column("prompt", PROMPT_COLUMNS, speech)
         if not is_conversation and prompt is None and len(speech) == 1:
             (prompt,) = speech
@@ -245,7 +245,7 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
 
 
 def _find_optional_roles(form: SchemaForm, columns: Mapping[str, Any], used: AbstractSet[str]) -> dict[str, str]:
-    """Return optional roles whose columns have a known name in other capitals."""
+    """Return optional roles whose column has a known name in another case."""
     optional_roles = {}
     for role, names in _RULES_BY_FORM[form].optional.items():
         matches = [name for name in columns if name not in used and name.lower() in names]
@@ -280,7 +280,7 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
 
 
 def _is_meaningful(name: str, value: Any) -> bool:
-    """Return whether a column matters for training: it holds turns, or is named so."""
+    """Return whether a column affects training, by its turns or its name."""
     words = _split_column_name(name)
     return _is_messages(value) or bool(words & _TRAINING_WORDS and not words & _METADATA_WORDS)
 
@@ -314,13 +314,13 @@ def _is_speech(*values: Any) -> bool:
 
 
 def _split_column_name(name: str) -> set[str]:
-    """Return the words in a column's name, in lower case, with and without a last s."""
+    """Return the words of a column name in lower case, with and without a final s."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     return {word.lower() for word in words} | {word.lower().removesuffix("s") for word in words}
 
 
 def _find_closest_column(role: str, names: Sequence[str], columns: list[str]) -> str | None:
-    """The column most like this role, None where none is like it."""
+    """Return the column most similar to this role; None if none is similar."""
 
     def likeness(column: str) -> int:
         if column in names:

@@ -1,4 +1,4 @@
-"""Records that are tokens already: ``input_ids``, and which of them are trained."""
+"""Pretokenized records: ``input_ids``, and columns that mark the trained ones."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -16,11 +16,11 @@ _IGNORED_LABEL = -100
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRow:
-    """One document that needs no tokenizer.
+    """A document that needs no tokenizer.
 
     Attributes:
         ids: token ids, int64, shape [tokens].
-        trained: which of them are trained, bool, shape [tokens]; None where the record does not say.
+        trained: mask of the trained tokens, bool, shape [tokens]; None if the record has no such column.
     """
 
     ids: NDArray[np.int64]
@@ -28,15 +28,15 @@ class TokenRow:
 
 
 def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
-    """The ids of a record without its padding, and the tokens ``labels`` and ``loss_mask`` train.
+    """Read unpadded ids and the training mask of ``labels`` and ``loss_mask``.
 
-    ``labels`` are aligned with ``input_ids`` as Hugging Face has them: each is -100 or the id itself.
-    A token is trained where both columns say so. Where ``attention_mask`` is 0 stands padding, which
-    is left out; it may lie before and after the tokens only.
+    ``labels`` are aligned with ``input_ids`` as in Hugging Face: each is -100 or the id itself.
+    A token is trained if both columns say so. Zeros of ``attention_mask`` mark padding, which is
+    removed and may only precede or follow the tokens.
 
     Raises:
-        UnusableRecordError: not whole numbers, columns of different lengths, labels that are other
-            ids than ``input_ids``, masks of other numbers than 0 and 1, padding inside.
+        UnusableRecordError: values that are not integers, columns of different lengths, labels that differ
+            from ``input_ids``, masks with values other than 0 and 1, or padding between tokens.
     """
     name = columns["input_ids"][0]
     ids = _read_integers(row, "input_ids", name)
@@ -112,7 +112,7 @@ def _read_integers(row: Row, role: str, name: str) -> NDArray[np.int64]:
         raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of numbers")
     try:
         array = np.asarray(value)
-    except ValueError:  # rows of different lengths
+    except ValueError:  # Nested lists of different lengths.
         array = np.zeros((0, 0))
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)

@@ -1,6 +1,6 @@
-"""The turns of a conversation: ``role``/``content`` messages and ShareGPT's ``from``/``value``.
+"""Turns of a conversation: messages, and ShareGPT's ``from``/``value``.
 
-What is in a message stays as it is; only ShareGPT's two keys get the names that chat templates
+Messages stay unchanged, except that ShareGPT's two keys get the names that chat templates
 read, and its ``function_call`` becomes an assistant turn with ``tool_calls``. Senders are those of
 FastChat, LLaMA-Factory and axolotl.
 """
@@ -16,7 +16,7 @@ from batchloom.core.settings import suggest
 from batchloom.core.wording import describe_json_type
 
 Message = dict[str, Any]
-# Messages, and for each whether the record says that it is trained; no flags at all is an empty list.
+# Messages, and the train flag of each, None where the record has none. No flags at all is an empty list.
 Turns = tuple[list[Message], list[bool | None]]
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
@@ -30,7 +30,7 @@ _ROLE_BY_SENDER = {
     "function_call": "assistant",
     **{role: role for role in ROLES},
 }
-# Roles of other conventions, and the one that is meant.
+# Role names of other conventions and their equivalents.
 _ROLE_SUGGESTIONS = {
     **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
     "model": "assistant",
@@ -43,10 +43,10 @@ _ROLE_SUGGESTIONS = {
 }
 _BOOLEAN_FLAGS = frozenset(("train", "training", "loss"))
 _ASSISTANT_FLAGS = frozenset(("weight", "loss"))
-# Senders of calls; their content is the call itself.
+# Senders of calls, whose content is the call itself.
 _CALL_ROLES = frozenset(("tool_call", "tool_calls", "function_call"))
 _MAX_DEPTH = 100
-# White space, and characters of no width: zero-width spaces and joiners, soft hyphens, byte order marks.
+# White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
     "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
     + "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B))))
@@ -57,24 +57,24 @@ _ROLE_LIST = "system, user, assistant, tool, developer"
 
 
 def is_turns(value: object) -> bool:
-    """Whether this looks like the turns of a conversation: messages, or JSON text of them."""
+    """Return whether a value looks like a list of messages, or JSON text of one."""
     if isinstance(value, str):
         return value.lstrip().startswith("[")
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def read_turns(value: object, column: str) -> Turns:
-    """The turns of a list of messages, which may be JSON text as CSV and Parquet have it.
+    """Read a list of messages, which may be JSON text as in CSV and Parquet.
 
-    The list and its dicts are handed on as they are where no key needs another name.
+    The list and its dicts are returned unchanged if no key needs renaming.
 
     Args:
-        value: what the column holds.
-        column: the name of the column, for faults.
+        value: value of the column.
+        column: column name for error messages.
 
     Raises:
-        UnusableRecordError: not messages, no messages, an unknown role, a content that is missing or
-            no text, a flag that says nothing; with the number of the message.
+        UnusableRecordError: not a list of messages, an empty list, an unknown role, missing or non-text
+            content, or an invalid flag; with the index of the message.
     """
     if isinstance(value, str):
         value = _parse_json(value, column, "messages")
@@ -90,7 +90,7 @@ def read_turns(value: object, column: str) -> Turns:
         message_path = f"{column}[{number}]"
         normalized_message = _normalize_message(message, message_path)
         if normalized_message is not message:
-            # The record's own list stays as it was.
+            # Copy the list: the record's own stays unchanged.
             turns = list(value) if turns is value else turns
             turns[number] = normalized_message
         flag = _read_train_flag(normalized_message, message_path)
@@ -103,7 +103,7 @@ def read_turns(value: object, column: str) -> Turns:
 
 
 def _is_plain_message(message: object) -> bool:
-    """Whether a message is a known role and some text, nothing else: no flags, tool calls or names."""
+    """Return whether a message is only a known role and non-empty text."""
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
@@ -111,7 +111,7 @@ def _is_plain_message(message: object) -> bool:
 
 
 def read_tools(value: object, column: str) -> list[Any] | None:
-    """The tools of a record: a list of objects or JSON text of one; None where there are none."""
+    """Read a list of tools, or JSON text of one; None if there are none."""
     if isinstance(value, str) and value.strip():
         value = _parse_json(value, column, "tools")
     if value is None or value in ("", []) or (isinstance(value, str) and value.isspace()):
@@ -128,7 +128,7 @@ def read_tools(value: object, column: str) -> list[Any] | None:
 
 
 def is_empty_text(text: str) -> bool:
-    """Whether a text holds nothing a model could read: no character, white space, or what cannot be seen."""
+    """Return whether a text is empty, or only white space and invisible characters."""
     return not text or text.isspace() or (not text.isascii() and not text.strip(_INVISIBLE_CHARACTERS))
 
 
@@ -143,7 +143,7 @@ def _parse_json(text: str, column: str, expected_items: str) -> Any:
 
 
 def _normalize_message(message: object, field_path: str) -> Message:
-    """The message with the keys templates read; the same object where it has them already."""
+    """Rename keys as templates read them; return the same object if unchanged."""
     if not isinstance(message, dict):
         raise UnusableRecordError(
             f"{field_path} holds {describe_json_type(message)}, not a message with role and content"
@@ -167,7 +167,7 @@ def _normalize_message(message: object, field_path: str) -> Message:
 
 
 def _normalize_text_parts(message: Message) -> Message:
-    """Return the message with LLaMA-Factory's parts (``value``) as templates read them (``text``)."""
+    """Rename ``value`` of LLaMA-Factory's text parts to templates' ``text``."""
     content = [
         {**{key: value for key, value in part.items() if key != "value"}, "text": part["value"]}
         if isinstance(part, dict) and part.get("type") == "text" and "value" in part and "text" not in part
@@ -178,7 +178,7 @@ def _normalize_text_parts(message: Message) -> Message:
 
 
 def _check_depth(value: object, field_path: str) -> None:
-    """Refuse what would exhaust the stack of whoever walks it, templates above all."""
+    """Refuse nesting that would overflow the stack, above all in templates."""
     if _is_deeper(value, _MAX_DEPTH):
         raise UnusableRecordError(
             f"{field_path} is nested deeper than {_MAX_DEPTH} levels; make it flatter, or JSON text"
@@ -207,7 +207,7 @@ def _check_content(message: Message, role: str, field_path: str) -> None:
     else:
         remedy = "; function_call is the old form, write tool_calls" if message.get("function_call") else ""
         raise UnusableRecordError(f"{field_path}.content holds {describe_json_type(content)}, not text{remedy}")
-    # A tool may answer nothing, and an empty system turn is a way to say that there is none.
+    # A tool may answer nothing, and an empty system turn means that there is no system prompt.
     if is_empty and (
         role == "user" or (role == "assistant" and not (message.get("tool_calls") or message.get("reasoning_content")))
     ):
@@ -221,7 +221,7 @@ def _describe_emptiness(role: str) -> str:
 
 
 def _check_parts(parts: list[Any], field_path: str) -> bool:
-    """Check typed parts; True where they hold no text and no medium at all."""
+    """Check typed parts; return True if they hold neither text nor media."""
     for number, part in enumerate(parts):
         if is_extracted_medium(part):
             continue
@@ -261,7 +261,7 @@ def _check_calls(calls: object, field_path: str) -> None:
 
 
 def _read_train_flag(message: Message, field_path: str) -> bool | None:
-    """Return what the flags of a message say of its training; None where it has none."""
+    """Return whether the flags of a message mark it as trained; None without flags."""
     flags: dict[str, bool] = {}
     for name in TRAIN_FLAGS:
         value = message.get(name)
@@ -278,7 +278,7 @@ def _read_train_flag(message: Message, field_path: str) -> bool | None:
         flag_list = " and ".join(f"{name} {message[name]}" for name in flags)
         raise UnusableRecordError(f"{field_path} says {flag_list}; leave one out")
     if message["role"] != "assistant":
-        # OpenAI and ms-swift have these for assistant turns alone; LLaMA-Factory weights any message.
+        # OpenAI and ms-swift define these for assistant turns only; LLaMA-Factory weights any message.
         flags = {name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS}
     return next(iter(flags.values()), None)
 
@@ -300,7 +300,7 @@ def _convert_sharegpt(message: Message, field_path: str) -> Message:
 
 
 def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]]:
-    """The calls of a ``function_call`` turn: one ``{"name": ..., "arguments": ...}`` or a list of them."""
+    """Parse ``{"name": ..., "arguments": ...}`` or a list of such calls."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
