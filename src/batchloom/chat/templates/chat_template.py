@@ -1,4 +1,4 @@
-"""A chat template at work: compiled once, a conversation in, its text out."""
+"""Compiled chat templates, which render a conversation to text."""
 
 import datetime as dt
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from jinja2.exceptions import SecurityError
 from batchloom.chat.templates.sandbox import TemplateLimitError, TemplateSandbox
 from batchloom.core.errors import TemplateError
 
-# What `strftime_now` gives unless the user says otherwise: a store must not depend on the day it
-# was made. It is the day that Llama 3's own template falls back to.
+# Default date of `strftime_now`, fixed so that a store does not depend on the day it is prepared.
+# Llama 3's own template falls back to the same day.
 DEFAULT_DATE = dt.date(2024, 7, 26)
 
 _MAX_SOURCE_SIZE = 1 << 16
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-# What code in a template may fail with; anything else is a fault of ours.
+# Errors that template code may raise; any other is a bug of batchloom.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -30,15 +30,15 @@ _RENDER_ERRORS = (
 
 
 class RenderError(Exception):
-    """A template does not take one conversation; says why."""
+    """A template rejects a conversation; the message says why."""
 
 
 class TemplateOutput(NamedTuple):
-    """What a template wrote.
+    """Text that a template wrote.
 
     Attributes:
         text: the rendered conversation.
-        generation: (start, stop) of its ``{% generation %}`` blocks, in characters.
+        generation: (start, stop) of each ``{% generation %}`` block, in characters.
     """
 
     text: str
@@ -47,10 +47,10 @@ class TemplateOutput(NamedTuple):
 
 @final
 class ChatTemplate:
-    """One Jinja text, compiled.
+    """A compiled Jinja template.
 
     Attributes:
-        name: what the user calls it.
+        name: name that the user gave it.
         marks_generation: whether it has ``{% generation %}`` blocks.
     """
 
@@ -58,13 +58,13 @@ class ChatTemplate:
         """Compile a template.
 
         Args:
-            name: what to call it in errors.
+            name: name for error messages.
             text: the Jinja text.
             tokens: named special tokens, such as ``bos_token``, that the template may write.
-            date: the day that ``strftime_now`` speaks of.
+            date: date that ``strftime_now`` returns.
 
         Raises:
-            TemplateError: it is not a template.
+            TemplateError: invalid template.
         """
         self.name = name
         self._sandbox = TemplateSandbox(date)
@@ -83,13 +83,13 @@ class ChatTemplate:
             ) from error
         except (TemplateLimitError, *_RENDER_ERRORS) as error:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
-        # Names as one plain dict: jinja2's own chain of them costs more than a short rendering.
+        # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
         self.marks_generation = any(call.name == "_marked" for call in tree.find_all(jinja2.nodes.ExtensionAttribute))
 
     @property
     def asked_for_date(self) -> bool:
-        """Whether a rendering has asked for the date so far."""
+        """True once a rendering has read the date."""
         return self._sandbox.asked_for_date
 
     def render(
@@ -102,13 +102,13 @@ class ChatTemplate:
         """Render a conversation as ``apply_chat_template`` of transformers 5 does.
 
         Args:
-            messages: the turns, with the keys that templates know (see :func:`normalize_messages`).
-            tools: what the model may call.
-            prompt: whether to write the beginning of an assistant's turn at the end.
+            messages: turns with the keys that templates know (see :func:`normalize_messages`).
+            tools: tools that the model may call.
+            prompt: whether to end with the beginning of an assistant's turn.
 
         Raises:
-            RenderError: the template does not take this conversation.
-            TemplateError: the template runs on and on, or does what it must not.
+            RenderError: the template rejects this conversation.
+            TemplateError: the template exceeds a limit or performs a forbidden operation.
         """
         sandbox = self._sandbox
         sandbox.open(messages, tools)
@@ -151,10 +151,7 @@ class ChatTemplate:
 
 
 def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates are given them: nothing that is None, reasoning under its usual name.
-
-    transformers 5 does the same.
-    """
+    """Remove None values and rename reasoning keys, as transformers 5 does."""
     return [
         message if len(message) == 2 and None not in message.values() else _normalize_message(message)
         for message in messages

@@ -1,8 +1,8 @@
-"""Conversations with marks around their strings, and where the marks come out of a template.
+"""Marks around the strings of a conversation, and their positions after rendering.
 
-A mark is a character of a private-use plane that neither the conversation nor the template writes.
+A mark is a character of a private-use plane that neither the conversation nor the template uses.
 A template that treats the marked conversation like the plain one gives the same text once the marks
-are taken out of it, and the marks tell where each string stands.
+are removed, and the marks give the position of each string.
 """
 
 import json
@@ -11,27 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Marks of string k: an even character opens, the next one closes.
+# Marks of string k: the even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
 MAX_MARKED_STRINGS = 0x7FFE
 _PLANE_PATTERNS = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS)
 
 TOOLS_OWNER = -1
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-# What a template decides by, rather than writes.
+# Values that a template branches on rather than writes.
 STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
 
 
 @dataclass(slots=True)
 class Marker:
-    """Hands out marks.
+    """Allocator of marks.
 
     Attributes:
-        plane: which private-use plane they are of.
-        owners: for each marked string the message it is of, TOOLS_OWNER for the tools.
-        keys: the key of the message it stands under.
-        strings: the marked strings, without the white space around them.
-        full: whether there was a string more than there are marks.
+        plane: index of the private-use plane.
+        owners: message index of each marked string, TOOLS_OWNER for the tools.
+        keys: message key of each marked string.
+        strings: the marked strings, without surrounding white space.
+        full: whether marks ran out.
     """
 
     plane: int
@@ -41,7 +41,7 @@ class Marker:
     full: bool = False
 
     def mark(self, text: str, owner: int, key: str) -> str:
-        """``text`` with marks inside the white space around it; blank text as it is."""
+        """Return ``text`` marked inside its surrounding white space; blank text unchanged."""
         core = text.strip()
         if not core:
             return text
@@ -55,7 +55,7 @@ class Marker:
         return f"{text[:offset]}{chr(first)}{core}{chr(first + 1)}{text[offset + len(core) :]}"
 
     def mark_all(self, value: Any, owner: int, parent_key: str) -> Any:
-        """A value with all strings in it marked, but keys and what templates decide by."""
+        """Mark all strings of a value except keys and structural values."""
         if isinstance(value, str):
             return self.mark(value, owner, parent_key)
         if isinstance(value, dict):
@@ -69,7 +69,7 @@ class Marker:
 
 
 def make_marker(text: str) -> Marker | None:
-    """A marker whose marks do not occur in ``text``; None where every plane is used there."""
+    """Return a marker whose marks are not in ``text``; None if every plane is used."""
     for plane, pattern in enumerate(_PLANE_PATTERNS):
         if not pattern.search(text):
             return Marker(plane)
@@ -78,18 +78,18 @@ def make_marker(text: str) -> Marker | None:
 
 @dataclass(frozen=True, slots=True)
 class MarkingScope:
-    """How much of a conversation is marked.
+    """Part of a conversation that is marked.
 
     Attributes:
-        roles: the roles whose messages are marked, None for all and the tools.
-        keys: the keys of a message that are marked.
+        roles: roles whose messages are marked; None for all roles and the tools.
+        keys: message keys whose values are marked.
     """
 
     roles: tuple[str, ...] | None
     keys: tuple[str, ...]
 
 
-# From telling most to disturbing least.
+# From the most informative to the least intrusive.
 MARKING_SCOPES = (
     MarkingScope(None, ("content", *REASONING_KEYS, "tool_calls")),
     MarkingScope(("assistant",), ("content", *REASONING_KEYS, "tool_calls")),
@@ -98,7 +98,7 @@ MARKING_SCOPES = (
 
 
 def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: MarkingScope) -> list[dict[str, Any]]:
-    """The messages with the strings of ``scope`` marked."""
+    """Return the messages with the strings of ``scope`` marked."""
     marked_messages = []
     for number, message in enumerate(messages):
         if scope.roles is None or message.get("role") in scope.roles:
@@ -106,7 +106,7 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
             alias: dict[str, Any] = {}
             for key in scope.keys:
                 if key in REASONING_KEYS and key in marked_message:
-                    # One reasoning under several names is one string.
+                    # The same reasoning under several names is one string.
                     reasoning = str(marked_message[key])
                     if reasoning not in alias:
                         alias[reasoning] = marker.mark_all(marked_message[key], number, key)
@@ -121,12 +121,12 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
 
 @dataclass(frozen=True, slots=True)
 class MarkedBlock:
-    """Neighbouring marks of one owner in a rendered text, in characters.
+    """Consecutive marks of one message in a rendered text, in characters.
 
     Attributes:
-        owner: the message.
-        start: where its first mark stood.
-        stop: where its last mark stood.
+        owner: index of the message.
+        start: offset of its first mark.
+        stop: offset of its last mark.
         opened: whether the first mark opens a string.
         closed: whether the last mark closes one.
     """
@@ -140,15 +140,15 @@ class MarkedBlock:
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A text rendered from marked messages, its marks taken out.
+    """Text rendered from marked messages, without the marks.
 
     Attributes:
         text: the text.
-        blocks: where owners stand, in order of the text.
-        string_spans: (start, stop) of every whole string, in order.
-        intact: whether every mark that came out has its other half and holds its string, as it is or as
+        blocks: blocks of the messages, in order of the text.
+        string_spans: (start, stop) of every complete string, in order.
+        intact: whether every mark is paired and encloses its string, unchanged or as
             JSON.
-        missing_strings: (owner, key) of strings of which no mark came out.
+        missing_strings: (owner, key) of strings whose marks are both missing.
     """
 
     text: str
@@ -159,7 +159,7 @@ class MarkedText:
 
 
 def extract_marks(text: str, marker: Marker) -> MarkedText:
-    """Where the marks of ``marker`` stand in ``text``."""
+    """Remove the marks of ``marker`` from ``text`` and return their positions."""
     chunks: list[str] = []
     mark_positions: list[tuple[int, int]] = []
     length = last = 0
@@ -189,7 +189,7 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
 
 
 def _contains_string(text: str, string: str) -> bool:
-    """Whether a template wrote a string as it is, or as ``tojson`` writes it between the quotes."""
+    """Return whether a template wrote a string unchanged, or as ``tojson`` escapes it."""
     return text == string or text == json.dumps(string, ensure_ascii=False)[1:-1]
 
 
@@ -206,7 +206,7 @@ def _group_marks(issued_marks: list[tuple[int, int]], owners: list[int]) -> list
 
 
 def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:
-    """Whether a string anywhere in ``value``, keys included, holds a match."""
+    """Return whether any string in ``value``, keys included, holds a match."""
     if isinstance(value, str):
         return pattern.search(value) is not None
     if isinstance(value, Mapping):

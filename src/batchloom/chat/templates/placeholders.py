@@ -1,4 +1,4 @@
-"""What a template writes where a medium stands, and what a processor writes there instead."""
+"""Placeholders that templates write for media, and their expansion by processors."""
 
 import re
 from bisect import bisect_right
@@ -12,16 +12,16 @@ from batchloom.chat.templates.turn_positions import TurnPosition
 from batchloom.core.medium import MediumKind
 from batchloom.core.wording import format_count
 
-# One of these stands for a medium in a content that a template takes as a string only.
+# Candidates for the mark of a medium in a content that a template accepts only as a string.
 _MARK_CODES = range(0xE000, 0xE800)
 
 
 class PlaceholderFormat(NamedTuple):
-    """How media of one kind stand in a text.
+    """Text form of media of one kind.
 
     Attributes:
-        placeholder: the control token that templates write for one.
-        fallback_text: what is written for one where the template knows no media, with the placeholder in it.
+        placeholder: control token that templates write for a medium.
+        fallback_text: text for a medium under a template without media support, including the placeholder.
     """
 
     placeholder: str
@@ -33,11 +33,11 @@ PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
 
 @dataclass(frozen=True, slots=True)
 class MediaStyle:
-    """How a template takes media.
+    """Form in which a template accepts media.
 
     Attributes:
-        typed: the kinds for whose parts it writes placeholders; others are put into contents as strings.
-        listed: whether it takes contents as lists of parts alone, never as strings.
+        typed: kinds whose parts become placeholders; others are put into contents as strings.
+        listed: whether contents must be lists of parts, never strings.
     """
 
     typed: frozenset[MediumKind] = frozenset()
@@ -45,13 +45,13 @@ class MediaStyle:
 
 
 class PlaceholderSpan(NamedTuple):
-    """Where something is written for a medium, in characters.
+    """Text written for a medium, in characters.
 
     Attributes:
-        start: its first character.
-        stop: behind its last one.
-        kind: of the medium.
-        typed: whether the template wrote a placeholder; else it is what stood in a content for it.
+        start: offset of its first character.
+        stop: offset after its last character.
+        kind: kind of the medium.
+        typed: whether the template wrote a placeholder; otherwise it is the mark from a content.
     """
 
     start: int
@@ -61,7 +61,7 @@ class PlaceholderSpan(NamedTuple):
 
 
 def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> MediaStyle:
-    """How a template takes media, from what it writes of a probe."""
+    """Detect how a template accepts media, by rendering probes."""
     listed = _render_answer(template, "y") != _render_answer(template, [{"type": "text", "text": "y"}])
     listed = listed and "y" not in _render_answer(template, "y")
     answer: Any = [{"type": "text", "text": "y"}] if listed else "y"
@@ -75,7 +75,7 @@ def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderF
 
 
 def _render_answer(template: ChatTemplate, answer: Any) -> str:
-    """What a template writes of an answer beside an empty one."""
+    """Return the output for an answer; "" if an empty answer renders the same."""
     user_content: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
     answer_output, empty_output = (
         _try_render(template, user_content, answer),
@@ -93,10 +93,10 @@ def _try_render(template: ChatTemplate, user_content: Any, answer: Any) -> str:
 
 
 def convert_media_messages(messages: list[dict[str, Any]], media_style: MediaStyle) -> tuple[list[dict[str, Any]], str]:
-    """Messages as a template of this manner takes them, and what stands in strings for a medium.
+    """Convert messages to a template's media style; also return the mark of a medium.
 
     Raises:
-        RenderError: they use every character that could stand for one.
+        RenderError: the messages use every candidate mark.
     """
     mark = _choose_unused_mark(messages)
     return [_convert_media_message(message, media_style, mark) for message in messages], mark
@@ -149,18 +149,12 @@ def find_placeholder_spans(
     placeholder_formats: PlaceholderFormats,
     media_style: MediaStyle,
 ) -> list[PlaceholderSpan]:
-    """Where a template wrote something for each medium.
+    """Locate the text that a template wrote for each medium.
 
-    Args:
-        text: what it wrote.
-        control: where it wrote control tokens.
-        kinds: of the media, in their order.
-        mark: what stands in strings for one.
-        placeholder_formats: how media stand in a text.
-        media_style: how the template takes them.
+    ``control`` holds the offsets of control tokens; ``mark`` stands for media in strings.
 
     Raises:
-        RenderError: it left media out, wrote some twice, or in another order.
+        RenderError: the template omitted, repeated or reordered media.
     """
     spans = [
         PlaceholderSpan(position, position + len(placeholder_formats[kind].placeholder), kind, typed=True)
@@ -190,7 +184,7 @@ def _describe_wrong_count(kinds: Sequence[MediumKind], count: int) -> str:
 
 
 def add_media_blocks(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], owners: Sequence[int]) -> MarkedText:
-    """A marked text whose media are blocks of their messages, too: a turn may hold nothing else."""
+    """Add media to the blocks of their messages: a turn may hold nothing else."""
     media = [
         MarkedBlock(owner, span.start, span.stop, opened=True, closed=True)
         for owner, span in zip(owners, spans, strict=True)
@@ -213,7 +207,7 @@ def add_media_blocks(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], 
 
 
 def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:
-    """The message of each medium."""
+    """Return the message index of each medium."""
     return [
         number
         for number, message in enumerate(messages)
@@ -224,14 +218,14 @@ def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: P
 
 
 class ExpandedText(NamedTuple):
-    """A text with what a processor writes for its media. All places are in characters of it.
+    """Text with expanded placeholders. All positions are character offsets.
 
     Attributes:
         text: the text.
-        turns: where messages stand.
-        control: where control tokens stand.
-        generation: the template's generation marks; None where it has none.
-        media: (start, stop) of what stands for each medium, in order.
+        turns: position of each message.
+        control: offsets of the control tokens.
+        generation: the template's generation marks; None if it has none.
+        media: (start, stop) of the expansion of each medium, in order.
     """
 
     text: str
@@ -250,16 +244,16 @@ def expand_placeholders(
     expansions: Sequence[str],
     pattern: re.Pattern[str],
 ) -> ExpandedText:
-    """Put what a processor writes for each medium where the template wrote something for it.
+    """Replace each placeholder by its expansion, and shift all positions.
 
     Args:
-        text: of the rendered conversation.
-        turns: where its messages stand.
-        control: where it has control tokens.
-        generation: its generation marks.
-        spans: of its media.
-        expansions: for each of them.
-        pattern: matches control tokens.
+        text: the rendered conversation.
+        turns: position of each message.
+        control: offsets of the control tokens.
+        generation: generation marks.
+        spans: placeholders of the media.
+        expansions: expansion of each placeholder.
+        pattern: pattern of the control tokens.
     """
     stops = [span.stop for span in spans]
     shifts = [0]
@@ -267,7 +261,7 @@ def expand_placeholders(
         shifts.append(shifts[-1] + len(expansion) - (span.stop - span.start))
 
     def moved(at: int) -> int:
-        # A place inside what is replaced is its beginning.
+        # An offset inside a placeholder moves to its start.
         passed = bisect_right(stops, at)
         if passed < len(spans) and spans[passed].start < at:
             at = spans[passed].start

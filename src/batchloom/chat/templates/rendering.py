@@ -1,4 +1,4 @@
-"""Conversations to text, with the place of every turn in it."""
+"""Rendering of conversations to text, with the position of every turn."""
 
 import datetime as dt
 import re
@@ -63,7 +63,7 @@ from batchloom.chat.templates.turn_skeleton import (
 from batchloom.core.conversation import Conversation
 from batchloom.core.medium import MediumKind
 
-# Conversations of as many shapes are remembered; beyond it shapes are learned again.
+# Number of shapes in the cache; above it the cache is cleared.
 _MAX_CACHED_SHAPES = 4096
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {
@@ -77,18 +77,18 @@ _TOO_MANY_PROBLEM = (
 
 
 class ConversationText(NamedTuple):
-    """A conversation as text. All places are in characters of it.
+    """A conversation as text. All positions are character offsets.
 
     Attributes:
-        text: what the template wrote.
-        turns: where each message stands; None for one that the template leaves out, and an empty
-            list where turns cannot be told apart.
-        problem: why turns cannot be told apart, else empty.
-        control: where the template wrote control tokens; a control token elsewhere was spelled by
-            a content.
-        generation: (start, stop) of the template's generation marks; None where it has none.
-        altered: what the template did to contents, in words, else empty.
-        media_spans: what stands for each medium, in order.
+        text: text that the template wrote.
+        turns: position of each message; None for a message that the template omits, and an empty
+            list if turns cannot be located.
+        problem: reason why turns cannot be located, else empty.
+        control: offsets of the control tokens that the template wrote; contents spelled any
+            others.
+        generation: (start, stop) of each ``{% generation %}`` block; None if the template has none.
+        altered: changes that the template made to contents, in words, else empty.
+        media_spans: placeholder of each medium, in order.
     """
 
     text: str
@@ -101,7 +101,7 @@ class ConversationText(NamedTuple):
 
 
 class _ConversationMedia(NamedTuple):
-    """The media of a conversation that is rendered: their kinds, their messages, and what stands in strings for one."""
+    """Kinds and message indices of a conversation's media, and their mark in strings."""
 
     kinds: list[MediumKind]
     owners: list[int]
@@ -110,11 +110,11 @@ class _ConversationMedia(NamedTuple):
 
 @final
 class ConversationRenderer:
-    """A chosen template at work on conversations, one at a time.
+    """Renderer of conversations with a chosen template.
 
     Attributes:
-        name: of the template.
-        notes: what the user should know about it, in sentences.
+        name: name of the template.
+        notes: notes on the template for the user, in sentences.
     """
 
     def __init__(
@@ -132,17 +132,17 @@ class ConversationRenderer:
         Args:
             choice: the template.
             tokens: named special tokens that it may write, such as ``bos_token``.
-            control: the tokenizer's control tokens and their ids.
-            added: its other added tokens, which templates write around turns, too.
-            date: the day that ``strftime_now`` speaks of.
-            media: how media stand in its texts.
+            control: control tokens of the tokenizer and their ids.
+            added: its other added tokens, which templates also write around turns.
+            date: date that ``strftime_now`` returns.
+            media: placeholder format of each kind of media.
 
         Raises:
-            TemplateError: not a template, or one that cannot be trusted to end.
+            TemplateError: invalid template, or one that may not terminate.
         """
         self.name = choice.name
         pattern = make_control_pattern(list(control))
-        # Some vocabularies have runs of line ends among their added tokens: those say nothing.
+        # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
         added_pattern = make_control_pattern([*control, *filter(str.strip, added)])
         plain = ChatTemplate(choice.name, choice.text, tokens, date)
         remedy = _choose_built_in(control)
@@ -156,7 +156,7 @@ class ConversationRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know; more may come while conversations are rendered."""
+        """Notes for the user; rendering may add more."""
         notes = [self._note] if self._note else []
         if any(renderer.template.asked_for_date for renderer in (self._plain, self._tools)):
             notes.append(
@@ -179,12 +179,12 @@ class ConversationRenderer:
         return re.search(rf"\b{re.escape(key)}\b", self._source) is not None
 
     def render(self, conversation: Conversation) -> ConversationText:
-        """The text of a conversation and where its turns stand.
+        """Render a conversation and locate its turns.
 
         Raises:
-            RenderError: the template does not take it, or it spells control tokens where they
-                cannot be told from the template's.
-            TemplateError: the template is to be stopped.
+            RenderError: the template rejects the conversation, or its contents spell control tokens that
+                cannot be distinguished from the template's.
+            TemplateError: the template is stopped by the sandbox.
         """
         if not conversation.messages:
             raise RenderError("the conversation has no messages")
@@ -194,13 +194,13 @@ class ConversationRenderer:
 
 @dataclass(slots=True)
 class _TemplateRenderer:
-    """A template, and what was learned of it so far."""
+    """A compiled template and the turn skeletons learned from it."""
 
     template: ChatTemplate
     pattern: re.Pattern[str]
     added_pattern: re.Pattern[str]
     placeholder_formats: PlaceholderFormats
-    # A built-in template to name where this one leaves out tool calls.
+    # Built-in template that the error for omitted tool calls suggests.
     built_in: str
     media_style: MediaStyle = field(init=False)
     grammar: TurnGrammar = field(init=False)
@@ -214,7 +214,7 @@ class _TemplateRenderer:
         )
 
     def _detect_grammar(self) -> TurnGrammar:
-        """What the template writes around turns, from the first probe that it takes."""
+        """Detect the text around turns from the first probe that the template accepts."""
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
@@ -229,7 +229,7 @@ class _TemplateRenderer:
         return self.grammar
 
     def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
-        """What a template writes for the model to go on from, instead of what ends a text."""
+        """Return the text that a generation prompt adds or puts in place of the ending."""
         last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
         for text in (without_prompt, *(without_prompt[:position] for position in last)):
             if with_prompt.startswith(text):
@@ -237,10 +237,10 @@ class _TemplateRenderer:
         return ""
 
     def _header(self, prompt: str) -> str:
-        """What of a generation prompt is header.
+        """Return the header of a generation prompt.
 
-        Some templates begin the answer, too: with a ``<think>`` that the model writes itself where
-        they do not. It is an added token, not a control token, and is trained like the rest.
+        Some templates also begin the answer, with a ``<think>`` that the model writes itself under other
+        templates. It is an added token, not a control token, and is trained like the rest.
         """
         for token in self.added_pattern.finditer(prompt):
             if token.start() and not self.pattern.fullmatch(token.group()):
@@ -265,7 +265,7 @@ class _TemplateRenderer:
         try:
             output = self.template.render(messages, tools)
         except RenderError:
-            # transformers 4 hands None on, and templates of its time ask for it.
+            # transformers 4 passes None on, and templates of its time test for it.
             if messages == source_messages:
                 raise
             messages = source_messages
@@ -301,7 +301,7 @@ class _TemplateRenderer:
         return self.skeletons[shape]
 
     def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
-        """The skeleton of a shape, None where the template makes more of it than pieces."""
+        """Learn the skeleton of a shape; None if its text is not fixed around contents."""
         roles = [role for role, _ in shape]
         if any(self.pattern.search(role) for role in roles):
             return None
@@ -322,7 +322,7 @@ class _TemplateRenderer:
         tools: list[Any] | None,
         media: _ConversationMedia,
     ) -> ConversationText:
-        """Where turns stand by a second rendering with marks, for what is not plain."""
+        """Locate turns with a second, marked rendering if no skeleton matches."""
         problem = "the template treats marked contents otherwise than plain ones"
         if make_marker(output.text) is None:
             problem = "it holds private-use characters of both planes 15 and 16, which mark contents"
@@ -360,7 +360,7 @@ class _TemplateRenderer:
     def _find_turns(
         self, marked_text: MarkedText, messages: list[dict[str, Any]], problem: str
     ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
-        """Where messages stand, what the template did to them, and why they cannot be told apart."""
+        """Return the turns, the template's alterations, and why turns are not located."""
         roles = [str(message.get("role")) for message in messages]
         empty = [_has_no_text(message) for message in messages]
         try:
@@ -390,7 +390,7 @@ class _TemplateRenderer:
         return (marked_text, marker) if marked_text.text == text else (None, None)
 
     def _check_unmarked_strings(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
-        """Refuse control tokens in keys, roles and other strings that no mark can be put around."""
+        """Refuse control tokens in keys, roles and other strings that cannot be marked."""
         marked_keys = {"content", "tool_calls", *REASONING_KEYS}
         unmarked_fields = [
             {key: value for key, value in message.items() if key not in marked_keys} for message in messages
@@ -404,7 +404,7 @@ class _TemplateRenderer:
             )
 
     def _check_tool_calls(self, marked_text: MarkedText) -> None:
-        """Refuse a conversation whose tool calls the template leaves out."""
+        """Refuse a conversation whose tool calls the template omits."""
         turns = [owner + 1 for owner, key in marked_text.missing_strings if key == "tool_calls"]
         if turns:
             raise RenderError(
@@ -413,7 +413,7 @@ class _TemplateRenderer:
             )
 
     def _find_control_tokens(self, marked_text: MarkedText, *, hostile: bool) -> list[int]:
-        """Where the template wrote control tokens."""
+        """Return the offsets of control tokens that the template wrote."""
         if not hostile:
             return [match.start() for match in self.pattern.finditer(marked_text.text)]
         edges = [
@@ -435,14 +435,14 @@ def _choose_built_in(control: Mapping[str, int]) -> str:
 
 
 def _has_no_text(message: dict[str, Any]) -> bool:
-    """Whether a message holds no string that marks could be put around."""
+    """Return whether a message holds no string that can be marked."""
     marker = Marker(0)
     mark_messages([message], marker, MARKING_SCOPES[0])
     return not marker.owners
 
 
 def _iter_unmarked_strings(value: Any) -> Any:
-    """The strings of a value that are never marked: keys, and what templates decide by."""
+    """Yield the strings of a value that are never marked: keys, and structural values."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
@@ -455,6 +455,6 @@ def _iter_unmarked_strings(value: Any) -> Any:
 
 
 def _describe_changes(marked_text: MarkedText) -> tuple[str, ...]:
-    """Describe what a template leaves out or changes of the strings in a conversation."""
+    """Describe the strings of a conversation that a template omits or changes."""
     changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in marked_text.missing_strings}
     return tuple(sorted(changes if marked_text.intact else changes | {_CHANGED_PROBLEM}))

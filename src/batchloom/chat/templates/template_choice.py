@@ -1,4 +1,4 @@
-"""Which chat template is meant: the tokenizer's own, a built-in one, or a file."""
+"""Choice of the chat template: the tokenizer's own, a built-in one, or a file."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import refuse_url
 from batchloom.core.settings import suggest
 
-# Built-in templates, and the control tokens each is about.
+# Built-in templates and the control tokens that each writes.
 BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -24,13 +24,13 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A template that was chosen and not compiled yet.
+    """A chosen template, not yet compiled.
 
     Attributes:
         name: a built-in name, ``own`` for the tokenizer's, else the name of the file.
         text: the Jinja text.
-        tools_text: the text for conversations with tools, None where it is the same.
-        note: what the user should know about the choice, else empty.
+        tools_text: the text for conversations with tools, None if it is the same.
+        note: note on the choice for the user, else empty.
     """
 
     name: str
@@ -42,14 +42,14 @@ class ChosenTemplate:
 def choose_template(
     spec: str | None, own: Mapping[str, str], control: Mapping[str, int], tokenizer: str
 ) -> ChosenTemplate:
-    """The template that ``spec`` means for a tokenizer.
+    """Return the template that ``spec`` selects for a tokenizer.
 
     Args:
         spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; the name of one of the tokenizer's
             own templates; the path of a file; None for the tokenizer's own, else ``plain``.
         own: the tokenizer's own templates by name, usually one called ``default``.
-        control: the tokenizer's control tokens.
-        tokenizer: what to call the tokenizer in errors.
+        control: control tokens of the tokenizer.
+        tokenizer: name of the tokenizer for error messages.
 
     Raises:
         TemplateError: no such template, or one whose control tokens the tokenizer lacks.
@@ -80,7 +80,7 @@ def choose_template(
 
 
 def read_built_in(name: str) -> str:
-    """The Jinja text of a built-in template."""
+    """Return the Jinja text of a built-in template."""
     return (files("batchloom.chat") / "templates" / f"{name}.jinja").read_text("utf-8").strip()
 
 

@@ -1,4 +1,4 @@
-"""Which stretches of a rendered conversation are trained: pure decisions on places."""
+"""Selection of the trained spans of a rendered conversation."""
 
 from typing import Literal, get_args
 
@@ -14,31 +14,31 @@ CharacterSpan = tuple[int, int]
 
 
 class NothingTrainedError(Exception):
-    """A conversation has nothing to train; says why."""
+    """A conversation has nothing to train; the message says why."""
 
 
 def compute_trained_spans(
     conversation: Conversation, rendered: ConversationText, train_on: TrainOn
 ) -> list[CharacterSpan]:
-    """The stretches of the text that are trained, in order and apart from each other.
+    """Compute the trained spans of the text, sorted and disjoint.
 
-    A flag of a message says whether its turn is trained, whatever ``train_on`` says of it. The
-    header before a turn is never trained but with ``all``, the stop token behind it always.
+    The train flag of a message overrides ``train_on`` for its turn. The header before a turn is
+    trained only with ``all``, the stop token after a trained turn always.
 
     Args:
-        conversation: the conversation; its flags overrule ``train_on``.
-        rendered: its text and places.
-        train_on: ``assistant``: every turn of an assistant; ``last``: the last of them;
-            ``completion``: all that comes behind the beginning of the completion's first turn;
-            ``all``: the whole text. Where the template has generation marks they say where an
-            assistant's turn begins and ends.
+        conversation: the conversation; its flags override ``train_on``.
+        rendered: its text and positions.
+        train_on: ``assistant``: every assistant turn; ``last``: the last of them;
+            ``completion``: everything from the body of the completion's first turn on;
+            ``all``: the complete text. Generation marks of the template, if any, delimit
+            the assistant turns.
 
     Returns:
-        (start, stop) in characters of the text.
+        (start, stop) of each span, in characters of the text.
 
     Raises:
-        NothingTrainedError: nothing is left to train.
-        RenderError: a turn that is trained cannot be found.
+        NothingTrainedError: no span is left to train.
+        RenderError: a trained turn cannot be located.
     """
     if train_on == "assistant" and rendered.generation is None and not conversation.trained:
         plain = _compute_plain_spans(conversation, rendered)
@@ -65,7 +65,7 @@ def compute_trained_spans(
 
 
 def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
-    """The stretches of most conversations; none where there is more to look at."""
+    """Return the assistant spans of a plain conversation; empty for special cases."""
     spans = []
     previous_end = 0
     for message, turn in zip(conversation.messages, rendered.turns, strict=False):
@@ -144,7 +144,7 @@ def _subtract_turns(start: int, stop: int, left_out: list[TurnPosition]) -> list
 
 
 def _merge_spans(spans: list[CharacterSpan]) -> list[CharacterSpan]:
-    """Stretches in order, empty ones left out, those that touch or overlap made one."""
+    """Sort spans, drop empty ones, and merge those that touch or overlap."""
     merged: list[CharacterSpan] = []
     for start, stop in sorted(spans):
         if start >= stop:

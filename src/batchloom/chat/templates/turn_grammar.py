@@ -1,4 +1,4 @@
-"""What a template writes around turns, learned from one rendered probe."""
+"""Detection of the text that a template writes around turns, from one probe."""
 
 import re
 from collections.abc import Sequence
@@ -9,17 +9,16 @@ from batchloom.chat.templates.markers import MarkedText
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """What a template writes around turns, learned from a probe.
+    """Text that a template writes around turns, learned from a probe.
 
     Attributes:
-        prompt: the header that it writes for the model to go on from; empty where that is not
-            known.
-        stop: what it writes behind the last assistant's content, up to its first control token and
-            those that adjoin it; empty where it writes none, None where that is not known.
+        prompt: generation prompt; empty if it is unknown.
+        stop: text after the last assistant's content, up to its first control token and
+            those adjacent to it; empty if there is none, None if it is unknown.
         openers: added tokens that begin a header.
         enders: control tokens that end a turn.
-        control: matches the tokenizer's control tokens.
-        added_pattern: matches all its added tokens.
+        control: pattern of the tokenizer's control tokens.
+        added_pattern: pattern of all its added tokens.
     """
 
     prompt: str
@@ -31,26 +30,22 @@ class TurnGrammar:
 
 
 def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Matches any of ``tokens``, the longest where several begin at a place."""
+    """Return a pattern that matches any of ``tokens``, preferring the longest."""
     longest = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
 def make_unknown_grammar(control: re.Pattern[str], added_pattern: re.Pattern[str]) -> TurnGrammar:
-    """The grammar of a template that takes no probe."""
+    """Return the grammar of a template that accepts no probe."""
     return TurnGrammar("", None, frozenset(), frozenset(), control, added_pattern)
 
 
 def detect_grammar(
     prompt: str, marked_probe: MarkedText, control: re.Pattern[str], added_pattern: re.Pattern[str]
 ) -> TurnGrammar:
-    """The grammar that a probe shows whose turns are a user's and an assistant's, in turn.
+    """Detect the grammar from a probe of alternating user and assistant turns.
 
-    Args:
-        prompt: the header that the template writes for the model to go on from.
-        marked_probe: the probe, its contents marked and whole; the last is an assistant's.
-        control: matches control tokens.
-        added_pattern: matches all added tokens.
+    The contents of ``marked_probe`` are complete and marked; the last is an assistant's.
     """
     text, blocks = marked_probe.text, marked_probe.blocks
     last = max((block.owner for block in blocks), default=0)
@@ -62,7 +57,7 @@ def detect_grammar(
     enders = {token.group() for token in control.finditer(stop)}
     for edge, start in segments[1:]:
         header_start = text.rfind(prompt, edge, start) if prompt else -1
-        if header_start >= 0:  # what stands before an assistant's header ends the turn before it
+        if header_start >= 0:  # Control tokens before an assistant's header end the previous turn.
             enders |= {token.group() for token in control.finditer(text, edge, header_start)}
     openers = set()
     for edge, start in segments:
@@ -75,7 +70,7 @@ def detect_grammar(
 
 
 def _find_stop_text(text: str, position: int, control: re.Pattern[str]) -> str:
-    """What follows the last content, up to its first control token and those that adjoin it."""
+    """Return the text after the last content, up to its first run of control tokens."""
     match = control.search(text, position)
     end = position
     while match is not None:

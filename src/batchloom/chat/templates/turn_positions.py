@@ -1,4 +1,4 @@
-"""Where turns begin and end in a rendered text: pure decisions on places, in characters."""
+"""Location of turns in a rendered text, in characters."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ ASSISTANT = "assistant"
 
 
 class TurnPosition(NamedTuple):
-    """Where a turn stands.
+    """Character offsets of a turn.
 
     Attributes:
-        head: where what the template writes before it begins.
-        body: the first character that the model writes, or that was given.
-        end: behind the stop token after it, or behind its content where there is none.
+        head: start of the header that the template writes before the turn.
+        body: first character that the model writes, or that was given.
+        end: end of the stop token after it, or of its content if there is none.
     """
 
     head: int
@@ -25,22 +25,18 @@ class TurnPosition(NamedTuple):
 
 
 class TurnPositionError(Exception):
-    """The turns of one conversation cannot be told apart; says why."""
+    """The turns of a conversation cannot be located; the message says why."""
 
 
 def locate_turns(
     marked_text: MarkedText, roles: Sequence[str], empty: Sequence[bool], grammar: TurnGrammar
 ) -> list[TurnPosition | None]:
-    """Where each message stands in a text; None for what the template leaves out.
+    """Return the position of each message; None for messages that the template omits.
 
-    Args:
-        marked_text: the text, and where marked strings of messages came out.
-        roles: of the messages.
-        empty: whether a message holds no string that could have been marked.
-        grammar: what the template writes around turns.
+    ``empty`` marks messages without a string that could have been marked.
 
     Raises:
-        TurnPositionError: an assistant's turn whose place is not certain.
+        TurnPositionError: the position of an assistant's turn is not certain.
     """
     text, blocks = marked_text.text, marked_text.blocks
     turn_spans: dict[int, tuple[int, int]] = {}
@@ -66,9 +62,9 @@ def locate_turns(
 
 
 def _find_last_content(marked_text: MarkedText, block: MarkedBlock, grammar: TurnGrammar) -> int:
-    """Where an assistant says its last.
+    """Return the end of an assistant's content.
 
-    A header of another turn may repeat what it said, such as the name of the tool it called.
+    The header of a later turn may repeat part of it, such as the name of the called tool.
     """
     first = bisect_left(marked_text.string_spans, (block.start, 0))
     behind = bisect_left(marked_text.string_spans, block.stop, key=lambda some: some[0])
@@ -83,7 +79,7 @@ def _find_last_content(marked_text: MarkedText, block: MarkedBlock, grammar: Tur
 
 
 def _find_body_start(text: str, low: int, block: MarkedBlock, grammar: TurnGrammar, number: int) -> int:
-    """Where an assistant's turn begins: behind what the model is prompted with."""
+    """Return the start of an assistant's turn, after the generation prompt."""
     prompt = grammar.prompt
     if not block.opened:
         if not prompt or text.count(prompt, low, block.stop) != 1:
@@ -101,7 +97,7 @@ def _find_body_start(text: str, low: int, block: MarkedBlock, grammar: TurnGramm
 
 
 def _find_stop(text: str, start: int, high: int, grammar: TurnGrammar) -> int | None:
-    """Behind the first stop from ``start`` on, None where a turn has none."""
+    """Return the end of the first stop token from ``start`` on; None without one."""
     stop = grammar.stop
     if stop == "":
         return start
@@ -135,7 +131,7 @@ def _locate_empty_turns(
     grammar: TurnGrammar,
     turn_spans: dict[int, tuple[int, int]],
 ) -> None:
-    """Find the turns of assistants that say nothing by the prompts before them."""
+    """Locate assistant turns without text by the generation prompts before them."""
     text, blocks = marked_text.text, marked_text.blocks
 
     def silent(number: int) -> bool:
@@ -173,7 +169,7 @@ def _add_turn_heads(
 
 
 def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...]:
-    """What a template did to messages whose turns stand there, in words."""
+    """Describe whether a template omitted or reordered messages."""
     altered: tuple[str, ...] = ("leaves out messages",) if None in turns else ()
     positions = [turn for turn in turns if turn is not None]
     if positions != sorted(positions):

@@ -1,7 +1,7 @@
-"""What a template writes around the contents of conversations of one shape.
+"""Fixed text that a template writes around the contents of a conversation shape.
 
-Most conversations are strings said in turn. For those the text is the contents between fixed
-pieces: learned once a shape, compared whole with every text that the template really rendered.
+Most conversations are plain strings in turn. Their text is the contents between fixed
+texts, which are learned once per shape and compared with every complete rendered text.
 """
 
 import re
@@ -14,15 +14,15 @@ from typing import Any
 from batchloom.chat.templates.markers import MarkedBlock, MarkedText
 from batchloom.chat.templates.turn_positions import TurnPosition, describe_alterations
 
-# White space around the contents of a probe; a template that strips it takes it away.
+# White space around the contents of a probe; a template that strips contents removes it.
 PROBE_WHITESPACE = ("\t\n ", " \n\t")
 
-# The role of each message, and whether it says nothing.
+# The role of each message, and whether its content is empty.
 ConversationShape = tuple[tuple[str, bool], ...]
 
 
 def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationShape | None:
-    """The shape of plain messages, None where a message holds more than a role and a string."""
+    """Return the shape of plain messages; None if any has more than role and string."""
     shape = []
     for message in messages:
         content = message.get("content")
@@ -35,25 +35,25 @@ def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationSh
 
 
 def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:
-    """Messages of a shape whose contents can be told apart."""
+    """Return messages of a shape with recognizable contents."""
     before, after = PROBE_WHITESPACE
     return [{"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSkeleton:
-    """The fixed pieces of a shape, and where turns stand between them.
+    """Fixed texts of a shape, and the positions of turns among them.
 
-    A place is a pair: how many contents lie before it, and how many fixed characters.
+    A position is a pair: the number of contents before it, and the number of fixed characters.
 
     Attributes:
-        fixed_texts: what the template writes, one more than slots.
-        slots: the message in each slot, and what the template strips of it: 0 nothing, 1 white
+        fixed_texts: texts that the template writes, one more than slots.
+        slots: message index of each slot, and what the template strips: 0 nothing, 1 white
             space before, 2 white space after, 3 both.
-        turns: places of head, body and end of each message; None for one that is left out.
-        control: places of the control tokens in the pieces.
-        altered: what the template does to messages of this shape, in words.
-        strips: whether it strips a content.
+        turns: positions of head, body and end of each message; None for omitted messages.
+        control: positions of the control tokens in the fixed texts.
+        altered: alterations that the template makes to messages of this shape, in words.
+        strips: whether it strips any content.
     """
 
     fixed_texts: tuple[str, ...]
@@ -66,9 +66,9 @@ class TurnSkeleton:
     def match(
         self, text: str, contents: Sequence[str]
     ) -> tuple[list[TurnPosition | None], list[int], tuple[str, ...]] | None:
-        """Where turns and control tokens stand in ``text``, and what was done to contents.
+        """Return the turns, control token offsets and alterations of ``text``.
 
-        None where the text is not these pieces with these contents between them.
+        Returns None if the text is not the fixed texts with these contents between them.
         """
         altered = self.altered
         slot_contents = [contents[number] for number, _ in self.slots]
@@ -96,9 +96,9 @@ _STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
 
 
 def absorb_whitespace(marked_probe: MarkedText) -> tuple[MarkedText, list[int]]:
-    """A rendered probe, the white space that was left counted to its contents; and what was not.
+    """Add the remaining white space of a rendered probe to its contents.
 
-    Of each content: 1 where white space before it was stripped, 2 behind it, 3 both.
+    Also returns the strip mode of each content: 1 if white space before it was stripped, 2 after it, 3 both.
     """
     blocks, strip_modes = [], []
     for block in marked_probe.blocks:
@@ -125,14 +125,7 @@ def make_skeleton(
     turns: Sequence[TurnPosition | None],
     control: re.Pattern[str],
 ) -> TurnSkeleton:
-    """The skeleton that a rendered probe shows.
-
-    Args:
-        marked_probe: the probe, each content whole (see :func:`absorb_whitespace`).
-        strip_modes: what the template stripped of each.
-        turns: where its turns stand.
-        control: matches control tokens.
-    """
+    """Build the skeleton from a rendered probe (see :func:`absorb_whitespace`)."""
     text, blocks = marked_probe.text, marked_probe.blocks
     edges = [0, *(edge for block in blocks for edge in (block.start, block.stop)), len(text)]
     starts = edges[::2]
