@@ -1,4 +1,4 @@
-"""Images, audio and video: their headers, their length in tokens, and the features a model is given.
+"""Images, audio and video: headers, token counts, and features for models.
 
 Read `processor.py` first.
 """

@@ -1,4 +1,4 @@
-"""Sounds: their length from the header alone, and their samples."""
+"""Sounds: length from the header alone, and samples."""
 
 from typing import Any, Literal
 
@@ -20,10 +20,10 @@ _MAX_SAMPLES = 1 << 48
 
 
 def inspect_audio(content: MediaContent, limits: MediaLimits) -> AudioFacts:
-    """What a sound's header says, after checking that its last sample is there.
+    """Read the header of a sound and check that its last sample exists.
 
     Raises:
-        UnusableRecordError: it is empty, no sound, cut short, damaged, or longer than allowed.
+        UnusableRecordError: the content is empty, no sound, truncated, damaged, or longer than allowed.
         MissingDependencyError: soundfile is not installed.
     """
     if not content.size:
@@ -48,13 +48,13 @@ def inspect_audio(content: MediaContent, limits: MediaLimits) -> AudioFacts:
 
 
 def decode_audio(content: MediaContent, facts: AudioFacts, rate: int) -> NDArray[np.float32]:
-    """The samples of a sound at another rate, all channels in one, float32 [facts.samples_at(rate)].
+    """Decode a sound to mono at a given rate, float32 [facts.samples_at(rate)].
 
-    The mean of the channels, resampled by soxr in its quality HQ: what ``librosa.load`` and with it
-    transformers' ``load_audio`` do.
+    Channels are averaged and resampled by soxr at quality HQ, as in ``librosa.load`` and
+    therefore transformers' ``load_audio``.
 
     Raises:
-        UnusableRecordError: it cannot be decoded, or is not as long as its header said.
+        UnusableRecordError: the sound cannot be decoded, or is shorter than its header says.
         MissingDependencyError: soxr is not installed.
     """
     chunks = []
@@ -68,7 +68,7 @@ def decode_audio(content: MediaContent, facts: AudioFacts, rate: int) -> NDArray
             chunks.append(chunk.mean(axis=1, dtype=np.float32))
             remaining -= len(chunk)
     mono = np.concatenate(chunks)
-    # Numbers beyond this are no sound, and their squares no numbers.
+    # Larger values are no sound, and their squares overflow.
     if not (np.abs(mono) < _MAX_AMPLITUDE).all():
         raise UnusableRecordError("holds samples that are no numbers, or far beyond full scale (1.0); write it anew")
     return _resample(mono, facts, rate)
@@ -84,7 +84,7 @@ def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArra
             "To change the rate of sounds soxr is needed: pip install 'batchloom[media]'."
         ) from error
     resampled = soxr.resample(mono, facts.rate, rate, quality="HQ")
-    # By a sample or so it may give more or fewer.
+    # soxr may return a sample or so too many or too few.
     exact = np.zeros(facts.samples_at(rate), np.float32)
     exact[: len(resampled)] = resampled[: len(exact)]
     return exact
@@ -113,7 +113,7 @@ def _open_audio(content: MediaContent) -> Any:
 
 
 def _check_length(content: MediaContent, sound: Any, samples: int) -> None:
-    """Raise where the last sample is not where the header says."""
+    """Raise if the last sample is not at the position that the header gives."""
     try:
         sound.seek(samples - 1)
         last = len(sound.read(1))
@@ -131,7 +131,7 @@ def _check_length(content: MediaContent, sound: Any, samples: int) -> None:
 
 
 def _check_not_truncated(content: MediaContent) -> None:
-    """Raise where a WAV or an AIFF is shorter than it says: libsndfile reads what is left of it."""
+    """Raise if a WAV or AIFF is shorter than declared: libsndfile reads what remains."""
     head = content.read(0, 12)
     if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
         order: Literal["little", "big"] = "little"
@@ -148,7 +148,7 @@ def _check_not_truncated(content: MediaContent) -> None:
         offset += 8 + int.from_bytes(start[4:], order) + int.from_bytes(start[4:], order) % 2
     if start[:4] in (b"data", b"SSND"):
         declared_size = max(declared_size, offset + 8 + int.from_bytes(start[4:], order))
-    # What streams is written before its length is known.
+    # Streams are written before their length is known.
     if content.size < declared_size < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
             f"has {content.size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"

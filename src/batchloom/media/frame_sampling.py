@@ -1,4 +1,4 @@
-"""Which frames of a video are seen, and how large: arithmetic on its length, rate and size."""
+"""Selection of video frames and their size, from length, rate and size."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ _MICROSECONDS_PER_SECOND = 10**6
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """How videos become frames.
+    """Sampling of frames from videos.
 
     Attributes:
-        fps: frames for each second of a video.
-        frames: so many of each video in place of ``fps``, evenly spread; all of one that has fewer.
-        max_frames: at most, where ``fps`` says how many.
-        min_pixels: width x height of a frame; smaller ones are made larger.
-        max_pixels: width x height of a frame; larger ones are made smaller.
+        fps: frames per second of video.
+        frames: number of evenly spaced frames in place of ``fps``; all frames of a shorter video.
+        max_frames: maximum number of frames with ``fps``.
+        min_pixels: minimum width x height of a frame; smaller frames are enlarged.
+        max_pixels: maximum width x height of a frame; larger frames are shrunk.
     """
 
     fps: float = 2.0
@@ -41,15 +41,10 @@ class FrameSampling:
 
 
 def compute_frame_times(seconds: Fraction, rate: Fraction | None, sampling: FrameSampling) -> list[int]:
-    """When the frames that are seen of a video are shown, in microseconds, ascending, at least one.
+    """Return the times of the sampled frames in microseconds, ascending, at least one.
 
-    They are evenly spread from the first one on, as transformers' ``default_sample_indices_fn`` takes them: of T
-    frames the N numbers ``floor(i * T / N)``.
-
-    Args:
-        seconds: how long the video lasts.
-        rate: frames a second that it has, about; None where nobody knows.
-        sampling: how many are wanted.
+    They are evenly spaced from the first frame on, as in transformers' ``default_sample_indices_fn``: the N frames
+    ``floor(i * T / N)`` of T. ``rate`` is the approximate frame rate, or None if unknown.
     """
     frame_count = sampling.frames
     if frame_count is None:
@@ -60,12 +55,12 @@ def compute_frame_times(seconds: Fraction, rate: Fraction | None, sampling: Fram
     if rate:
         frame_count = min(frame_count, round(seconds * rate))
     frame_count = max(frame_count, 1)
-    # Times of frames are rounded down: one that is shown exactly then is taken.
+    # Frame times are rounded down, so round up here to get the frame shown exactly then.
     return [math.ceil(_MICROSECONDS_PER_SECOND * seconds * index / frame_count) for index in range(frame_count)]
 
 
 def fit_frame_size(width: int, height: int, sampling: FrameSampling) -> tuple[int, int]:
-    """Width and height of a frame as it is to be seen, its form kept."""
+    """Return width and height of a frame within the pixel limits, same aspect ratio."""
     pixels = width * height
     if pixels > sampling.max_pixels:
         scale = math.sqrt(sampling.max_pixels / pixels)

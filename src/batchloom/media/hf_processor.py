@@ -1,4 +1,4 @@
-"""Processors of transformers: loading them, and asking them what they write for a medium."""
+"""Processors of transformers, run on blank media to get the text they write."""
 
 import functools
 import re
@@ -10,7 +10,7 @@ from batchloom.core.errors import InputError, UnusableRecordError
 from batchloom.core.medium import AudioFacts, ImageFacts, MediumFacts, MediumKind
 from batchloom.media.processor_families import PlaceholderExpansion
 
-# What a processor may raise of a medium that it does not take.
+# Errors that a processor may raise for a medium it does not accept.
 _PROCESSOR_ERRORS = (
     ValueError,
     TypeError,
@@ -23,7 +23,7 @@ _OFFSETS_KEY = "text_replacement_offsets"
 
 
 def collapse_expansion(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> PlaceholderExpansion:
-    """An expansion out of all that a processor writes for one medium."""
+    """Collapse each run of the token in a processor's text for one medium."""
     runs: list[int] = []
 
     def collapse_run(match: re.Match[str]) -> str:
@@ -35,16 +35,11 @@ def collapse_expansion(text: str, token: str, grid: tuple[int, int, int] = (0, 0
 
 
 def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
-    """What a processor writes for a medium of such a size.
-
-    Args:
-        processor: of transformers.
-        kind: of the medium.
-        facts: its size.
+    """Return the text that a processor writes for a medium of this size.
 
     Raises:
-        UnusableRecordError: it takes no such medium.
-        InputError: it does not tell, as those of older transformers do not.
+        UnusableRecordError: the processor does not accept the medium.
+        InputError: the processor does not report the text, as in older transformers.
     """
     name = type(processor).__name__
     placeholder = getattr(processor, f"{kind}_token", None)
@@ -65,7 +60,7 @@ def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
 
 
 def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
-    """An empty medium of a size, as the argument that a processor takes it in."""
+    """Return a blank medium as keyword arguments of a processor."""
     if isinstance(facts, ImageFacts):
         from PIL import Image  # noqa: PLC0415 - late: only where there are images
 
@@ -77,7 +72,7 @@ def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
 
 
 def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> str:
-    """The token that is written many times, which need not be the one that asks for it."""
+    """Return the repeated token, which may differ from the placeholder."""
     token_ids = getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
     if token_ids[0] is None:
         return placeholder
@@ -87,7 +82,7 @@ def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> 
 
 @final
 class ProbedProcessor:
-    """A processor whose arithmetic is not known: it is run once for each size.
+    """Family of an unknown processor, which is run once per size of a medium.
 
     Attributes:
         kind, placeholder, token: see :class:`batchloom.media.ProcessorFamily`.
@@ -101,11 +96,9 @@ class ProbedProcessor:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`batchloom.media.ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`batchloom.media.ProcessorFamily`."""
         size: MediumFacts = (
             AudioFacts(facts.samples, facts.rate)
             if isinstance(facts, AudioFacts)

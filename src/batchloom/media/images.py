@@ -1,6 +1,6 @@
-"""Images: their size from the header alone, and their pixels.
+"""Images: size from the header alone, and pixels.
 
-Formats are told by their first bytes and nothing else is tried: some of what Pillow reads runs other programs.
+Formats are detected by their first bytes and nothing else is tried: some Pillow readers run other programs.
 """
 
 import zlib
@@ -12,7 +12,7 @@ from batchloom.core.medium import ImageFacts
 from batchloom.media.media_content import BytesContent, MediaContent, open_content, read_edges
 from batchloom.media.media_limits import MediaLimits
 
-# What Pillow's readers raise of files that are not what they begin as.
+# Errors that Pillow's readers raise for damaged files.
 _DECODE_ERRORS = (
     *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError),
     *(EOFError, OverflowError, zlib.error, ZeroDivisionError, NotImplementedError),
@@ -39,12 +39,12 @@ _PNG_HEADER_BYTES, _PNG_CHUNK_BYTES = 8, 12
 
 
 def inspect_image(content: MediaContent, limits: MediaLimits) -> ImageFacts:
-    """What an image's header says, after checking that the file has an end.
+    """Read the header of an image and check that the file is complete.
 
-    Nothing is decoded, but where the end does not show: then decoding tells whether it is cut.
+    The image is decoded only if its end cannot be recognized; decoding then shows whether it is truncated.
 
     Raises:
-        UnusableRecordError: it is empty, no image, cut short, damaged, or larger than allowed.
+        UnusableRecordError: the content is empty, no image, truncated, damaged, or larger than allowed.
         MissingDependencyError: Pillow is not installed.
     """
     head, tail = read_edges(content)
@@ -59,19 +59,19 @@ def inspect_image(content: MediaContent, limits: MediaLimits) -> ImageFacts:
         )
     if form in _FORMATS_WITH_END and _has_end(form, content.size, head, tail):
         return facts
-    # Of other formats neither an end nor an orientation is told by a header alone.
+    # Headers of other formats show neither an end nor the orientation.
     width, height = decode_image(content).size
     return replace(facts, width=width, height=height)
 
 
 def decode_image(content: MediaContent) -> Any:
-    """The first picture of an image as an upright RGB ``PIL.Image.Image``.
+    """Decode the first picture of an image to an upright RGB ``PIL.Image.Image``.
 
-    Orientation and colours are those of transformers' ``load_image``; pixels of 16 bits are scaled to 8, where
-    Pillow's conversion would make white of nearly all of them.
+    Orientation and colours match transformers' ``load_image``, except that 16-bit pixels are scaled to 8 bits;
+    Pillow's conversion would turn nearly all of them white.
 
     Raises:
-        UnusableRecordError: it cannot be decoded.
+        UnusableRecordError: the image cannot be decoded.
     """
     form = detect_image_format(content.read(0, 64))
     try:
@@ -84,10 +84,10 @@ def decode_image(content: MediaContent) -> Any:
 
 
 def detect_image_format(head: bytes) -> str:
-    """The format that the first bytes of an image are of.
+    """Detect the format from the first bytes of an image.
 
     Raises:
-        UnusableRecordError: of none that is read; says what it seems to be.
+        UnusableRecordError: an unsupported format; the message guesses which.
     """
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -122,9 +122,9 @@ def _describe_not_image(head: bytes) -> str:
 
 
 def _open_image(content: MediaContent, form: str) -> Any:
-    """Pillow's reader of this format and no other, at the header.
+    """Open an image with Pillow's reader of this format only, at the header.
 
-    Its own ``open`` warns of large images by a filter of the whole process.
+    ``Image.open`` would warn of large images through a process-wide filter.
     """
     try:
         from PIL import Image  # noqa: F401, PLC0415 - late: only where there are images
@@ -138,7 +138,7 @@ def _open_image(content: MediaContent, form: str) -> Any:
 
 
 def _read_facts(content: MediaContent, head: bytes, form: str) -> ImageFacts:
-    """Facts from the first stretch where they are in it, else from the whole file."""
+    """Read facts from the first bytes if they suffice, else from the complete file."""
     candidates = [BytesContent(head), content] if form in ("JPEG", "BMP") else [content]
     for candidate in candidates:
         try:
@@ -158,14 +158,13 @@ def _make_facts(image: Any, content: MediaContent, form: str) -> ImageFacts:
 
 
 def _read_orientation(image: Any, content: MediaContent, form: str) -> int:
-    # Pillow decodes a PNG to find what may stand behind its pixels: EXIF, or texts that hold it or XMP.
+    # Pillow would decode a PNG to find EXIF, or text chunks with EXIF or XMP, after the pixels.
     if form == "PNG" and not _has_png_chunk(content, _METADATA_CHUNKS):
         return 1
     return int(image.getexif().get(_ORIENTATION_TAG, 1) or 1)
 
 
 def _has_png_chunk(content: MediaContent, kinds: tuple[bytes, ...]) -> bool:
-    """Whether a PNG has a chunk of one of these kinds."""
     offset = _PNG_HEADER_BYTES
     while len(start := content.read(offset, offset + 8)) == 8:
         if start[4:] in kinds:
@@ -175,7 +174,7 @@ def _has_png_chunk(content: MediaContent, kinds: tuple[bytes, ...]) -> bool:
 
 
 def _has_end(form: str, size: int, head: bytes, tail: bytes) -> bool:
-    """Whether a file ends as its format does, so that it is not cut."""
+    """Return whether a file ends as its format requires, so that it is not truncated."""
     if form == "JPEG":
         return tail.rstrip(b"\x00\r\n").endswith(b"\xff\xd9")
     if form == "PNG":
@@ -197,7 +196,7 @@ def _damaged_image_error(form: str, error: BaseException) -> UnusableRecordError
 def _to_rgb(image: Any) -> Any:
     from PIL import ImageOps  # noqa: PLC0415 - late, as above
 
-    # Where nothing has to be turned or converted its pixels are not copied.
+    # In place: an image without rotation or conversion is not copied.
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return _from_16_bit_grayscale(image)

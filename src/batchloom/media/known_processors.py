@@ -1,4 +1,4 @@
-"""Which processors' arithmetic is known, and the settings they give it."""
+"""Processors with a known token count, and the settings that it depends on."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from batchloom.media.processor_families import (
 
 
 class ProcessorParts(NamedTuple):
-    """What a processor is made of.
+    """Parts of a processor.
 
     Attributes:
-        config: its own settings (``processor_config.json``).
-        image: the image processor of transformers; None where there is none.
-        sound: the feature extractor; None where there is none.
-        tokens: the tokens that its tokenizer has names for, by name.
+        config: settings in ``processor_config.json``.
+        image: image processor of transformers, or None.
+        sound: feature extractor of transformers, or None.
+        tokens: special tokens of its tokenizer, by attribute name.
     """
 
     config: Mapping[str, Any]
@@ -30,12 +30,7 @@ class ProcessorParts(NamedTuple):
 
 
 def find_known_family(name: str, parts: ProcessorParts) -> ProcessorFamily | None:
-    """The arithmetic of a processor class; None where it, or its settings, are not known.
-
-    Args:
-        name: of the class of transformers.
-        parts: what the processor is made of.
-    """
+    """Return the family of a processor class; None if class or settings are unknown."""
     make = _KNOWN_FAMILIES.get(name)
     return None if make is None else make(parts)
 
@@ -115,7 +110,7 @@ def _count_extra_tokens(parts: ProcessorParts) -> int:
 
 
 def _get_encoder_size(parts: ProcessorParts) -> tuple[int, int] | None:
-    """Height and width of what a vision encoder sees, where that is the same for every image."""
+    """Return height and width of the vision encoder's input; None if they vary."""
     image = parts.image
     if image is None:
         return None
@@ -126,7 +121,7 @@ def _get_encoder_size(parts: ProcessorParts) -> tuple[int, int] | None:
 
 
 def _get_size(image: Any, name: str) -> dict[str, int]:
-    """A size of an image processor by its names; those it does not set are left out."""
+    """Return the fields of an image processor's size that are set."""
     size = getattr(image, name, None)
     names = ("height", "width", "shortest_edge", "longest_edge")
     if isinstance(size, Mapping):

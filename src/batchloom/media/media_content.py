@@ -1,4 +1,4 @@
-"""The bytes of a medium, wherever they are, and what tells one from another without reading all of them."""
+"""Bytes of media, and an identity hash of their first and last bytes."""
 
 import io
 import os
@@ -9,20 +9,20 @@ import xxhash
 
 from batchloom.core.files import open_regular_file
 
-# Headers are at the beginning, marks of the end at the end.
+# Headers are at the beginning of a file, end markers at its end.
 EDGE_BYTES = 1 << 16
 
 
 class MediaContent(Protocol):
-    """Bytes that are read in stretches."""
+    """Bytes that are read in ranges."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of bytes."""
         ...
 
     def read(self, start: int, stop: int) -> bytes:
-        """Those from ``start`` to ``stop - 1``, as far as they are there; raises OSError."""
+        """Return the bytes ``[start, stop)``, fewer at the end; may raise OSError."""
         ...
 
 
@@ -40,21 +40,21 @@ class BytesContent:
         return self._data if start <= 0 and stop >= self.size else self._data[start:stop]
 
     def file(self) -> io.BytesIO:
-        """The same as a file that is open for reading; nothing is copied."""
+        """Return the bytes as an open file, without a copy."""
         return io.BytesIO(self._data)
 
 
 @final
 class FileContent:
-    """A regular file of this machine, or a stretch of one; use as a context manager.
+    """A local regular file or a byte range of one; use as a context manager.
 
     Args:
-        path: of the file.
-        byte_range: its first byte and how many it has; None for all of the file.
+        path: path of the file.
+        byte_range: offset and length of the range; None for the complete file.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe or a device.
-        EOFError: the file ends before the stretch does.
+        OSError: the file cannot be opened, or is a pipe or a device.
+        EOFError: the file ends before the range does.
     """
 
     __slots__ = ("_file", "_start", "size")
@@ -81,32 +81,27 @@ class FileContent:
 
 @final
 class _ContentFile(io.RawIOBase):
-    """A content as libraries read files: what they do not ask for is not read."""
+    """Adapter to a file object for libraries; only the requested bytes are read."""
 
     def __init__(self, content: MediaContent) -> None:
         super().__init__()
         self._content, self._at = content, 0
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """See ``io.IOBase``."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._content.size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def tell(self) -> int:
-        """See ``io.IOBase``."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """See ``io.RawIOBase``."""
         data = self._content.read(self._at, self._at + len(buffer))
         buffer[: len(data)] = data
         self._at += len(data)
@@ -114,14 +109,13 @@ class _ContentFile(io.RawIOBase):
 
 
 def open_content(content: MediaContent) -> io.BufferedReader | io.BytesIO:
-    """A content as a file that is open for reading."""
     if isinstance(content, BytesContent):
         return content.file()
     return io.BufferedReader(_ContentFile(content), EDGE_BYTES)
 
 
 def read_edges(content: MediaContent) -> tuple[bytes, bytes]:
-    """The first and the last 64 KiB; of what is shorter, all of it twice."""
+    """Return the first and the last 64 KiB; shorter contents are returned twice."""
     head = content.read(0, EDGE_BYTES)
     if content.size <= EDGE_BYTES:
         return head, head
@@ -129,12 +123,14 @@ def read_edges(content: MediaContent) -> tuple[bytes, bytes]:
 
 
 def hash_edges(size: int, head: bytes, tail: bytes) -> bytes:
-    """What tells a medium from another: XXH3-128 of its size (u64) and of its first and last 64 KiB, 16 bytes.
+    """Return the 16-byte identity of a medium.
+
+    It is XXH3-128 of the size (u64) and of the first and last 64 KiB.
 
     Args:
-        size: bytes of the whole.
-        head: as :func:`read_edges` gives it.
-        tail: as :func:`read_edges` gives it.
+        size: size of the medium in bytes.
+        head: first bytes from :func:`read_edges`.
+        tail: last bytes from :func:`read_edges`.
     """
     digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
     digest.update(head)

@@ -1,4 +1,4 @@
-"""What a processor makes of media: arrays as its model takes them."""
+"""Features that a processor computes from media, as arrays for its model."""
 
 import tempfile
 import threading
@@ -23,12 +23,12 @@ FeatureArrays = dict[str, NDArray[Any]]
 
 @final
 class FeatureExtractor:
-    """Makes features; safe to share between threads.
+    """Thread-safe feature extraction.
 
-    Its parts are made when they are first needed, of the files that a store keeps.
+    Parts of the processor are loaded on first use, from the files in the store.
 
     Args:
-        files: of the processor.
+        files: files of the processor.
     """
 
     def __init__(self, files: ProcessorFiles) -> None:
@@ -38,12 +38,12 @@ class FeatureExtractor:
         self._internal_outputs = get_model_traits(files.name).internal_outputs
 
     def extract(self, content: MediaContent, facts: MediumFacts) -> FeatureArrays:
-        """The features of one medium, with an axis for media before those of their own.
+        """Return the features of one medium; the first axis of each array counts media.
 
         Raises:
-            UnusableRecordError: it cannot be decoded, or is not what its header said.
-            InputError: the processor cannot be made of its files here.
-            MissingDependencyError: what decodes it is not installed.
+            UnusableRecordError: the medium cannot be decoded, or contradicts its header.
+            InputError: the installed transformers cannot load the processor from its files.
+            MissingDependencyError: the decoder of this medium is not installed.
         """
         if isinstance(facts, ImageFacts):
             picture = decode_image(content)
@@ -56,16 +56,19 @@ class FeatureExtractor:
         return self._extract_sound(content, facts)
 
     def extract_frames(self, content: MediaContent, facts: Sequence[FrameFacts]) -> list[FeatureArrays]:
-        """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
+        """Return image features of each video frame; raises as :meth:`extract`.
+
+        ``facts`` must ascend by time.
+        """
         return [self._extract_image(picture) for picture in decode_frames(content, facts)]
 
     def names(self, kind: str) -> list[str]:
-        """What features of a kind of media are called, as their part of the processor says."""
+        """Return the feature names of a kind of media."""
         part = self._get_part("AutoFeatureExtractor" if kind == "audio" else "AutoImageProcessor")
         return [name for name in part.model_input_names if name not in self._internal_outputs]
 
     def setting(self, auto: str, name: str) -> Any:
-        """A setting of a part of the processor, such as ``AutoImageProcessor``."""
+        """Return a setting of a part of the processor, such as ``AutoImageProcessor``."""
         return getattr(self._get_part(auto), name)
 
     def _extract_image(self, picture: Any) -> FeatureArrays:
@@ -89,13 +92,13 @@ class FeatureExtractor:
             return_tensors="np",
         )
         features = {name: _to_numpy(value) for name, value in output.items()}
-        # As Qwen2-Audio's processor calls it, beside the mask of the text.
+        # Qwen2-Audio's processor uses this name, because attention_mask is the mask of the text.
         if "attention_mask" in features:
             features["feature_attention_mask"] = features.pop("attention_mask")
         return features
 
     def _get_class_defaults(self, name: str) -> Mapping[str, Any]:
-        """What the processor's class asks of its parts, over their own settings."""
+        """Return the defaults of the processor class, which override those of its parts."""
         import transformers  # noqa: PLC0415 - late: only where there are media
 
         defaults = getattr(getattr(transformers, self._files.name, None), name, {})
@@ -120,7 +123,7 @@ class FeatureExtractor:
 
 
 def _choose_tensor_type(part: Any) -> str:
-    """In which form a processor can give its arrays: those on torchvision give tensors alone."""
+    """Return the tensor type to request: torchvision processors return only tensors."""
     return "np" if type(part).__name__.endswith("Pil") else "pt"
 
 
@@ -129,13 +132,13 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 
 
 def join_features(features: Sequence[FeatureArrays]) -> FeatureArrays:
-    """The features of several media one behind the other, shorter ones filled up with zeros as processors do."""
+    """Concatenate features of several media, padding shorter ones with zeros."""
     names = dict.fromkeys(name for arrays in features for name in arrays)
     return {name: stack_padded([arrays[name] for arrays in features if name in arrays]) for name in names}
 
 
 def stack_padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays one behind the other, shorter ones filled up with zeros along all axes but the first."""
+    """Concatenate arrays along axis 0, padding all other axes with zeros."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) == 1:
         return np.concatenate(arrays)

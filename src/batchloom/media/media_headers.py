@@ -1,4 +1,4 @@
-"""Looking at media at preparation: their headers, and what tells them from others."""
+"""Inspection of media during preparation: headers and identity hashes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -16,19 +16,19 @@ from batchloom.media.media_limits import MediaLimits
 from batchloom.media.media_locations import MediaResolver
 from batchloom.media.video import inspect_video
 
-# Of one medium in many records the header is read once; what fails is looked at again.
+# A medium in many records is read once. Failures are not cached.
 _MAX_CACHED_HEADERS = 4096
 
 
 @final
 class MediaInspector:
-    """Looks at media of one source.
+    """Inspector of the media of one source.
 
     Args:
-        resolver: where they lie.
-        kinds: those that the processor takes.
-        sampling: which frames of videos are seen.
-        embed: whether their bytes are taken, too.
+        resolver: resolver of media locations.
+        kinds: kinds that the processor accepts.
+        sampling: selection of video frames.
+        embed: whether to load the bytes of media, too.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class MediaInspector:
         self._cached_headers = lru_cache(_MAX_CACHED_HEADERS)(self._read_headers)
 
     def __call__(self, media: list[Medium]) -> list[list[Medium]]:
-        """What each of the media of one record is seen as: itself, or the frames of a video, which are images.
+        """Return each medium of a record with its facts, or the image frames of a video.
 
         Raises:
-            UnusableRecordError: one of them cannot be used; says which.
+            UnusableRecordError: a medium cannot be used; the message says which.
         """
         return [self._inspect(medium, number) for number, medium in enumerate(media, 1)]
 
@@ -78,11 +78,11 @@ class MediaInspector:
 def inspect_medium(
     kind: MediumKind, content: MediaContent, limits: MediaLimits, sampling: FrameSampling
 ) -> Sequence[MediumFacts]:
-    """What the header of a medium says; of a video, of each frame that is seen.
+    """Read the header of a medium; of a video, return facts of each sampled frame.
 
     Raises:
-        UnusableRecordError: it is none of its kind, damaged, cut short, or too large.
-        MissingDependencyError: what reads such media is not installed.
+        UnusableRecordError: the medium is of another kind, damaged, truncated, or too large.
+        MissingDependencyError: the reader of this kind is not installed.
     """
     if kind == "image":
         return [inspect_image(content, limits)]

@@ -1,4 +1,4 @@
-"""How large a medium may be before it is refused."""
+"""Size limits of media."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ _MAX_VALUE = 10**12
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What is refused for its size: a small file can become gigabytes when it is decoded.
+    """Size limits of media: a small file can decode to gigabytes.
 
     Attributes:
-        image_pixels: width x height of an image at most.
-        audio_seconds: of a sound at most.
-        file_bytes: of a file that is held in memory as a whole: one that lies elsewhere, or is embedded.
-        fetch_seconds: until a file that lies elsewhere has come.
+        image_pixels: maximum width x height of an image.
+        audio_seconds: maximum length of a sound.
+        file_bytes: maximum size of a file held in memory, because it is remote or embedded.
+        fetch_seconds: timeout for the download of a remote file.
     """
 
     image_pixels: int = 100_000_000

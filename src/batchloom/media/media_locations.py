@@ -1,4 +1,4 @@
-"""Where media lie: relative to the file that names them or to a folder, never outside of it; or behind a URL."""
+"""Locations of media: paths inside a folder, or URLs."""
 
 import os
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ _KNOWN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "hf")
 
 @dataclass(frozen=True, slots=True)
 class MediaResolver:
-    """Where relative paths of media begin, and what is read of them.
+    """Resolver of media locations, with limits on what is read.
 
     Attributes:
-        folder: a folder of this machine or a URL; paths that leave it are refused.
+        folder: local folder or URL that relative paths start from; paths that leave it are refused.
         follow_links: whether symbolic links below the folder may lead out of it.
-        limits: how much is read of what lies elsewhere.
+        limits: limits for remote media.
     """
 
     folder: str
@@ -33,11 +33,11 @@ class MediaResolver:
 
     @contextmanager
     def open(self, medium: Medium) -> Iterator[MediaContent]:
-        """The bytes of a medium.
+        """Open the bytes of a medium.
 
         Raises:
-            UnusableRecordError: it is not there, cannot be read, takes too long or is too large to be fetched, or
-                lies outside of the folder.
+            UnusableRecordError: the medium is missing, unreadable, too slow or too large to fetch, or
+                outside the folder.
         """
         if medium.data is not None:
             yield BytesContent(medium.data)
@@ -68,7 +68,7 @@ class MediaResolver:
             yield file
 
     def load_data(self, medium: Medium) -> Medium:
-        """A medium with its bytes; raises as :meth:`open`."""
+        """Return a medium with its bytes; raises as :meth:`open`."""
         with self.open(medium) as content:
             if content.size > self.limits.file_bytes:
                 raise UnusableRecordError(
@@ -77,10 +77,10 @@ class MediaResolver:
             return replace(medium, data=content.read(0, content.size))
 
     def resolve(self, location: str) -> str:
-        """The path or URL of a medium as its record names it.
+        """Return the absolute path or URL of a location in a record.
 
         Raises:
-            UnusableRecordError: it leaves the folder, or is a URL of a kind that is not read.
+            UnusableRecordError: the location leaves the folder, or is a URL of an unsupported scheme.
         """
         location = strip_file_scheme(location)
         if is_url(location):

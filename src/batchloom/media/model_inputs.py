@@ -1,16 +1,16 @@
-"""What models want beside the features of media, by the class of their processor."""
+"""Additional model inputs and batch layouts, by processor class."""
 
 from typing import NamedTuple
 
 
 class ModelTraits(NamedTuple):
-    """How the batches of a model with media differ.
+    """Differences in the batches of a model with media.
 
     Attributes:
-        mrope: whether positions have a time, a height and a width (M-RoPE), behind those of the text.
-        by_row: whether features of the images of a row stand together, ``[rows, images, ...]``.
-        token_types: whether ``token_type_ids`` say which tokens are of images.
-        internal_outputs: what a processor makes for itself and gives to no model.
+        mrope: whether positions add time, height and width (M-RoPE) after those of the text.
+        by_row: whether image features are grouped by row, ``[rows, images, ...]``.
+        token_types: whether ``token_type_ids`` mark the image tokens.
+        internal_outputs: processor outputs that no model takes.
     """
 
     mrope: bool = False
@@ -30,5 +30,5 @@ _TRAITS_BY_PROCESSOR: dict[str, ModelTraits] = {
 
 
 def get_model_traits(name: str) -> ModelTraits:
-    """The traits of a processor class of transformers; the plain ones of a class that is not known."""
+    """Return the traits of a transformers processor class; defaults for unknown ones."""
     return _TRAITS_BY_PROCESSOR.get(name, ModelTraits())

@@ -1,7 +1,7 @@
-"""How many samples an MP3 holds, counted by the headers of its frames.
+"""Number of samples of an MP3, counted from its frame headers.
 
-An MP3 without a Xing, Info or VBRI header does not say how long it is; decoders take the rate of its first
-frame for that of all. Frames as ISO/IEC 11172-3 and 13818-3 have them, of layer III.
+An MP3 without a Xing, Info or VBRI header does not store its length; decoders apply the bit rate of the first
+frame to all. Frames are those of ISO/IEC 11172-3 and 13818-3, layer III.
 """
 
 from batchloom.media.media_content import MediaContent
@@ -13,19 +13,19 @@ _LENGTH_TAGS = (b"Xing", b"Info", b"VBRI")
 
 
 def is_mp3(content: MediaContent) -> bool:
-    """Whether frames of an MP3 begin where its tags end."""
+    """Return whether an MP3 frame follows the tags."""
     return _parse_frame_header(content.read(at := _skip_id3_tag(content), at + 4)) is not None
 
 
 def has_mp3_length(content: MediaContent) -> bool:
-    """Whether the first frame of an MP3 says how long it is."""
+    """Return whether the first frame of an MP3 stores its length."""
     at = _skip_id3_tag(content)
     first = content.read(at, at + 64)
     return any(mark in first for mark in _LENGTH_TAGS)
 
 
 def count_mp3_samples(content: MediaContent) -> int:
-    """Samples in the frames of an MP3, each of its channels."""
+    """Count the samples per channel in the frames of an MP3."""
     data = content.read(0, content.size)
     offset, samples = _skip_id3_tag(content), 0
     while (frame := _parse_frame_header(data[offset : offset + 4])) is not None:
@@ -37,7 +37,7 @@ def count_mp3_samples(content: MediaContent) -> int:
 
 
 def _skip_id3_tag(content: MediaContent) -> int:
-    """Where an ID3v2 tag at the beginning ends."""
+    """Return the offset after the leading ID3v2 tags."""
     at = 0
     while (head := content.read(at, at + 10))[:3] == b"ID3" and len(head) == 10:
         size = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
@@ -46,7 +46,7 @@ def _skip_id3_tag(content: MediaContent) -> int:
 
 
 def _parse_frame_header(head: bytes) -> tuple[int, int] | None:
-    """(bytes, samples) of the frame that a header begins; None where it is none."""
+    """Return (bytes, samples) of a frame; None if this is no frame header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3

@@ -1,4 +1,4 @@
-"""Positions of tokens in time, height and width (M-RoPE of Qwen2-VL, arXiv 2409.12191, section 2.1)."""
+"""M-RoPE positions in time, height and width (Qwen2-VL, arXiv 2409.12191, 2.1)."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ PatchGridShape = tuple[int, int, int]
 def compute_mrope_positions(
     length: int, media: Sequence[tuple[int, int, PatchGridShape]], merge: int
 ) -> NDArray[np.int64]:
-    """The positions of a document's tokens, as transformers' ``get_rope_index`` gives them, int64 [3, length].
+    """Return M-RoPE positions as transformers' ``get_rope_index``, int64 [3, length].
 
-    Text counts on alike in all three; a medium's tokens stand at the places of their patches, and what follows
-    begins behind the longest side of it.
+    Text counts up equally in all three rows. A medium's tokens have the positions of their patches, and the next
+    text continues after the medium's longest side.
 
     Args:
         length: tokens of the document.
-        media: (first token, tokens, patches in time, height and width) of each, in order.
-        merge: patches a side that are one token.
+        media: (first token, tokens, patches in time, height and width) of each medium, in order.
+        merge: side, in patches, of the square that is one token.
     """
     positions = np.empty((3, length), np.int64)
     next_token = next_position = 0

@@ -1,4 +1,4 @@
-"""A processor of transformers as a value: the files that make it, and what it makes of media."""
+"""Processors of transformers: their files, and the media families they accept."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from batchloom.media.model_inputs import get_model_traits
 from batchloom.media.processor_agreement import find_processor_disagreement
 from batchloom.media.processor_families import PatchGridFamily, ProcessorFamily
 
-# All that makes a processor but its tokenizer, in the order in which transformers writes and reads them.
+# All files of a processor except its tokenizer, in the order in which transformers writes and reads them.
 PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -32,18 +32,18 @@ _TOKEN_ATTRIBUTES = (
 )
 _MAX_BYTES = 16 << 20
 _REMEDY = "give the folder that a processor's save_pretrained wrote"
-# What transformers raises where it cannot make something of a folder.
+# Errors that transformers raises for a folder that it cannot load.
 _LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    """What a processor is made of, as it can be written down and read back.
+    """Serializable files of a processor.
 
     Attributes:
-        name: the class of transformers.
-        files: the content of each file, by name.
+        name: class name in transformers.
+        files: content of each file, by name.
     """
 
     name: str
@@ -51,18 +51,18 @@ class ProcessorFiles:
 
     @property
     def fingerprint(self) -> str:
-        """Names the processor: 32 hex digits."""
+        """Identity of the processor: 32 hex digits."""
         parsed = {name: orjson.loads(text) for name, text in self.files.items()}
         return fingerprint({"processor": self.name, "files": parsed})
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its own settings."""
+        """Settings in ``processor_config.json``."""
         config: dict[str, Any] = orjson.loads(self.files.get(PROCESSOR_FILES[0], "{}"))
         return config
 
     def state(self) -> dict[str, Any]:
-        """What a store keeps of it, as plain values."""
+        """Return the plain values that a store saves."""
         return {
             "state_version": 1,
             "name": self.name,
@@ -72,10 +72,10 @@ class ProcessorFiles:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The files whose ``state()`` this is.
+        """Restore the files from ``state()``.
 
         Raises:
-            InputError: it is no such state, of another version, or was changed.
+            InputError: the state is invalid, of another version, or was changed.
         """
         files = state.get("files")
         if state.get("state_version") != 1 or not isinstance(files, Mapping):
@@ -88,7 +88,7 @@ class ProcessorFiles:
         return processor_files
 
     def write(self, folder: Path) -> None:
-        """Write the files, for transformers to read."""
+        """Write the files to a folder, for transformers to read."""
         for name, text in self.files.items():
             (folder / name).write_text(text, "utf-8")
 
@@ -96,12 +96,12 @@ class ProcessorFiles:
 @final
 @dataclass(frozen=True, slots=True)
 class MediaProcessor:
-    """A processor that says what stands in a text for a medium.
+    """A processor and the families of media that it accepts.
 
     Attributes:
-        files: what it is made of.
-        families: of each kind of media that it takes.
-        notes: what the user should know of it, in sentences.
+        files: files of the processor.
+        families: family of each kind of media.
+        notes: notes for the user, in sentences.
     """
 
     files: ProcessorFiles
@@ -110,11 +110,11 @@ class MediaProcessor:
 
 
 def read_processor_files(folder: Path) -> ProcessorFiles:
-    """The files of a processor in a folder.
+    """Read the files of a processor in a folder.
 
     Raises:
         InputMissingError: there is no such folder.
-        InputError: it holds no processor, or files that are damaged.
+        InputError: the folder holds no processor, or damaged files.
     """
     if folder.is_file():
         raise InputError(f"{folder} is a file; {_REMEDY}.")
@@ -149,16 +149,16 @@ def _read_json_text(path: Path) -> str:
 
 
 def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcessor:
-    """A processor that lies in a folder, after comparing its arithmetic with the installed transformers.
+    """Open the processor in a folder and compare it with the installed transformers.
 
-    No code of the folder is run, and nothing is fetched.
+    No code in the folder is run, and nothing is downloaded.
 
     Args:
-        folder: what ``save_pretrained`` wrote.
-        tokenizer: the folder of its tokenizer, where that is another.
+        folder: folder that ``save_pretrained`` wrote.
+        tokenizer: folder of its tokenizer, if it is another.
 
     Raises:
-        InputError: no processor, one that cannot be made, or one that takes no media.
+        InputError: no processor, one that cannot be loaded, or one that accepts no media.
         MissingDependencyError: transformers or Pillow is not installed.
     """
     files = read_processor_files(folder)
@@ -189,7 +189,7 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
 def _choose_family(
     files: ProcessorFiles, folder: Path, parts: ProcessorParts, processor: Any
 ) -> tuple[ProcessorFamily | None, str]:
-    """The arithmetic that is known of a processor, and where it differs from the installed one."""
+    """Return the known family of a processor, and how the installed one differs."""
     try:
         family = find_known_family(files.name, parts)
         return family, "" if family is None else find_processor_disagreement(family, processor, parts.image)
@@ -200,11 +200,7 @@ def _choose_family(
 
 
 def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, ProcessorFamily], image: Any) -> None:
-    """Raise where a model wants positions of patches that nobody knows how to make.
-
-    Raises:
-        InputError: it does.
-    """
+    """Raise if the model needs patch positions that batchloom cannot compute."""
     grids = "image_grid_thw" in (getattr(image, "model_input_names", None) or ())
     has_known_positions = isinstance(families.get("image"), PatchGridFamily) and get_model_traits(files.name).mrope
     if "image" in families and grids and not has_known_positions:
@@ -224,18 +220,17 @@ def _import_transformers() -> Any:
 
 
 def load_processor_part(auto: str, folder: Path) -> tuple[Any, str]:
-    """What a class such as ``AutoImageProcessor`` makes of a folder; None and why where it cannot.
+    """Load a part with ``AutoImageProcessor`` or the like; (None, reason) on failure.
 
-    Raises:
-        MissingDependencyError: transformers is not installed.
+    Raises MissingDependencyError without transformers.
     """
     return _try_load(getattr(_import_transformers(), auto), folder)
 
 
 def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
-    """What transformers makes of a folder, None and why where it cannot."""
+    """Load a folder with transformers; (None, reason) on failure."""
     try:
-        # What it has to say of parts that are not there is no news here.
+        # Suppress messages about missing parts, which are expected here.
         with contextlib.redirect_stderr(io.StringIO()):
             return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False), ""
     except _LOAD_ERRORS as error:
@@ -243,7 +238,7 @@ def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
 
 
 def _collect_tokens(transformers: Any, processor: Any, folders: tuple[Path | None, ...]) -> dict[str, str]:
-    """The tokens that a processor's tokenizer has names for."""
+    """Return the special tokens of a processor's tokenizer, by attribute name."""
     tokenizer = getattr(processor, "tokenizer", None)
     for folder in () if tokenizer is not None else folders:
         if folder is not None and tokenizer is None:

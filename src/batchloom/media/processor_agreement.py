@@ -1,4 +1,4 @@
-"""Whether a family's arithmetic is that of the installed processor: asked once, before it is trusted."""
+"""Comparison of a family's token counts with the installed processor."""
 
 from typing import Any
 
@@ -19,18 +19,15 @@ _PROBE_SAMPLES = (480, 16_000, 16_001, 48_137, 479_999)
 
 
 def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_processor: Any) -> str:
-    """Where a family and the installed processor differ, in words; empty where they agree.
+    """Describe where a family and the installed processor differ; "" if they agree.
 
-    Args:
-        family: the arithmetic.
-        processor: of transformers, None where it cannot be made whole.
-        image_processor: its part for images; asked for its grid or its pieces where there is no whole.
+    ``image_processor`` supplies grid or tiles if the complete processor cannot be loaded (None).
     """
     for facts in _make_probes(family):
         try:
             expansion = family.expand(facts)
         except UnusableRecordError:
-            # What the family refuses never comes before the processor.
+            # A medium that the family refuses never reaches the processor.
             continue
         expected = make_full_text(family, expansion)
         if processor is not None:
@@ -56,7 +53,7 @@ def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_p
 
 
 def make_full_text(family: ProcessorFamily, expansion: PlaceholderExpansion) -> str:
-    """All that stands in a text for one medium."""
+    """Return the text for one medium with all its tokens."""
     segments = expansion.text.split(family.token)
     runs = (family.token * run for run in expansion.runs)
     return "".join(part for pair in zip(segments, (*runs, ""), strict=True) for part in pair)

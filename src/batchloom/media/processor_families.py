@@ -1,7 +1,7 @@
-"""How many tokens a medium becomes, from its size alone: the arithmetic of families of processors.
+"""Token counts of media from their size alone, per family of processors.
 
-Each family does what the processor of transformers it is named after does, in the same order and in the same
-floating-point numbers, and is compared with that processor before it is trusted (``media.agreement``).
+Each family repeats the operations of the transformers processor it is named after, in the same order and
+floating-point precision, and is compared with it before use (``media.processor_agreement``).
 """
 
 import math
@@ -15,12 +15,12 @@ _MAX_SIDE = 4096
 
 
 class PlaceholderExpansion(NamedTuple):
-    """What stands in a text for one medium.
+    """Text for one medium.
 
     Attributes:
-        text: as the processor writes it, but each run of the medium's token as a single one.
-        runs: how many tokens each of these stands for.
-        grid: patches of the medium in time, height and width; zeros where the model asks for none.
+        text: the processor's text, with each run of the medium's token collapsed to one.
+        runs: length of each run.
+        grid: patches of the medium in time, height and width; zeros if the model needs none.
     """
 
     text: str
@@ -29,33 +29,33 @@ class PlaceholderExpansion(NamedTuple):
 
 
 class ProcessorFamily(Protocol):
-    """Media of one kind, as one processor treats them."""
+    """Token counts of one kind of media under one processor."""
 
     @property
     def kind(self) -> MediumKind:
-        """Of the media."""
+        """Kind of the media."""
         ...
 
     @property
     def placeholder(self) -> str:
-        """What a chat template writes for a medium."""
+        """Text that a chat template writes for a medium."""
         ...
 
     @property
     def token(self) -> str:
-        """The token whose runs the features of a medium replace."""
+        """Token whose runs are replaced by the features of a medium."""
         ...
 
     @property
     def fallback_text(self) -> str:
-        """What is written where a template knows no such media, with the placeholder in it."""
+        """Text, with the placeholder, for templates that do not support such media."""
         ...
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """What stands in a text for such a medium.
+        """Return the text for a medium of this size.
 
         Raises:
-            UnusableRecordError: the processor takes no such medium.
+            UnusableRecordError: the processor does not accept the medium.
         """
         ...
 
@@ -63,14 +63,14 @@ class ProcessorFamily(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class PatchGridFamily:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: an image keeps its form and becomes a grid of patches, some merged to one token.
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a grid of patches that keeps the aspect ratio.
 
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
         patch: side of a patch in pixels.
-        merge: patches a side that become one token.
-        least_pixels: an image of fewer is made larger.
-        most_pixels: an image of more is made smaller.
+        merge: side, in patches, of the square that becomes one token.
+        least_pixels: smaller images are enlarged.
+        most_pixels: larger images are shrunk.
     """
 
     placeholder: str
@@ -83,11 +83,9 @@ class PatchGridFamily:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`ProcessorFamily`."""
         return f"<|vision_start|>{self.placeholder}<|vision_end|>"
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`ProcessorFamily`."""
         image = _require_image(facts)
         height, width = self.compute_resized_size(image)
         rows, columns = height // self.patch, width // self.patch
@@ -95,7 +93,7 @@ class PatchGridFamily:
         return PlaceholderExpansion(self.token, (count,), (1, rows, columns))
 
     def compute_resized_size(self, image: ImageFacts) -> tuple[int, int]:
-        """Height and width after resizing (``smart_resize`` of transformers' qwen2_vl)."""
+        """Return height and width after ``smart_resize`` of transformers' qwen2_vl."""
         height, width, factor = image.height, image.width, self.patch * self.merge
         if max(height, width) / min(height, width) > 200:
             raise UnusableRecordError(
@@ -117,13 +115,13 @@ class PatchGridFamily:
 @final
 @dataclass(frozen=True, slots=True)
 class FixedSizeFamily:
-    """LLaVA, Gemma 3 without pan and scan: every image becomes as many tokens.
+    """LLaVA, Gemma 3 without pan and scan: a constant number of tokens per image.
 
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
         count: tokens of an image.
-        prefix: what the processor writes before them.
-        suffix: what it writes behind them.
+        prefix: text before them.
+        suffix: text after them.
     """
 
     placeholder: str
@@ -135,11 +133,9 @@ class FixedSizeFamily:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`ProcessorFamily`."""
         _require_image(facts)
         return PlaceholderExpansion(f"{self.prefix}{self.token}{self.suffix}", (self.count,))
 
@@ -147,15 +143,15 @@ class FixedSizeFamily:
 @final
 @dataclass(frozen=True, slots=True)
 class TileFamily:
-    """LLaVA-NeXT: the image as a whole, and in tiles whose empty borders are left out.
+    """LLaVA-NeXT: the complete image, then tiles without their empty borders.
 
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
-        pinpoints: heights and widths that tiles may make.
-        height: of a tile in pixels.
-        width: of a tile in pixels.
+        pinpoints: allowed (height, width) of the tiled image.
+        height: height of a tile in pixels.
+        width: width of a tile in pixels.
         patch: side of a patch in pixels.
-        extra: tokens beside those of patches, below 0 where one is left out.
+        extra: tokens in addition to the patches; negative if one is dropped.
     """
 
     placeholder: str
@@ -169,11 +165,9 @@ class TileFamily:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`ProcessorFamily`."""
         image = _require_image(facts)
         best = self._select_best_resolution(image)
         if best is None:
@@ -189,12 +183,15 @@ class TileFamily:
         else:
             visible_side = int(round(image.width * (tall / image.height), 7))
             wide -= (wide - visible_side) // 2 * 2
-        # One token ends each line of the tiles.
+        # Each row of the tiles ends with one token.
         count = tall * wide + tall + rows * columns + self.extra
         return PlaceholderExpansion(self.token, (count,))
 
     def _select_best_resolution(self, image: ImageFacts) -> tuple[int, int] | None:
-        """The resolution that shows most of an image and wastes least (``select_best_resolution``)."""
+        """Return the resolution with most visible and least wasted pixels.
+
+        The algorithm is transformers' ``select_best_resolution``.
+        """
         best, most, least = None, 0, math.inf
         for height, width in self.pinpoints:
             scale = min(width / image.width, height / image.height)
@@ -209,15 +206,15 @@ class TileFamily:
 @final
 @dataclass(frozen=True, slots=True)
 class SplitFamily:
-    """Idefics3, SmolVLM: a large image in pieces, row by row, and then as a whole.
+    """Idefics3, SmolVLM: a large image in tiles, row by row, then the complete image.
 
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
-        count: tokens of a piece.
-        separator_token: the token before each piece and at the end.
-        global_tag: the tag of the image as a whole.
-        longest: to which the longer side is made in pixels.
-        side: of a piece in pixels.
+        count: tokens of a tile.
+        separator_token: token before each tile and at the end.
+        global_tag: tag of the complete image.
+        longest: length of the longer side after resizing, in pixels.
+        side: side of a tile in pixels.
         splits: whether images are split.
     """
 
@@ -233,11 +230,9 @@ class SplitFamily:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`ProcessorFamily`."""
         rows, columns = self.count_tiles(_require_image(facts)) if self.splits else (0, 0)
         end = f"{self.separator_token}{self.global_tag}{self.token}{self.separator_token}"
         if not rows:
@@ -250,9 +245,9 @@ class SplitFamily:
         return PlaceholderExpansion(text, (self.count,) * (rows * columns + 1))
 
     def count_tiles(self, image: ImageFacts) -> tuple[int, int]:
-        """Rows and columns of an image, zeros where it is not split.
+        """Return rows and columns of an image, zeros if it is not split.
 
-        As transformers' idefics3 resizes: to the longest side, below 4,096, to multiples of a piece.
+        As in transformers' idefics3, the image is resized to the longest side, below 4,096, and to multiples of a tile.
         """
         height, width = self._resize_longest_side(image.height, image.width)
         aspect = width / height
@@ -288,13 +283,13 @@ class SplitFamily:
 @final
 @dataclass(frozen=True, slots=True)
 class WhisperFamily:
-    """Qwen2-Audio: what a Whisper encoder hears of a sound, two of its frames to a token.
+    """Qwen2-Audio: frames of a Whisper encoder, two per token.
 
     Attributes:
         placeholder, token: see :class:`ProcessorFamily`.
-        rate: samples a second that are heard.
-        hop: samples of a frame.
-        max_samples: samples that are heard at most.
+        rate: sampling rate of the encoder's input.
+        hop: samples per frame.
+        max_samples: maximum number of samples.
     """
 
     placeholder: str
@@ -306,11 +301,9 @@ class WhisperFamily:
 
     @property
     def fallback_text(self) -> str:
-        """See :class:`ProcessorFamily`."""
         return f"<|audio_bos|>{self.placeholder}<|audio_eos|>\n"
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
-        """See :class:`ProcessorFamily`."""
         if not isinstance(facts, AudioFacts):
             raise TypeError(f"a sound is expected, not {type(facts).__name__}")
         samples = facts.samples_at(self.rate)

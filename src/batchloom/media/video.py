@@ -1,6 +1,6 @@
-"""Videos: when their frames are shown, from the header, and the frames themselves.
+"""Videos: frame times from the header, and frames.
 
-Formats are told by their first bytes and nothing else is tried: some of what FFmpeg reads names other files.
+Formats are detected by their first bytes and nothing else is tried: some FFmpeg formats refer to other files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,23 +16,23 @@ from batchloom.media.media_content import MediaContent, open_content
 from batchloom.media.media_limits import MediaLimits
 
 _MICROSECONDS_PER_SECOND = 10**6
-# A frame that is so much later is sought; nearer ones are reached sooner by decoding on.
+# Minimum distance of a frame for a seek; nearer frames are reached sooner by decoding on.
 _SEEK_DISTANCE = 2 * _MICROSECONDS_PER_SECOND
-# A video ends where its last frame does, give or take what headers round.
+# Headers round the end of the last frame.
 _END_TOLERANCE = 1 * _MICROSECONDS_PER_SECOND
 _READABLE_FORMATS = "MP4, MOV, WebM, Matroska and AVI"
 _MP4_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
 _MAX_SHOWN_BYTES = 16
-# What streams is written before its length is known.
+# Streams are written before their length is known.
 _UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 
 
 def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSampling) -> list[FrameFacts]:
-    """The frames that are to be seen of a video, after checking that the last of them is there.
+    """Return the sampled frames of a video after checking that the last one exists.
 
     Raises:
-        UnusableRecordError: it is empty, no video, cut short, damaged, or larger than allowed.
+        UnusableRecordError: the content is empty, no video, truncated, damaged, or larger than allowed.
         MissingDependencyError: PyAV is not installed.
     """
     with _open_video(content) as film:
@@ -58,16 +58,12 @@ def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSam
 
 
 def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterator[Any]:
-    """The frames of a video as upright RGB ``PIL.Image.Image``, each as large as its facts say.
+    """Yield video frames as upright RGB ``PIL.Image.Image``, resized to their facts.
 
-    A frame is what is shown at its time. Sizes are changed by Pillow, bicubic.
-
-    Args:
-        content: of the video.
-        facts: of the frames, ascending by time.
+    A frame is the one shown at its time; ``facts`` ascend by time. Pillow resizes with bicubic interpolation.
 
     Raises:
-        UnusableRecordError: it cannot be decoded.
+        UnusableRecordError: the video cannot be decoded.
     """
     from PIL import Image  # noqa: PLC0415 - late: only where there are media
 
@@ -80,14 +76,10 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
 
 
 def detect_video_format(head: bytes, size: int) -> str:
-    """The format that the first bytes of a video are of, as FFmpeg calls it.
-
-    Args:
-        head: the first bytes.
-        size: bytes of the whole.
+    """Detect the format from the first bytes of a video, as named by FFmpeg.
 
     Raises:
-        UnusableRecordError: of none that is read; says what it seems to be; or shorter than it says.
+        UnusableRecordError: an unsupported format (the message guesses which), or a truncated file.
     """
     if head[4:8] == b"ftyp" and head[8:12] in _IMAGE_BRANDS:
         raise UnusableRecordError("is an image (AVIF or HEIF), not a video")
@@ -107,7 +99,7 @@ def detect_video_format(head: bytes, size: int) -> str:
 
 
 def _check_not_truncated(declared_size: int, size: int) -> None:
-    """Raise where a file is shorter than it says: of an AVI FFmpeg reads what is left."""
+    """Raise if a file is shorter than declared: of an AVI, FFmpeg reads what remains."""
     if size < declared_size < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
             f"has {size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
@@ -115,7 +107,7 @@ def _check_not_truncated(declared_size: int, size: int) -> None:
 
 
 class _TimedFrame(NamedTuple):
-    """A frame, and when it is shown, in microseconds."""
+    """A frame and its presentation time in microseconds."""
 
     time: int
     frame: Any
@@ -123,7 +115,7 @@ class _TimedFrame(NamedTuple):
 
 @final
 class _VideoDecoder:
-    """A video that is open: gives the frame that is shown at a time, best asked for in their order."""
+    """An open video that returns the frame at a time; ascending times are fastest."""
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self.stream = container, stream
@@ -135,7 +127,7 @@ class _VideoDecoder:
 
     @property
     def seconds(self) -> Fraction:
-        """How long it lasts."""
+        """Duration of the video."""
         stream = self.stream
         if stream.duration:
             return Fraction(stream.duration * stream.time_base)
@@ -147,7 +139,7 @@ class _VideoDecoder:
         return Fraction(self._container.duration, _MICROSECONDS_PER_SECOND)
 
     def get_frame(self, time: int) -> Any:
-        """The frame that is shown at a time; the first or the last one where it is none's."""
+        """Return the frame shown at a time, clamped to the first and last frame."""
         if self._current is None or not self._current.time <= time <= self._current.time + self._seek_distance:
             self._seek(time)
         while self._next is not None and self._next.time <= time:
@@ -162,20 +154,20 @@ class _VideoDecoder:
 
     @property
     def end(self) -> int | None:
-        """Until when the last frame is shown, in microseconds, as far as it says so; None before it is reached."""
+        """End of the last frame in microseconds; None before it is reached."""
         if self._current is None or self._next is not None:
             return None
         frame = self._current.frame
         return self._to_microseconds(frame.pts + (frame.duration or 0))
 
     def _seek(self, time: int) -> None:
-        """Go to the last frame before a time from which decoding can begin."""
+        """Seek to the last frame before a time from which decoding can begin."""
         previous = self._current
         self._begin(self._origin + int(time / _MICROSECONDS_PER_SECOND / self.stream.time_base))
         if self._next is None or self._next.time > time:
             self._begin(self._origin)
         if previous is not None and self._next is not None and self._next.time <= previous.time:
-            self._seek_distance *= 2  # decoding on would have come there sooner
+            self._seek_distance *= 2  # Decoding on would have been faster.
         self._current, self._next = self._next, self._decode_next()
 
     def _begin(self, ticks: int) -> None:
@@ -211,7 +203,7 @@ def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise UnusableRecordError("is of a codec that is not there, or damaged")
-            # Videos are decoded beside each other, each by one thread.
+            # Videos are decoded in parallel, so each uses one thread.
             stream.codec_context.thread_count = 1
             yield _VideoDecoder(container, stream)
     except av.FFmpegError as error:
@@ -221,6 +213,6 @@ def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
 
 
 def _to_upright_rgb(frame: Any) -> Any:
-    """A frame as an RGB image, turned as its video says."""
+    """Convert a frame to an RGB image and apply its rotation."""
     picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
