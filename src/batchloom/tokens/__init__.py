@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, with a fingerprint of everything that decides ids.
+"""Tokenizers: text to ids and back, with a fingerprint of all that determines ids.
 
 Read `tokenizer.py` (the protocol) and `tokenizer_lookup.py` first.
 """

@@ -1,4 +1,4 @@
-"""Learning a byte-level BPE from text: ``train:8192``."""
+"""Training of a byte-level BPE on text: ``train:8192``."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,16 @@ from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer, raise_surrogate_error
 from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, make_definition
 
-# The bytes, the end token and one merge: below that it is the tokenizer `bytes`.
+# The bytes, the end token and one merge. A smaller vocabulary would be the tokenizer `bytes`.
 MIN_VOCAB_SIZE = 258
 MAX_VOCAB_SIZE = 1 << 20
 
 
 def parse_train_spec(spec: str) -> int | None:
-    """The vocabulary size of ``train:N``, None for any other spec.
+    """Return the vocabulary size of ``train:N``, None for any other spec.
 
     Raises:
-        TokenizerError: N is not a number, or no size a vocabulary can have.
+        TokenizerError: N is not a number, or an unsupported vocabulary size.
     """
     kind, colon, number = spec.partition(":")
     if kind != "train" or not colon:
@@ -38,15 +38,15 @@ def parse_train_spec(spec: str) -> int | None:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE with GPT-2's pre-tokenizer (Sennrich et al. 2016; Radford et al. 2019).
+    """Train a byte-level BPE with GPT-2's pre-tokenizer.
 
-    The same texts give the same tokenizer, in whatever order they come. Every text can be encoded,
-    because the 256 bytes are always tokens.
+    The algorithm is that of Sennrich et al. 2016 and Radford et al. 2019. The same texts give the same tokenizer
+    in any order. Every text can be encoded, because the 256 bytes are always tokens.
 
     Args:
-        texts: what to learn from; read once.
-        vocab_size: number of tokens, the 256 bytes and ``<|endoftext|>`` (the last id) included.
-            Text that is too small for it gives fewer: a pair must be seen twice to be merged.
+        texts: training texts, read once.
+        vocab_size: number of tokens, including the 256 bytes and ``<|endoftext|>`` (the last id).
+            Too little text gives fewer: a pair must occur twice to be merged.
 
     Raises:
         TokenizerError: a size that ``train:N`` would refuse, or a text that is not Unicode.

@@ -1,4 +1,4 @@
-"""Byte-level BPE as a tokenizer.json: merges over bytes that are spelled as printable characters."""
+"""Byte-level BPE as a tokenizer.json, with bytes spelled as printable characters."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def make_byte_level_json(
     pre_tokenizer: dict[str, Any],
     ignore_merges: bool = False,
 ) -> dict[str, Any]:
-    """A tokenizer.json of a byte-level BPE.
+    """Build the tokenizer.json of a byte-level BPE.
 
     Args:
-        vocab: tokens in the byte-level alphabet, control tokens included, and their ids.
+        vocab: ids of the tokens in the byte-level alphabet, including control tokens.
         merges: pairs in order of rank.
-        control: the control tokens and their ids.
-        pre_tokenizer: how text is cut before merging.
-        ignore_merges: whether a piece that is a token is taken whole.
+        control: control tokens and their ids.
+        pre_tokenizer: split of text before merging.
+        ignore_merges: whether a pre-token that is itself a token skips merging.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     model: dict[str, Any] = {
@@ -57,9 +57,9 @@ def make_byte_level_json(
 
 
 def make_byte_alphabet() -> list[str]:
-    """The character that stands for each byte, [256] (Radford et al. 2019, ``bytes_to_unicode``).
+    """Return the character of each byte, [256] (GPT-2's ``bytes_to_unicode``).
 
-    A printable Latin-1 character stands for itself, the other bytes follow from U+0100 on.
+    A printable Latin-1 character stands for itself, the other bytes are numbered from U+0100 (Radford et al. 2019).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))

@@ -1,4 +1,4 @@
-"""The tokenizer that is always there: ids 0-255 are the bytes of UTF-8, 256 ends a document."""
+"""Built-in byte tokenizer: ids 0-255 are bytes of UTF-8, 256 ends a document."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -35,7 +35,7 @@ def _encode_bytes(text: bytes, *, control: bool) -> NDArray[np.uint32]:
 
 @final
 class ByteTokenizer:
-    """A token is a byte of UTF-8."""
+    """Tokenizer whose tokens are the bytes of UTF-8."""
 
     name = "bytes"
     vocab_size = BYTE_END_ID + 1
@@ -50,7 +50,7 @@ class ByteTokenizer:
     vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: BYTE_END_ID})
 
     def id_bytes(self) -> NDArray[np.int64]:
-        """One each, but for the end token; see :class:`~batchloom.tokens.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         lengths = np.ones(self.vocab_size, np.int64)
         lengths[BYTE_END_ID] = len(END_OF_TEXT)
         return lengths
@@ -58,7 +58,7 @@ class ByteTokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, control: bool = False
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The bytes of each text; see :class:`~batchloom.tokens.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError as error:
@@ -70,7 +70,7 @@ class ByteTokenizer:
         return np.concatenate([np.zeros(0, np.uint32), *id_arrays]), offsets
 
     def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-        """See :class:`~batchloom.tokens.Tokenizer`; the bytes of a character share its place."""
+        """See :class:`~batchloom.tokens.Tokenizer`; bytes of a character share its span."""
         ids = self.encode_batch([text], control=True)[0]
         stops = np.cumsum(self.id_bytes()[ids])
         ends = np.cumsum([len(character.encode()) for character in text])
@@ -78,12 +78,12 @@ class ByteTokenizer:
         return ids, first, np.searchsorted(ends, stops - 1, side="right") + 1
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text; see :class:`~batchloom.tokens.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         array = validate_ids(ids, self)
         chunks = np.split(array, np.flatnonzero(array == BYTE_END_ID))
         texts = (chunk[chunk != BYTE_END_ID].astype(np.uint8).tobytes() for chunk in chunks)
         return END_OF_TEXT.join(text.decode(errors="replace") for text in texts)
 
     def state(self) -> dict[str, Any]:
-        """Its name is all there is to keep."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         return {"state_version": 1, "kind": "bytes", "fingerprint": self.fingerprint}

@@ -1,4 +1,4 @@
-"""Which tokens end a document and open one, from what lies beside a tokenizer.json."""
+"""Choice of the tokens that end and begin a document, from sidecar files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from batchloom.core.errors import TokenizerError
 from batchloom.core.settings import suggest
 from batchloom.tokens.tokenizer import ChatTemplates
 
-# Tokens that end a document in pretraining, whatever a chat model's config calls its end.
+# Tokens that end a document in pretraining, even if a chat model's config names another end.
 _DOCUMENT_END_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 _FALLBACK_END_TOKENS = ("</s>", "<eos>", "<|eos|>")
-# Tokens that chat templates know by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
+# Tokens that chat templates access by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
 _SPECIAL_TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-# Ends of a chat turn: a config that names one as its eos token speaks of conversations.
+# Ends of a chat turn. A config with one of these as its eos token describes conversations, not documents.
 _TURN_END_TOKENS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
 )
@@ -21,13 +21,13 @@ _TURN_END_TOKENS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TokenizerHints:
-    """What tokenizer_config.json and special_tokens_map.json add to a tokenizer.json.
+    """Settings in tokenizer_config.json and special_tokens_map.json.
 
     Attributes:
-        eos: the end-of-sequence token, if one is named.
-        bos: the token to put first, only where the config says that models want it.
-        declared: added tokens by id, as ``added_tokens_decoder`` lists them.
-        chat: what the files say of conversations.
+        eos: the end-of-sequence token, or None.
+        bos: the token to prepend, only if the config says that models expect it.
+        declared: added tokens by id, as in ``added_tokens_decoder``.
+        chat: chat settings.
     """
 
     eos: str | None = None
@@ -41,12 +41,9 @@ def read_hints(
     special_map: Mapping[str, Any],
     templates: Mapping[str, str] | None = None,
 ) -> TokenizerHints:
-    """The hints in the files beside a tokenizer.json.
+    """Extract hints from the parsed sidecar files, which may be empty.
 
-    Args:
-        config: the parsed tokenizer_config.json, empty where it is missing.
-        special_map: the parsed special_tokens_map.json, likewise.
-        templates: chat templates in files of their own, which win over the config's.
+    Chat templates in their own files, ``templates``, override the config's.
     """
     special_tokens = {}
     for name in _SPECIAL_TOKEN_KEYS:
@@ -63,7 +60,7 @@ def read_hints(
 
 
 def parse_named_templates(value: object) -> dict[str, str]:
-    """The chat templates of a config, by name: a text, a list of named ones, or an object."""
+    """Return a config's chat templates by name; it may be a text, a list or an object."""
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
@@ -80,7 +77,7 @@ def _get_token_content(token: object) -> str | None:
 
 
 def add_declared_tokens(raw: Mapping[str, Any], hints: TokenizerHints) -> dict[str, Any]:
-    """``raw`` with the added tokens of the config beside it, as transformers loads the two."""
+    """Add the config's added tokens to ``raw``, as transformers does on loading."""
     added = raw.get("added_tokens")
     if not hints.declared or not isinstance(added, list):
         return dict(raw)
@@ -104,20 +101,13 @@ def choose_end_token(
     end_token: str | None,
     label: str,
 ) -> str:
-    """The end-of-document token.
+    """Choose the end-of-document token.
 
-    The token asked for; else the one of pretraining where the vocabulary has it; else the
-    config's eos token, unless that ends a chat turn and ``</s>`` or the like is there.
-
-    Args:
-        words: the vocabulary.
-        control: its special tokens.
-        hints: what the config says.
-        end_token: the user's choice, if any.
-        label: what to call the tokenizer in errors.
+    It is ``end_token`` if given; else the pretraining token that the vocabulary has; else the
+    config's eos token, unless that ends a chat turn and ``</s>`` or similar exists.
 
     Raises:
-        TokenizerError: no such token, or none was asked for and none can be told.
+        TokenizerError: no such token, or none can be determined.
     """
     if end_token is not None:
         if end_token in words:
@@ -145,9 +135,9 @@ def _format_tokens(control: list[str]) -> str:
 
 
 def choose_bos_token(raw: Mapping[str, Any], words: Mapping[str, int], hints: TokenizerHints) -> str | None:
-    """The token that models expect before a text document, if any.
+    """Return the token that models expect before a text document, or None.
 
-    It is what the post-processor puts first, or the config's bos token where the config says
+    It is the token that the post-processor prepends, or the config's bos token if the config has
     ``"add_bos_token": true``.
     """
     token = _find_prepended_token(raw.get("post_processor")) or hints.bos
@@ -155,7 +145,7 @@ def choose_bos_token(raw: Mapping[str, Any], words: Mapping[str, int], hints: To
 
 
 def _find_prepended_token(processor: object) -> str | None:
-    """The special token a post-processor puts before the one sequence it is given."""
+    """Return the special token that a post-processor prepends to a single sequence."""
     for part in _iter_post_processors(processor):
         kind = part.get("type")
         if kind in ("BertProcessing", "RobertaProcessing"):
@@ -179,7 +169,7 @@ def _iter_post_processors(processor: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _resolve_template_token(template: Mapping[str, Any], name: str) -> str:
-    """The token a template calls ``name``: usually the same word, but it may rename."""
+    """Return the token that a template calls ``name``; usually it is ``name`` itself."""
     special_tokens = template.get("special_tokens")
     entry = special_tokens.get(name) if isinstance(special_tokens, Mapping) else None
     tokens = entry.get("tokens") if isinstance(entry, Mapping) else None

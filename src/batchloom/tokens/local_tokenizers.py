@@ -1,4 +1,4 @@
-"""Tokenizers from files: a tokenizer.json, the folder of one, or what a store keeps."""
+"""Tokenizers from files: a tokenizer.json, its folder, or the state in a store."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,11 +34,7 @@ _SIDECAR_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
-    """The tokenizer in a file or a folder.
-
-    Raises:
-        TokenizerError: nothing there, or no tokenizer.
-    """
+    """Load the tokenizer in a file or folder; raise TokenizerError if there is none."""
     if path.is_dir():
         return _load_from_folder(path, end_token)
     raw = read_tokenizer_json(path)
@@ -74,16 +70,16 @@ def _load_from_store(state: Mapping[str, Any], path: Path, end_token: str | None
 def make_json_tokenizer(
     name: str, raw: Mapping[str, Any], hints: TokenizerHints, end_token: str | None
 ) -> JsonTokenizer:
-    """A tokenizer from a parsed tokenizer.json and what its config says.
+    """Build a tokenizer from a parsed tokenizer.json and its sidecar files.
 
     Args:
-        name: what the tokenizer is called, also in errors.
+        name: name of the tokenizer, also for error messages.
         raw: the parsed tokenizer.json.
-        hints: what lies beside it.
+        hints: settings in its sidecar files.
         end_token: the end-of-document token, None for the tokenizer's own.
 
     Raises:
-        TokenizerError: not a tokenizer.json, or none of its tokens ends a document.
+        TokenizerError: not a tokenizer.json, or no end-of-document token.
     """
     cleaned = clean_tokenizer_json(add_declared_tokens(raw, hints), name)
     words = read_vocabulary(cleaned, name)
@@ -94,10 +90,10 @@ def make_json_tokenizer(
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
-        TokenizerError: it cannot be read, or is not a JSON object.
+        TokenizerError: the file cannot be read, or is not a JSON object.
     """
     try:
         value = orjson.loads(read_regular_file(path, _MAX_BYTES))
@@ -116,10 +112,10 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
 
 
 def read_sidecar_hints(folder: Path) -> TokenizerHints:
-    """What the files beside a tokenizer.json add to it.
+    """Read the settings in the sidecar files of a tokenizer.json.
 
     Raises:
-        TokenizerError: one of them cannot be read.
+        TokenizerError: a file cannot be read.
     """
     config, special = (
         read_tokenizer_json(folder / name) if (folder / name).is_file() else {} for name in _SIDECAR_FILES
@@ -128,7 +124,7 @@ def read_sidecar_hints(folder: Path) -> TokenizerHints:
 
 
 def _read_template_files(folder: Path) -> dict[str, str]:
-    """Chat templates in files of their own, as transformers saves and finds them."""
+    """Read chat templates in their own files, at the paths that transformers uses."""
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     files = {"default": folder / _TEMPLATE_FILE, **{file.stem: file for file in more}}
     templates = {name: _read_text(file) for name, file in files.items() if file.is_file()}
@@ -146,5 +142,5 @@ def _read_text(path: Path) -> str:
 
 
 def _get_base_name(path: Path) -> str:
-    """The last part of a path: where a file lay says nothing about the tokenizer."""
+    """Return the last component of a path; its folder does not describe the tokenizer."""
     return path.absolute().name or path.resolve().name

@@ -1,4 +1,4 @@
-"""OpenAI's encodings: ranks of byte strings, turned into a tokenizer.json that gives the same ids."""
+"""OpenAI's encodings: tiktoken ranks converted to a tokenizer.json with equal ids."""
 
 import base64
 import binascii
@@ -19,8 +19,8 @@ from batchloom.tokens.tokenizer import END_OF_TEXT
 _MAX_BYTES = 1 << 28
 _RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 
-# The patterns as they were first published. tiktoken's current spelling uses what other regex
-# dialects read otherwise ($, possessive counts); on these vocabularies both give the same ids.
+# The patterns as first published. tiktoken's current spelling uses syntax that other regex
+# dialects interpret differently ($, possessive counts); both give the same ids on these vocabularies.
 _CL100K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,7 +36,7 @@ _O200K_PATTERN = (
 
 @dataclass(frozen=True, slots=True)
 class _RanksFile:
-    """A published ranks file: its name, the sha256 of its lines, the number of its tokens."""
+    """A published ranks file: name, sha256 of its lines, number of tokens."""
 
     name: str
     sha256: str
@@ -48,9 +48,9 @@ class TiktokenEncoding:
     """A published encoding.
 
     Attributes:
-        ranks: the file its tokens come from.
-        pattern: how text is cut; None for GPT-2's way.
-        control: its special tokens and their ids.
+        ranks: ranks file of its tokens.
+        pattern: pre-tokenization regex; None for GPT-2's.
+        control: special tokens and their ids.
     """
 
     ranks: _RanksFile
@@ -84,18 +84,11 @@ TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
 
 
 def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
-    """The tokenizer.json of an encoding.
+    """Return the name and the tokenizer.json of an encoding.
 
-    Args:
-        target: the encoding's name, or the path of its ``.tiktoken`` ranks file.
-
-    Returns:
-        The encoding's name, and the JSON.
-
-    Raises:
-        TokenizerError: an unknown name, a file that is missing or not the published one, or ranks
-            that cannot be downloaded.
-        MissingDependencyError: a name is given and tiktoken is not installed.
+    ``target`` is the encoding's name, or the path of its ``.tiktoken`` ranks file. Raises TokenizerError for an
+    unknown name, a missing or modified file, or a failed download, and MissingDependencyError for a name without
+    the package tiktoken.
     """
     path = Path(os.path.expanduser(target))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     is_file = path.suffix == ".tiktoken"
@@ -113,7 +106,7 @@ def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
 
 
 def _read_ranks_file(path: Path) -> dict[bytes, int]:
-    """The ranks in a file of lines ``base64 rank``."""
+    """Read the ranks in a file of lines ``base64 rank``."""
     try:
         lines = read_regular_file(path, _MAX_BYTES).splitlines()
     except OSError as error:
@@ -134,7 +127,7 @@ def _read_ranks_file(path: Path) -> dict[bytes, int]:
 
 
 def _load_ranks_with_tiktoken(ranks: _RanksFile) -> dict[bytes, int]:
-    """The ranks from tiktoken's own cache, else downloaded by it."""
+    """Load the ranks from tiktoken's own cache, else let it download them."""
     try:
         from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
     except ImportError as error:
@@ -154,7 +147,7 @@ def _load_ranks_with_tiktoken(ranks: _RanksFile) -> dict[bytes, int]:
 
 
 def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, label: str) -> None:
-    """Refuse ranks that are not the published ones: a name must always mean the same ids."""
+    """Refuse modified ranks: a name must always mean the same ids."""
     lines = sorted(ranks.items(), key=lambda pair: pair[1])
     text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
     if hashlib.sha256(text).hexdigest() != published.sha256:
@@ -168,16 +161,11 @@ def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, label: str) 
 def convert_ranks_to_json(
     ranks: Mapping[bytes, int], pattern: str | None, control: Mapping[str, int]
 ) -> dict[str, Any]:
-    """A tokenizer.json whose ids are tiktoken's ``encode_ordinary``.
+    """Convert ranks to a tokenizer.json with ids as in tiktoken's ``encode_ordinary``.
 
-    tiktoken always joins the neighbours whose union has the lowest rank. When it joins x and y to
-    t, all lower ranks are used up, so x and y are what t alone is cut into by the ranks below its
-    own: one pair a token gives the same ids as all of them.
-
-    Args:
-        ranks: byte strings and their ranks, which are their ids.
-        pattern: how text is cut; None for GPT-2's way.
-        control: the special tokens and their ids.
+    tiktoken always merges the neighbours whose union has the lowest rank. When it merges x and y to
+    t, all lower ranks are exhausted, so the ranks below t's split t alone into x and y.
+    One merge per token therefore gives the same ids as all of them. ``pattern`` None means GPT-2's.
     """
     alphabet = make_byte_alphabet()
 
@@ -191,7 +179,7 @@ def convert_ranks_to_json(
             merges.append([spell(part) for part in parts])
     vocab = {spell(token): rank for token, rank in ranks.items()} | dict(control)
     free = set(range(max(vocab.values()))).difference(vocab.values())
-    # Engines want ids without gaps; no text spells these, for a space is not in the alphabet.
+    # Engines need ids without gaps. No text spells these tokens, because a space is not in the alphabet.
     vocab |= {f" unused {number}": number for number in sorted(free)}
     split: dict[str, Any] = GPT2_PRE_TOKENIZER
     if pattern is not None:
@@ -202,7 +190,7 @@ def convert_ranks_to_json(
 
 
 def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """What ``token`` is cut into by the ranks below ``limit``."""
+    """Split ``token`` with the ranks below ``limit``."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         joins = [ranks.get(a + b, limit) for a, b in itertools.pairwise(parts)]

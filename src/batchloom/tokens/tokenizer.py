@@ -1,4 +1,4 @@
-"""What a tokenizer is to the rest of batchloom: text to ids and back, and a fingerprint."""
+"""Protocol of a tokenizer: text to ids and back, and a fingerprint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class EncodingEngine:
-    """What turns text into ids.
+    """Implementation that encodes text.
 
     Attributes:
         name: ``fastokens``, ``tokenizers`` or ``bytes``.
@@ -29,11 +29,11 @@ class EncodingEngine:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
-    """What a tokenizer's files say of conversations.
+    """Chat settings in a tokenizer's files.
 
     Attributes:
         templates: Jinja chat templates by name; the usual one is called ``default``.
-        tokens: what templates call ``bos_token``, ``eos_token`` and so on.
+        tokens: special tokens by their name in templates: ``bos_token``, ``eos_token`` and so on.
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -41,39 +41,39 @@ class ChatTemplates:
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Every id, the end token's too, is below ``vocab_size``."""
+    """Conversion of text to ids and back. All ids are below ``vocab_size``."""
 
     @property
     def name(self) -> str:
-        """The spec it came from; the last part of the path where that was a path."""
+        """Spec of the tokenizer; for a path, its last component."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """Largest id plus one."""
 
     @property
     def end_id(self) -> int:
-        """The end-of-document token."""
+        """Id of the end-of-document token."""
 
     @property
     def bos_id(self) -> int | None:
-        """The token that models of this tokenizer expect before a text document, if any."""
+        """Id of the token that models expect before a text document, or None."""
 
     @property
     def engine(self) -> EncodingEngine:
-        """What turns text into ids here; ids do not depend on it."""
+        """Engine that encodes text; ids do not depend on it."""
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of all that decides ids, and of nothing else."""
+        """Hash of everything that determines ids, and nothing else: 32 hex digits."""
 
     @property
     def vocabulary_hash(self) -> str:
-        """32 hex digits of the vocabulary alone: every token and its id."""
+        """Hash of the vocabulary alone, every token and its id: 32 hex digits."""
 
     @property
     def lossy(self) -> bool:
-        """Whether characters it has no token for leave no trace in the ids."""
+        """True if characters without a token are dropped from the ids."""
 
     @property
     def control(self) -> Mapping[str, int]:
@@ -81,60 +81,56 @@ class Tokenizer(Protocol):
 
     @property
     def added(self) -> Mapping[str, int]:
-        """Other added tokens, which match inside text, and their ids."""
+        """Ids of the other added tokens, which match inside text."""
 
     @property
     def chat(self) -> "ChatTemplates":
-        """What the tokenizer's files say of conversations."""
+        """Chat settings in the tokenizer's files."""
 
     def id_bytes(self) -> NDArray[np.int64] | None:
-        """How many bytes of text each id stands for [vocab_size], -1 for an id of no text.
+        """Return the bytes of text per id, int64 [vocab_size], -1 for an id without text.
 
-        None where tokens do not stand for their own bytes, so that this cannot be said.
+        Returns None if tokens do not stand for fixed bytes.
         """
 
     def encode_batch(
         self, texts: Sequence[str], *, control: bool = False
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of many texts, without special tokens added.
+        """Encode texts, without adding special tokens.
 
-        Text that merely spells a control token is encoded as the text it is, unless ``control``
-        says that the texts come from a template, which writes control tokens that way.
+        A control token that is spelled in a text is encoded as plain text, unless ``control``
+        is set for texts from a chat template, which writes control tokens that way.
 
         Returns:
-            All ids [tokens] uint32, back to back, and where each text starts in them
-            [texts + 1] int64. Both may be read-only.
+            Concatenated ids, uint32 [tokens], and the offset of each text,
+            int64 [texts + 1]. Both may be read-only.
 
         Raises:
             TokenizerError: a text that is not Unicode (it holds a lone surrogate).
         """
 
     def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-        """Ids of a text with control tokens, and where each token begins and ends in it.
+        """Encode a text with control tokens and return the character span of each token.
 
-        It is slow: for tokenizers and texts where bytes cannot be counted.
+        This is slow; use it only if bytes per id are unknown.
 
         Returns:
-            ids [tokens] uint32, starts and stops [tokens] int64 in characters of the text.
+            ids, uint32 [tokens]; starts and stops, int64 [tokens], in characters of the text.
         """
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text of ``ids``; control tokens stay visible, broken UTF-8 becomes U+FFFD.
+        """Decode ids; control tokens stay visible, broken UTF-8 becomes U+FFFD.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
         """
 
     def state(self) -> dict[str, Any]:
-        """The whole tokenizer as plain JSON; ``tokenizer_from_state`` gives it back."""
+        """Return the complete tokenizer as plain JSON, for ``restore_tokenizer``."""
 
 
 def validate_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """``ids`` as int64 [n], every one of the tokenizer's vocabulary.
-
-    Raises:
-        TokenizerError: an id outside the vocabulary.
-    """
+    """Return ids as int64 [n]; raise TokenizerError for one outside the vocabulary."""
     array = np.asarray(ids, dtype=np.int64).reshape(-1)
     wrong = array[(array < 0) | (array >= tokenizer.vocab_size)]
     if wrong.size:
@@ -146,11 +142,7 @@ def validate_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDA
 
 
 def raise_surrogate_error(texts: Sequence[str], cause: Exception) -> None:
-    """Raise the sentence for the first of ``texts`` that UTF-8 cannot spell, if there is one.
-
-    Raises:
-        TokenizerError: names the text, the place and the surrogate.
-    """
+    """Raise TokenizerError for the first text with a lone surrogate, if any."""
     for number, text in enumerate(texts):
         try:
             text.encode()

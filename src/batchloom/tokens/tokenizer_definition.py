@@ -1,4 +1,4 @@
-"""What a tokenizer.json says, checked and cleaned: vocabulary, control tokens, fingerprint."""
+"""Validation of a tokenizer.json: vocabulary, control tokens, fingerprint."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.tokens.byte_level import make_byte_alphabet
 
-# Ids must fit the int32 shards of a store.
+# Ids must fit into the int32 shards of a store.
 ID_LIMIT = 2**31 - 1
 
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
-# Bytes that stand in no UTF-8.
+# Bytes that never occur in UTF-8.
 _INVALID_UTF8_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))
 
-# A file that leaves these out, and one that spells them, describe the same tokenizer.
+# A file that omits these keys and one that spells them out describe the same tokenizer.
 _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
     "dropout": (None, 0),
     "unk_token": (None,),
@@ -32,19 +32,19 @@ _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDefinition:
-    """A tokenizer.json that can be trusted to give the same ids always.
+    """A validated tokenizer.json, which always gives the same ids.
 
     Attributes:
         text: the JSON in UTF-8, without truncation and padding.
-        model: the type of its model: BPE, Unigram, WordPiece or WordLevel.
-        vocab_size: one more than the largest id.
-        end_id: the end-of-document token.
-        bos_id: the token to put before a text document, if any.
-        control: content and id of the special tokens, which text can never produce.
-        added: content and id of the other added tokens, which match inside text.
-        fingerprint: of what decides ids.
-        vocabulary_hash: of the vocabulary.
-        lossy: whether text it has no token for leaves no trace in the ids.
+        model: model type: BPE, Unigram, WordPiece or WordLevel.
+        vocab_size: largest id plus one.
+        end_id: id of the end-of-document token.
+        bos_id: id of the token to prepend to a text document, or None.
+        control: ids of the special tokens, which text can never produce.
+        added: ids of the other added tokens, which match inside text.
+        fingerprint: hash of everything that determines ids.
+        vocabulary_hash: hash of the vocabulary.
+        lossy: whether text without a token is dropped from the ids.
     """
 
     text: bytes
@@ -60,11 +60,7 @@ class TokenizerDefinition:
 
 
 def clean_tokenizer_json(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """A tokenizer.json fit for whole documents: nothing in it cuts, pads or draws at random.
-
-    Args:
-        raw: the parsed file.
-        label: what to call it in errors.
+    """Remove truncation and padding from a tokenizer.json, and refuse random ids.
 
     Raises:
         TokenizerError: not a tokenizer.json, or one whose ids would be random.
@@ -101,10 +97,10 @@ def _clean_added_token(token: object, label: str) -> dict[str, Any]:
 
 
 def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
-    """Every token and its id, added ones included.
+    """Return every token and its id, including added tokens.
 
     Raises:
-        TokenizerError: an id that is none, that two tokens claim, or that tokenizers would change.
+        TokenizerError: an invalid or repeated id, or one that tokenizers would change.
     """
     vocabulary = cleaned["model"]["vocab"]
     words = _convert_unigram_pairs(vocabulary) if isinstance(vocabulary, list) else dict(vocabulary)
@@ -112,7 +108,7 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
     size, highest = len(words), -1
     for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
         content, number = token["content"], token["id"]
-        # tokenizers numbers an added token that its vocabulary lacks itself, whatever the file says.
+        # tokenizers assigns its own id to an added token that the vocabulary lacks, whatever the file says.
         expected_id = words.get(content, max(size, highest + 1))
         if expected_id != number:
             raise TokenizerError(
@@ -126,7 +122,7 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
 
 
 def _convert_unigram_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """The vocabulary of a Unigram model, which lists pairs of token and score."""
+    """Convert the (token, score) pairs of a Unigram model."""
     return {
         pair[0]: token_id
         for token_id, pair in enumerate(pairs)
@@ -155,16 +151,10 @@ def _check_unique_ids(words: Mapping[str, int], label: str) -> None:
 
 
 def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: str | None) -> TokenizerDefinition:
-    """The definition in which ``end`` and ``bos`` are control tokens.
+    """Build the definition in which ``end`` and ``bos`` are control tokens.
 
-    Args:
-        cleaned: what :func:`clean_tokenizer_json` gave.
-        label: what to call it in errors.
-        end: the end-of-document token, of the vocabulary.
-        bos: the token to put before a text document, of the vocabulary, if any.
-
-    Raises:
-        TokenizerError: a vocabulary that is none, or a token outside it.
+    ``cleaned`` comes from :func:`clean_tokenizer_json`. Raises TokenizerError for an invalid vocabulary, or a token
+    outside it.
     """
     words = read_vocabulary(cleaned, label)
     for token in (end, bos):
@@ -192,7 +182,7 @@ def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: st
 
 
 def _is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
-    """Whether a BPE has no token for what it does not know, and does not know every byte."""
+    """Return whether a BPE has neither an unknown token nor a token for every byte."""
     if model.get("type", "BPE") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
         return False
     letters = make_byte_alphabet()
@@ -202,7 +192,7 @@ def _is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
 def _mark_control_tokens(
     tokens: list[dict[str, Any]], words: Mapping[str, int], names: Iterable[str | None]
 ) -> list[dict[str, Any]]:
-    """The added tokens, those of ``names`` special: a document must not be able to spell them."""
+    """Mark ``names`` as special tokens, which a document cannot spell."""
     by_content = {token["content"]: token for token in tokens}
     for name in names:
         if name is not None:
@@ -212,10 +202,10 @@ def _mark_control_tokens(
 
 
 def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
-    """The JSON with control tokens that no text can spell, for models that take pieces whole.
+    """Return the JSON with unspellable control tokens, for models other than BPE.
 
-    A BPE reaches a token by merges only, and none lead to a control token. The other models look
-    words up in the vocabulary, where ``</s>`` stands too, whether text may match it or not.
+    A BPE reaches a token through merges only, and no merge yields a control token. The other models look
+    words up in the vocabulary, which contains ``</s>`` even if text must not match it.
     """
     tokenizer_json = orjson.loads(definition.text)
     model = tokenizer_json["model"]
@@ -234,12 +224,12 @@ def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
 
 
 def _select_fingerprint_fields(tokenizer_json: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the ids of a text, in one spelling, for the fingerprint."""
+    """Return the normalized fields that determine ids, for the fingerprint."""
     normalizer = _normalize_step(tokenizer_json.get("normalizer"))
     tokens = []
     for token in tokenizer_json["added_tokens"]:
         plain = {"id": token["id"], "content": token["content"], "special": token["special"]}
-        if not token["special"]:  # a special token never matches, so its flags say nothing
+        if not token["special"]:  # Special tokens never match, so their flags have no effect.
             plain |= {flag: token[flag] for flag in _ADDED_TOKEN_FLAGS}
             plain["normalized"] = token["normalized"] and normalizer is not None
         tokens.append(plain)
@@ -261,7 +251,7 @@ def _normalize_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _normalize_step(step: Any) -> Any:
-    """A normalizer or pre-tokenizer without what changes offsets only, None where it does nothing."""
+    """Remove offset-only options from a step; None if the step has no effect."""
     if not isinstance(step, Mapping):
         return step
     plain = dict(step)

@@ -1,4 +1,4 @@
-"""From what a user writes after ``--tokenizer`` to a tokenizer."""
+"""Resolution of ``--tokenizer`` to a tokenizer."""
 
 import os
 import re
@@ -30,19 +30,19 @@ _GPT2_HUB_IDS = ("openai-community/gpt2", "gpt2")
 
 
 def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
-    """The tokenizer a spec names.
+    """Return the tokenizer that a spec names.
 
-    ``bytes`` and ``gpt2`` always mean those tokenizers: a folder of that name is ``./gpt2``.
+    ``bytes`` and ``gpt2`` always mean those tokenizers; write ``./gpt2`` for a folder of that name.
 
     Args:
         spec: ``bytes``; ``gpt2``; ``tiktoken:NAME`` or ``tiktoken:PATH.tiktoken``; the path of a
             tokenizer.json, of a folder with one, or of a store; else a Hub id ``org/name``. A spec
             that exists as a path, ends in ``.json`` or starts with ``.``, ``/`` or ``~`` is never
             looked up on the Hub.
-        end_token: the token that ends a document; None for the tokenizer's own.
+        end_token: token that ends a document; None for the tokenizer's own.
 
     Raises:
-        TokenizerError: no such tokenizer, or one that cannot be had or trusted here.
+        TokenizerError: no such tokenizer, or one that cannot be loaded or is refused.
         MissingDependencyError: an optional package is needed and not installed.
     """
     if spec == "bytes":

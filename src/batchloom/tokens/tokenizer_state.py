@@ -1,4 +1,4 @@
-"""A tokenizer as a value: the state a store keeps, read back without network and without trust."""
+"""Restoration of tokenizers from the state in a store, without network or trust."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,10 +26,10 @@ _STATE_KEYS: dict[str, tuple[type, ...]] = {
 
 
 def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer whose ``state()`` this is; needs no network and no file.
+    """Restore a tokenizer from its ``state()``; needs no network and no file.
 
     Raises:
-        TokenizerError: not a tokenizer's state, one of another version, or one that was changed.
+        TokenizerError: an invalid state, one of another version, or one that was changed.
     """
     if not isinstance(state, Mapping) or "state_version" not in state:
         raise TokenizerError("this is no state of a tokenizer: it has no state_version")

@@ -1,4 +1,4 @@
-"""What stands in a store whose tokenizer nobody knows: a vocabulary of ids without text."""
+"""Tokenizer of imported stores without one: a vocabulary of ids without text."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,14 +14,14 @@ from batchloom.tokens.tokenizer import ChatTemplates, EncodingEngine, validate_i
 
 @final
 class UnknownTokenizer:
-    """Ids alone: what is decoded are their numbers, and nothing can be encoded.
+    """Tokenizer with ids only: it decodes to numbers and cannot encode.
 
     Args:
-        vocab_size: every id is below it.
-        end_id: the id that ends documents, or that merely fills padding where none does.
+        vocab_size: upper bound of ids, exclusive.
+        end_id: id that ends documents, or that pads if none does.
 
     Raises:
-        TokenizerError: the end token is not of the vocabulary.
+        TokenizerError: the end token is outside the vocabulary.
     """
 
     name = "none"
@@ -43,28 +43,28 @@ class UnknownTokenizer:
         self.fingerprint = fingerprint_of({**identity, "end_id": end_id})
 
     def id_bytes(self) -> None:
-        """Nobody knows; see :class:`~batchloom.tokens.Tokenizer`."""
+        """Return None: the bytes of an id are unknown."""
 
     def encode_batch(
         self, texts: Sequence[str], *, control: bool = False
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Always refused; see :class:`~batchloom.tokens.Tokenizer`."""
+        """Raise TokenizerError; see :class:`~batchloom.tokens.Tokenizer`."""
         raise TokenizerError(
             f"{len(texts)} texts cannot be encoded{' with control tokens' * control}: the store was imported without a "
             "tokenizer; import it again with --tokenizer"
         )
 
     def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-        """Always refused; see :class:`~batchloom.tokens.Tokenizer`."""
+        """Raise TokenizerError; see :class:`~batchloom.tokens.Tokenizer`."""
         ids, offsets = self.encode_batch([text])
         return ids, offsets, offsets
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The ids as numbers, which is all that is known of them: ``17 4 256``."""
+        """Return the ids as numbers: ``17 4 256``."""
         return " ".join(map(str, validate_ids(ids, self).tolist()))
 
     def state(self) -> dict[str, Any]:
-        """Its two numbers are all there is to keep."""
+        """Return the two numbers that define it."""
         return {
             "state_version": 1,
             "kind": "none",
@@ -75,11 +75,7 @@ class UnknownTokenizer:
 
 
 def restore_unknown_tokenizer(state: Mapping[str, Any]) -> UnknownTokenizer:
-    """The stand-in whose ``state()`` this is.
-
-    Raises:
-        TokenizerError: its numbers are none, or contradict each other.
-    """
+    """Restore from ``state()``; raise TokenizerError for invalid numbers."""
     numbers = [state.get("vocab_size"), state.get("end_id")]
     if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
         raise TokenizerError(
