@@ -1,4 +1,4 @@
-"""Text cleaning: pure functions from the text of a document to the text that is tokenized.
+"""Text cleaning: pure functions from a document's text to the text to tokenize.
 
 `registry.py` lists every step; a new step is one module and one entry there.
 """

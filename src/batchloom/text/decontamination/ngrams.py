@@ -1,4 +1,4 @@
-"""N-grams of normalised words as 64-bit numbers: what overlap between texts is told by."""
+"""64-bit hashes of n-grams of normalized words, for the detection of overlaps."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ from batchloom.text.quality import U64
 WordPositions = npt.NDArray[np.int64]
 
 _SEPARATOR_TABLE = bytes(code if code >= 128 or chr(code).isalnum() else 32 for code in range(256))
-# Han, kana and their extensions: no spaces stand between their words.
+# Han, kana and their extensions, whose words are not separated by spaces.
 _UNSPACED_RANGES = (
     r"\u3005-\u3007\u3021-\u3029\u3031-\u3035\u303b\u303c\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
     r"\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
@@ -28,7 +28,7 @@ _MAX_CACHED_SEGMENTS, _MAX_CACHED_LENGTH = 1 << 16, 64
 
 
 def _split_segments(text: str) -> list[bytes]:
-    """A text in UTF-8, cut at all ASCII that is no letter or digit."""
+    """Split UTF-8 text at all ASCII characters except letters and digits."""
     return text.encode("utf-8", "surrogatepass").translate(_SEPARATOR_TABLE).split()
 
 
@@ -40,9 +40,9 @@ def _split_words(segment: bytes) -> list[str]:
 
 
 def split_normal_words(text: str) -> list[str]:
-    """The words of a text in Unicode NFC and lower case: runs of letters, marks and digits.
+    """Split into words in NFC and lower case: runs of letters, marks and digits.
 
-    Whatever else stands between them, punctuation included, only separates. Each character of Han
+    All other characters, including punctuation, only separate words. Each character of Han
     and kana is a word.
     """
     return list(chain.from_iterable(map(_split_words, _split_segments(text))))
@@ -61,7 +61,7 @@ def _make_word_pattern() -> re.Pattern[str]:
 
 @final
 class _WordHashCache(dict[bytes, tuple[int, ...]]):
-    """Hashes of a piece's words; found when first asked for."""
+    """Lazy cache of the word hashes of each segment."""
 
     def __missing__(self, segment: bytes) -> tuple[int, ...]:
         words = [word.encode("utf-8", "surrogatepass") for word in _split_words(segment)]
@@ -77,16 +77,15 @@ _WORD_HASHES = _WordHashCache()
 
 
 def hash_words(text: str) -> U64:
-    """A number for each of the :func:`split_normal_words` of a text."""
+    """Return a 64-bit hash of each word from :func:`split_normal_words`."""
     return np.fromiter(chain.from_iterable(map(_WORD_HASHES.__getitem__, _split_segments(text))), np.uint64)
 
 
 @final
 class NgramHashes:
-    """N-grams of words as numbers; those of two n differ, but for one in 2^64.
+    """64-bit hashes of the n-grams of a text; n is part of the hash.
 
-    Args:
-        words: the hashes of the words.
+    ``words`` are the hashes of the words.
     """
 
     def __init__(self, words: U64) -> None:
@@ -94,11 +93,11 @@ class NgramHashes:
         self._doubled = {1: words}
 
     def list_positions(self, n: int) -> WordPositions:
-        """Where n-grams begin."""
+        """Return the start positions of n-grams."""
         return np.arange(max(0, self._words - n + 1))
 
     def compute_hashes(self, n: int, positions: WordPositions) -> U64:
-        """The number of the n words from each place on."""
+        """Return the hash of the n words from each position on."""
         hashes, size = np.full(len(positions), n * _SALT & _U64_MASK, np.uint64), 0
         for bit in range(n.bit_length()):
             step = 1 << bit

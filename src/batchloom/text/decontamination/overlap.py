@@ -1,8 +1,8 @@
 """Decontamination: documents that share words with an evaluation set are dropped.
 
-As of GPT-3 (Brown et al. 2020, https://arxiv.org/abs/2005.14165, appendix C): texts in lower case
-and without punctuation, and a document that shares any 13 words in a row with a record of a set
-is contaminated. Fields of fewer words are looked for as a whole, from 8 words on, the least length
+The method is that of GPT-3 (Brown et al. 2020, https://arxiv.org/abs/2005.14165, appendix C): texts are in lower
+case and without punctuation, and a document that shares any 13 consecutive words with a record of a set
+is contaminated. Shorter fields must match completely; they have at least 8 words, the minimum
 that GPT-3 used.
 """
 
@@ -29,14 +29,14 @@ _SPACE_PATTERN = re.compile(r"\s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecontaminationSettings:
-    """Which evaluation sets a document may share nothing with.
+    """Settings of the step ``decontaminate``.
 
     Attributes:
-        sets: a name for each set, and the file or folder that holds its records.
-        words: how many words in a row are an overlap.
-        min_words: a field of fewer than ``words`` words is an overlap as a whole; one of fewer
-            than this is not looked for.
-        index: path of the index made of the sets; preparation fills it in.
+        sets: file or folder with the records of each evaluation set, by name.
+        words: number of consecutive words that are an overlap.
+        min_words: minimum length of a field with fewer than ``words`` words, which must match
+            completely; shorter ones are not searched for.
+        index: path of the index of the sets; preparation sets it.
     """
 
     sets: dict[str, str] = field(default_factory=dict)
@@ -56,17 +56,14 @@ class DecontaminationSettings:
 
 
 def list_overlap_reasons(settings: DecontaminationSettings) -> tuple[str, ...]:
-    """Every reason this step may give: one a set."""
+    """Return every drop reason of this step, one per set."""
     return tuple(map(OVERLAP_REASON.format, settings.sets))
 
 
 def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunction:
-    """The step that drops what shares words with a set and leaves the rest as it is.
+    """Return a function that drops texts that share words with a set.
 
-    The index is mapped, not read: workers share its pages.
-
-    Raises:
-        InputError: there is no index yet, or it is none.
+    The index is memory-mapped, so workers share its pages. Raises InputError if it is missing or invalid.
     """
     if settings.index is None:
         raise InputError(
@@ -77,12 +74,12 @@ def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunctio
 
 
 def make_step_with_index(overlap: OverlapIndex) -> CleanFunction:
-    """The step of :func:`make_decontamination_step` with an index that is at hand."""
+    """Return the function of the step for a loaded index."""
     return functools.partial(_clean_text, overlap)
 
 
 def _clean_text(overlap: OverlapIndex, text: str) -> str | DroppedText:
-    """Piece by piece, each with the last words of those before it."""
+    """Search a text in chunks, each with the last words of the previous one."""
     carry_limit = overlap.lengths[-1] - 1
     words, preceding_words = np.zeros(0, np.uint64), 0
     for chunk in _iter_chunks(text):
@@ -97,7 +94,7 @@ def _clean_text(overlap: OverlapIndex, text: str) -> str | DroppedText:
 
 
 def _iter_chunks(text: str) -> Iterator[str]:
-    """A text cut at white space, so that the words of a large one are not all held at once."""
+    """Yield chunks split at white space, to bound the memory of a large text's words."""
     start = 0
     while start < len(text):
         space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)

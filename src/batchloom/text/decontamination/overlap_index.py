@@ -1,10 +1,10 @@
-"""The index of evaluation sets: sorted hashes of their n-grams, and whose they are.
+"""Index of evaluation sets: sorted hashes of their n-grams, and their origin.
 
-The file is a header of 64 bytes (``BLOVERLP``, u32 version 1, u32 length of the JSON that follows
-it, zeros), that JSON, padded to 64 bytes, and four arrays, little-endian, each padded to 64 bytes:
-hashes u64, records u32, sets u16, the sorted hashes of the beginnings of the n-grams (``probe`` words
-each) u64, and a bit set whose size is a power of two, where the bits that their first bits count
-are set.
+The file has a header of 64 bytes (``BLOVERLP``, u32 version 1, u32 length of the JSON after
+it, zeros), that JSON, padded to 64 bytes, and five arrays, little-endian, each padded to 64 bytes:
+hashes u64, records u32, sets u16, the sorted hashes of the prefixes of the n-grams (``probe`` words
+each) u64, and a bit set whose size is a power of two, with the bits set that the leading bits of
+these hashes number.
 """
 
 import json
@@ -25,27 +25,27 @@ MAX_SETS = 1 << 16
 
 _MAGIC, _VERSION, _ALIGN = b"BLOVERLP", 1, 64
 _ARRAY_DTYPES = ("<u8", "<u4", "<u2", "<u8", "u1")
-# Of the beginnings that no set has, one in 32 finds its bit set and is looked for.
+# One in 32 of the prefixes that no set has passes the bit set and is searched for.
 _BITS_PER_PREFIX = 32
-# Records whose n-grams are gathered before they are sorted into the others.
+# Maximum number of pending n-gram arrays before they are merged.
 _MAX_PENDING = 1 << 16
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OverlapIndex:
-    """N-grams of evaluation sets; read with :meth:`hits`.
+    """N-grams of evaluation sets; searched with :meth:`find_first`.
 
     Attributes:
-        names: of the sets.
-        probe: words of the beginnings, no more than the shortest n-gram has.
-        lengths: of the n-grams in words, from the shortest on.
-        hashes: sorted, each once, uint64.
-        records: the first record that holds each, 0-based, in the first set that does.
-        sets: the number of that set.
-        beginnings: hashes of the first ``probe`` words, sorted, each once, uint64.
-        bits: which first bits of beginnings occur, uint8, eight a byte.
-        fingerprint: of all the above, 32 hexadecimal digits.
+        names: names of the sets.
+        probe: number of words of a prefix, at most that of the shortest n-gram.
+        lengths: lengths of the n-grams in words, ascending.
+        hashes: distinct n-gram hashes, sorted, uint64.
+        records: 0-based number of the first record with each n-gram, in the first set with it.
+        sets: number of that set.
+        beginnings: distinct hashes of the prefixes of ``probe`` words, sorted, uint64.
+        bits: bit set of the leading bits of ``beginnings``, packed in uint8.
+        fingerprint: hash of all the above, 32 hexadecimal digits.
     """
 
     names: tuple[str, ...]
@@ -59,13 +59,13 @@ class OverlapIndex:
     fingerprint: str
 
     def find_first(self, words: U64) -> tuple[int, int, int] | None:
-        """The first overlap, of those at one word the longest.
+        """Return the first overlap, the longest at its position, or None.
 
         Args:
-            words: their hashes.
+            words: hashes of the words.
 
         Returns:
-            Its first word, its number of words and its entry here.
+            Position of its first word, number of words, and index of its entry.
         """
         grams = NgramHashes(words)
         candidates, best = self._find_beginnings(grams), None
@@ -80,7 +80,7 @@ class OverlapIndex:
         return best
 
     def _find_beginnings(self, grams: NgramHashes) -> WordPositions:
-        """Where beginnings stand."""
+        """Return the positions of known prefixes."""
         numbers = grams.compute_hashes(self.probe, grams.list_positions(self.probe))
         bit_positions = numbers >> np.uint64(64 - _read_log2(self.bits))
         bit_values = self.bits[bit_positions >> np.uint64(3)] >> (bit_positions & np.uint64(7)).astype(np.uint8)
@@ -88,7 +88,7 @@ class OverlapIndex:
         return candidates[_search_sorted(self.beginnings, numbers[candidates]) >= 0] if len(candidates) else candidates
 
     def iter_chunks(self) -> Iterator[bytes]:
-        """The bytes of its file."""
+        """Yield the bytes of the index file."""
         header = {
             "names": self.names,
             "probe": self.probe,
@@ -109,18 +109,18 @@ class OverlapIndex:
 
 
 def build_index(sets: Mapping[str, Iterable[Sequence[str]]], *, words: int = 13, min_words: int = 8) -> OverlapIndex:
-    """The index of evaluation sets.
+    """Build the index of evaluation sets.
 
-    Of each record the n-grams of ``words`` words are taken across its fields, written one after
-    the other; and each field of ``min_words`` words or more, but fewer than ``words``, as a whole.
+    The n-grams of ``words`` words of a record span its concatenated fields. Each field of
+    ``min_words`` words or more, but fewer than ``words``, is added as one n-gram.
 
     Args:
-        sets: by name, the records of each, a record being the texts of its fields.
-        words: how many words in a row are an overlap.
-        min_words: the least a short field must have.
+        sets: records of each set, by name; a record is the texts of its fields.
+        words: number of consecutive words that are an overlap.
+        min_words: minimum number of words of a short field.
 
     Raises:
-        InputError: a set holds nothing that could be looked for.
+        InputError: a set has no text that is long enough.
     """
     probe = min(words, min_words)
     pending: list[_NgramEntries] = []
@@ -155,12 +155,12 @@ def _iter_record_ngrams(
             yield len(field_hashes), NgramHashes(field_hashes), np.zeros(1, np.int64)
 
 
-# Hashes, records, sets and the hashes of the beginnings.
+# Hashes, records, sets and prefix hashes.
 _NgramEntries = tuple[U64, npt.NDArray[np.uint32], npt.NDArray[np.uint16], U64]
 
 
 def _merge_entries(parts: list[_NgramEntries]) -> _NgramEntries:
-    """Sorted by hash, the first of equal ones."""
+    """Merge entries sorted by hash, keeping the first of equal ones."""
     hashes = np.concatenate([part[0] for part in parts])
     _, first_indices = np.unique(hashes, return_index=True)
     records = np.concatenate([part[1] for part in parts])
@@ -185,11 +185,7 @@ def _build_from_entries(
 
 
 def load_index(path: str) -> OverlapIndex:
-    """The index of a file, mapped.
-
-    Raises:
-        InputError: it is no such file, or not a whole one.
-    """
+    """Memory-map the index in a file; raise InputError if it is invalid or truncated."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             magic, version, size = struct.unpack("<8sII48x", file.read(_ALIGN))
@@ -225,7 +221,7 @@ def _map_array(path: str, kind: str, offset: int, count: int) -> npt.NDArray[Any
 
 
 def _search_sorted(ordered: U64, numbers: U64) -> WordPositions:
-    """Where each number stands in sorted ones, of which there are some; -1 where it does not."""
+    """Return the index of each number in a non-empty sorted array, or -1."""
     entries = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
     return np.where(ordered[entries] == numbers, entries, -1)
 

@@ -1,4 +1,4 @@
-"""Boilerplate: lines of web pages that are no text of theirs, as menus, notices and counters."""
+"""Removal of boilerplate lines of web pages: menus, notices and counters."""
 
 import re
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from batchloom.text.steps import CleanFunction
 
 BoilerplateKind = Literal["policies", "javascript", "navigation", "counters"]
 
-# Raffel et al. 2020 (C4): lines that hold one of these are notices of policies.
+# Raffel et al. 2020 (C4): lines with one of these are policy notices.
 _POLICY_PHRASES = (
     *("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies"),
     "use cookies",
 )
-# Here a line must also ask for something: texts about the language name it all the time.
+# Require a demand, too: texts about the language name it all the time.
 _JAVASCRIPT_PATTERN = re.compile(
     r"javascript (?:is|must be|needs to be|has been|seems to be) (?:currently )?(?:disabled|enabled|required|turned)"
     r"|(?:enable|requires?|turn on|without|activate) javascript"
     r"|javascript (?:disabled|required)"
 )
-# Penedo et al. 2023 (RefinedWeb), the rules of lines in its appendix: short lines that begin or
-# end so or hold so, each here with a word more, as wrapped prose has lines that begin with "sign in".
+# Line rules of Penedo et al. 2023 (RefinedWeb), appendix: short lines that begin with, end with or
+# contain a phrase. Each has one more word here, because wrapped prose has lines that begin with "sign in".
 _LINE_START_PATTERN = re.compile(
     r"(?:(?:sign|log)[ -]?in|sign[ -]?up) (?:to (?:your|comment|reply|post|leave|continue|view|see)|or|with|now|here)\b"
     r"|skip to (?:main |primary |page |the )?(?:content|navigation|search|footer|menu)\b"
@@ -36,7 +36,7 @@ _COUNTER_REGEX = (
     r"[0-9][0-9.,]*+ ?[km]?+ ?"
     r"(?:likes?|shares?|comments?|replies|reply|views?|followers?|retweets?|upvotes?|reactions?|reads?)"
 )
-# Whole lines: what menus, footers and buttons of pages say; nothing that is a line of a program.
+# Complete lines of menus, footers and buttons; none is a line of a program.
 _NAVIGATION_LINES = frozenset(
     (
         *("about us", "accept all", "accept all cookies", "accept cookies", "add to cart"),
@@ -94,7 +94,7 @@ _NAVIGATION_LINES = frozenset(
     )
 )
 _COUNTER_LINE = re.compile(rf"(?:{_COUNTER_REGEX})[^\w\n]*+(?=\n|\Z)")
-# How a line of the two kinds begins, from the line end before it.
+# Beginning of a line of the two kinds, from the line end before it.
 _BEGINNING = re.compile(rf"\n[^\w\n]*+(?:{_LINE_START_PATTERN.pattern}|{_COUNTER_LINE.pattern})")
 _NON_WORD = re.compile(r"[^\w\n]*+")
 _WORD_CHARACTER = re.compile(r"\w")
@@ -105,11 +105,11 @@ class BoilerplateSettings:
     """Settings of the step ``boilerplate``.
 
     Attributes:
-        kinds: of lines that go: ``policies`` (of cookies, privacy, use), ``javascript`` (asking for
-            it), ``navigation`` (menus, buttons, log-in, ``Read more``), ``counters`` (``3 likes``).
-        most_words: a line of policies or about JavaScript goes only when it has at most so many:
+        kinds: kinds of removed lines: ``policies`` (cookies, privacy, terms of use), ``javascript``
+            (demands for it), ``navigation`` (menus, buttons, log-in, ``Read more``), ``counters`` (``3 likes``).
+        most_words: maximum length of a removed line about policies or JavaScript;
             longer ones are texts about these.
-        lines: further whole lines that go, whatever their case.
+        lines: additional complete lines to remove, in any case.
     """
 
     kinds: tuple[BoilerplateKind, ...] = ("policies", "javascript", "navigation", "counters")
@@ -121,7 +121,7 @@ class BoilerplateSettings:
 
 
 def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
-    """The step as a function."""
+    """Return the function of the step."""
     kinds, most = frozenset(settings.kinds), settings.most_words
     full_lines = frozenset(line.strip().lower() for line in settings.lines) - {""}
     if "navigation" in kinds:
@@ -151,7 +151,7 @@ def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
 
 
 def _find_line_numbers(text: str, positions: set[int]) -> set[int]:
-    """The lines, counted from 0, in which these places are."""
+    """Return the 0-based numbers of the lines at these positions."""
     numbers, number, last = set(), 0, 0
     for position in sorted(positions):
         number += text.count("\n", last, position)
@@ -161,7 +161,7 @@ def _find_line_numbers(text: str, positions: set[int]) -> set[int]:
 
 
 def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
-    """The text without those of these lines that are boilerplate."""
+    """Remove those of the numbered lines that ``judge`` accepts."""
     lines = text.split("\n")
     removed_numbers = {number for number in numbers if judge(lines[number])}
     if not removed_numbers:
@@ -170,7 +170,7 @@ def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str
 
 
 def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:
-    """What a text must hold one of to have a line of the other rules: few, as each is searched for."""
+    """Return substrings, one of which the other rules require; few, for speed."""
     parts: tuple[str, ...] = ()
     if "policies" in kinds:
         parts += ("privacy policy", "cookie", "terms of use")
@@ -198,7 +198,7 @@ def _is_boilerplate(line: str, full_lines: frozenset[str], kinds: frozenset[str]
 
 
 def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
-    """Whether a short line is a counter, an invitation or the end of a teaser."""
+    """Return whether a short line is a counter, an invitation or the end of a teaser."""
     start = _NON_WORD.match(lowered).end()  # type: ignore[union-attr]  # matches nothing, too
     if "counters" in kinds and _COUNTER_LINE.match(lowered, start):
         return True

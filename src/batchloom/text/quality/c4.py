@@ -1,8 +1,8 @@
-"""The rules of C4 (Raffel et al. 2020, https://jmlr.org/papers/v21/20-074.html, section 2.2).
+"""The rules of C4 (Raffel et al. 2020, section 2.2).
 
-Lines are left out one by one, documents as a whole, as datatrove's ``C4QualityFilter`` does after
-the code that made C4 (tensorflow_datasets/text/c4_utils.py). Two rules are off unless asked for:
-mC4's on paragraphs (Xue et al. 2021; datatrove's ``C4ParagraphFilter``), and that on bad words,
+See https://jmlr.org/papers/v21/20-074.html. Rules remove single lines or complete documents, as datatrove's
+``C4QualityFilter`` does after the code that made C4 (tensorflow_datasets/text/c4_utils.py). Two rules are off by
+default: mC4's on paragraphs (Xue et al. 2021; datatrove's ``C4ParagraphFilter``), and the one on bad words,
 whose list is not part of this package (``C4BadWordsFilter``).
 """
 
@@ -38,24 +38,24 @@ _MAX_LIST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class C4:
-    """The rules of C4; None or False switches one off. Defaults are the published ones.
+    """Rules of C4; None or False disables one. Defaults are the published ones.
 
     Attributes:
-        max_word_length: a line with a longer word is left out, in characters.
-        remove_citations: whether ``[1]``, ``[edit]`` and ``[citation needed]`` are taken out.
-        terminal_punctuation: whether lines that do not end with ``. ? ! " '`` are left out, and
+        max_word_length: lines with a longer word, in characters, are removed.
+        remove_citations: whether ``[1]``, ``[edit]`` and ``[citation needed]`` are removed.
+        terminal_punctuation: whether lines that do not end with ``. ? ! " '`` are removed, and
             those that end with an ellipsis.
-        min_words: a line of fewer words is left out.
+        min_words: lines with fewer words are removed.
         lorem_ipsum: whether documents with ``lorem ipsum`` are dropped.
-        javascript: whether lines with ``javascript`` are left out.
+        javascript: whether lines with ``javascript`` are removed.
         curly_bracket: whether documents with ``{`` are dropped.
-        policy: whether lines that speak of cookies, terms of use or a privacy policy are left out.
-        min_sentences: a document of fewer is dropped, counted in the lines that are left.
-        min_paragraphs: of mC4, 3 there: a document of fewer lines of at least ``long_paragraph``
-            is dropped.
-        long_paragraph: in characters.
-        read_bad_words: path of a list, one word or phrase in lower case a line; a document that holds
-            one between characters that are no letters, digits or ``_`` is dropped.
+        policy: whether lines that mention cookies, terms of use or a privacy policy are removed.
+        min_sentences: documents with fewer sentences in the remaining lines are dropped.
+        min_paragraphs: documents with fewer lines of at least ``long_paragraph`` characters are
+            dropped; mC4 uses 3.
+        long_paragraph: length of a long line in characters.
+        bad_words: path of a list, one word or phrase in lower case per line; a document with
+            one between characters other than letters, digits and ``_`` is dropped.
     """
 
     max_word_length: int | None = 1000
@@ -84,10 +84,9 @@ class C4:
 
 
 def make_c4_step(settings: C4) -> CleanFunction:
-    """The step that leaves lines out and drops what breaks a rule.
+    """Return a function that removes lines and drops texts that violate a rule.
 
-    Raises:
-        InputError: the list of bad words cannot be read, or holds none.
+    Raises InputError if the list of bad words is unreadable or empty.
     """
     if settings.bad_words is None:
         return functools.partial(_clean_text, settings, _find_nothing)
@@ -95,7 +94,7 @@ def make_c4_step(settings: C4) -> CleanFunction:
 
 
 def read_bad_words(path: str) -> tuple[str, ...]:
-    """The words of a list, in order and each once."""
+    """Read the distinct words of a list, in order."""
     try:
         text = read_regular_file(path, _MAX_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,9 +110,9 @@ def read_bad_words(path: str) -> tuple[str, ...]:
 
 
 def _make_bad_word_finder(words: tuple[str, ...]) -> Callable[[str], str | None]:
-    """What gives the first bad word of a text in lower case.
+    """Return a function that finds the first bad word of a lower-case text.
 
-    At each place the longest is tried first, which changes no verdict.
+    The longest word is tried first at each position, which changes no verdict.
     """
     alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     search = re.compile(rf"(?:\W|^)({alternatives})(?:\W|$)").search
@@ -143,7 +142,7 @@ def _clean_text(settings: C4, bad_word: Callable[[str], str | None], text: str) 
             requirement = f"at least {settings.min_sentences:,}"
             return DroppedText(FEW_SENTENCES, f"{count:,} in {len(lines):,} lines, {requirement}")
     filtered_text = "\n".join(lines).strip()
-    # The same object, where nothing changed.
+    # Return the same object if nothing changed.
     text = text if filtered_text == text else filtered_text
     if settings.min_paragraphs:
         long = sum(len(line) >= settings.long_paragraph for line in text.split("\n"))
@@ -155,7 +154,7 @@ def _clean_text(settings: C4, bad_word: Callable[[str], str | None], text: str) 
 
 
 def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
-    """The lines that stay, or why the document does not."""
+    """Return the remaining lines, or the drop of the document."""
     lines: list[str] = []
     lowered = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
     has_phrase = any(map(lowered.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *_POLICY_PHRASES)))
@@ -172,7 +171,7 @@ def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
 
 
 def _normalize_line(settings: C4, line: str) -> str | None:
-    """The line without citations; None where it does not look like a sentence."""
+    """Remove citations from a line; None if it does not look like a sentence."""
     most, least = settings.max_word_length, settings.min_words
     if most is not None and len(line) > most and max(map(len, line.split()), default=0) > most:
         return None
@@ -183,7 +182,7 @@ def _normalize_line(settings: C4, line: str) -> str | None:
 
 
 def _check_line(settings: C4, line: str) -> DroppedText | str | None:
-    """Why the document goes; or what the line goes for; or None where it stays."""
+    """Return the drop of the document, the phrase that removes the line, or None."""
     lowered = line.lower()
     if settings.lorem_ipsum and _LOREM_PHRASE in lowered:
         return DroppedText(LOREM_IPSUM, _make_snippet(lowered, _LOREM_PHRASE))

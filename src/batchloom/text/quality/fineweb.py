@@ -1,6 +1,6 @@
-"""The filters of FineWeb (Penedo et al. 2024, https://arxiv.org/abs/2406.17557, section 3.6).
+"""The filters of FineWeb (Penedo et al. 2024, section 3.6).
 
-Counted as datatrove's ``FineWebQualityFilter`` counts, with its defaults.
+See https://arxiv.org/abs/2406.17557. Counts are those of datatrove's ``FineWebQualityFilter`` with its defaults.
 """
 
 import functools
@@ -24,15 +24,15 @@ FINEWEB_REASONS: Final = (FINEWEB_EMPTY, FEW_ENDS, SHORT_LINES, DUPLICATES, NEWL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineWeb:
-    """The limits of FineWeb's filters; None switches one off. Defaults are the published ones.
+    """Limits of FineWeb's filters; None disables one. Defaults are as published.
 
     Attributes:
         min_ended_lines: share of lines that end with terminal punctuation.
-        spare_unended: whether a document passes where no line does.
+        spare_unended: whether a document without any such line passes.
         max_short_lines: share of lines of at most ``short_line`` characters.
-        short_line: in characters.
+        short_line: length of a short line in characters.
         max_duplicate_characters: share of characters in lines that occurred before.
-        max_newlines: newlines to words.
+        max_newlines: ratio of newlines to words.
     """
 
     min_ended_lines: float | None = 0.12
@@ -55,7 +55,7 @@ class FineWeb:
 
 
 def make_fineweb_step(settings: FineWeb) -> CleanFunction:
-    """The step that drops what breaks a rule and leaves the rest as it is."""
+    """Return a function that drops texts that violate a rule."""
     return functools.partial(_clean_text, settings)
 
 

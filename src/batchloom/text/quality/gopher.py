@@ -1,7 +1,7 @@
-"""The quality rules of Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, appendix A.1.1).
+"""The quality rules of Gopher (Rae et al. 2021, appendix A.1.1).
 
-Counted as datatrove's ``GopherQualityFilter`` counts: words as in :mod:`batchloom.text.english_words`, a
-mark of punctuation among them; the first rule that a document breaks is its reason.
+See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherQualityFilter``: words as in
+:mod:`batchloom.text.english_words`, including punctuation marks. The first violated rule is the drop reason.
 """
 
 import functools
@@ -33,17 +33,17 @@ GOPHER_REASONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gopher:
-    """The limits of Gopher's quality rules; None switches one off. Defaults are the published ones.
+    """Limits of Gopher's quality rules; None disables one. Defaults are as published.
 
     Attributes:
-        min_words, max_words: words that are not punctuation alone.
+        min_words, max_words: number of words that are not only punctuation.
         min_word_length, max_word_length: their mean length in characters.
-        max_symbols: of ``#`` to words, and of ellipses to words.
+        max_symbols: ratio of ``#`` to words, and of ellipses to words.
         max_bullet_lines: share of lines that begin with a bullet or a hyphen.
         max_ellipsis_lines: share of lines that end with an ellipsis.
         min_letter_words: share of words that have a letter.
-        min_stop_words: how many of ``stop_words`` occur.
-        stop_words: in lower case, as they must stand in the text.
+        min_stop_words: number of ``stop_words`` that occur.
+        stop_words: stop words in lower case; matching is case-sensitive.
     """
 
     min_words: int | None = 50
@@ -70,7 +70,7 @@ class Gopher:
 
 
 def make_gopher_step(settings: Gopher) -> CleanFunction:
-    """The step that drops what breaks a rule and leaves the rest as it is."""
+    """Return a function that drops texts that violate a rule."""
     return functools.partial(_clean_text, settings)
 
 

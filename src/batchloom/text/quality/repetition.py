@@ -1,7 +1,7 @@
-"""The repetition rules of Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1).
+"""The repetition rules of Gopher (Rae et al. 2021, table A1).
 
-Counted as datatrove's ``GopherRepetitionFilter`` counts, shares being of the characters of the
-whole text. N-grams are told apart by 64-bit hashes.
+See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherRepetitionFilter``; shares are of the
+characters of the complete text. N-grams are compared by 64-bit hashes.
 """
 
 import functools
@@ -32,7 +32,7 @@ LINE_CHARACTERS: Final = "repetition: characters in duplicate lines"
 TOP_NGRAM: Final = "repetition: most frequent {}-gram"
 DUPLICATE_NGRAMS: Final = "repetition: duplicate {}-grams"
 
-# A bound that may settle a verdict stays this far from the limit, for the sake of rounding.
+# A bound decides only if it is below the limit by this factor, because of rounding.
 _MARGIN = 1 - 1e-9
 
 WordEnds = npt.NDArray[np.int64]
@@ -41,15 +41,15 @@ NgramLimits = tuple[tuple[int | float, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """The limits of Gopher's repetition rules; None, or no pair, switches one off.
+    """Limits of Gopher's repetition rules; None or a missing pair disables one.
 
     Attributes:
         max_duplicate_paragraphs, max_duplicate_lines: share of paragraphs (lines) that occurred
             before in the document.
         max_duplicate_paragraph_characters, max_duplicate_line_characters: share of the characters
-            that they hold.
-        top_ngrams: of n words, the share of the characters that the most frequent n-gram may hold.
-        duplicate_ngrams: of n words, the share that n-grams that occurred before may hold.
+            in them.
+        top_ngrams: (n, limit) pairs: share of the characters in the most frequent n-gram of words.
+        duplicate_ngrams: (n, limit) pairs: share of the characters in repeated n-grams.
     """
 
     max_duplicate_paragraphs: float | None = 0.3
@@ -73,7 +73,7 @@ class Repetition:
 
 
 def list_repetition_reasons(settings: Repetition) -> tuple[str, ...]:
-    """Every reason this step may give."""
+    """Return every drop reason of this step."""
     grams = [TOP_NGRAM.format(n) for n, _ in settings.top_ngrams]
     grams += [DUPLICATE_NGRAMS.format(n) for n, _ in settings.duplicate_ngrams]
     return (
@@ -87,7 +87,7 @@ def list_repetition_reasons(settings: Repetition) -> tuple[str, ...]:
 
 
 def make_repetition_step(settings: Repetition) -> CleanFunction:
-    """The step that drops what repeats itself too much and leaves the rest as it is."""
+    """Return a function that drops texts with too much repetition."""
     return functools.partial(_clean_text, settings)
 
 
@@ -127,13 +127,13 @@ def _check_repeats(
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """What ``re.split`` gives at runs of two newlines or more, white space at both ends aside."""
+    """Split the stripped text at runs of two or more newlines, like ``re.split``."""
     parts = text.strip().split("\n\n")
     return [part.lstrip("\n") for part in parts if part] or [""]
 
 
 def split_lines(text: str) -> list[str]:
-    """What ``re.split`` gives at runs of newlines: an empty line at each end that is a newline."""
+    """Split at runs of newlines, like ``re.split``: a newline at an end adds ""."""
     lines = list(filter(None, text.split("\n")))
     return [""] * text.startswith("\n") + lines + [""] * text.endswith("\n")
 
@@ -143,7 +143,7 @@ def _format_share(characters: int, size: int, most: float) -> str:
 
 
 def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
-    """How many parts occurred before, and their characters."""
+    """Return the number of parts that occurred before, and their characters."""
     distinct = set(parts)
     if len(distinct) == len(parts):
         return 0, 0
@@ -180,7 +180,7 @@ def _select_ngram_sizes(hashes: Iterator[tuple[int, U64]], limits: dict[int, flo
 
 
 def _iter_ngram_hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
-    """For n = 1, 2, ...: n, and the hash of the n words from each word on."""
+    """Yield n and the hash of the n words from each word on, for n = 1, 2, ..."""
     grams, n = hashes, 1
     while True:
         yield n, grams
@@ -189,9 +189,9 @@ def _iter_ngram_hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
 
 
 def _find_top_ngram(ends: WordEnds, grams: U64, n: int, most: float) -> tuple[int, int, int] | None:
-    """The most frequent n-gram, the first such: how often, at which word first, and its characters.
+    """Return count, first word index and characters of the most frequent n-gram.
 
-    None where it holds at most ``most`` characters.
+    Returns None if it covers at most ``most`` characters. The first one wins a tie.
     """
     ordered = np.sort(grams)
     new = ordered[1:] != ordered[:-1]
@@ -211,10 +211,10 @@ def _find_top_ngram(ends: WordEnds, grams: U64, n: int, most: float) -> tuple[in
 
 
 def _count_repeated_characters(ends: WordEnds, grams: U64, n: int) -> int:
-    """Characters of n-grams that occurred before, none counted twice.
+    """Count the characters of repeated n-grams, each once.
 
-    As datatrove's ``find_all_duplicate``: after an n-gram that occurred before, its words are
-    passed over, and n-grams that begin in them are not remembered.
+    As in datatrove's ``find_all_duplicate``, the words of a repeated n-gram are skipped, and n-grams that begin
+    in them are not recorded.
     """
     ordered = np.sort(grams)
     repeated_hashes = ordered[1:][ordered[1:] == ordered[:-1]]

@@ -1,4 +1,4 @@
-"""What is wrong with the limits of a rule, told by their names."""
+"""Validation of rule limits."""
 
 import math
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ def find_limit_problems(
     words: Sequence[str] = (),
     switch: Sequence[str] = (),
 ) -> list[str]:
-    """The problems of fields; a limit that is None is off.
+    """Return the problems of settings fields; a limit that is None is off.
 
     Args:
         settings: a settings dataclass.
-        count: fields that count.
-        size: fields that count and cannot be off.
-        number: fields that are a number from 0 on.
-        share: fields that are a number from 0 to 1.
-        words: fields that list words.
-        switch: fields that are on or off.
+        count: names of integer fields.
+        size: names of integer fields that cannot be None.
+        number: names of fields from 0 on.
+        share: names of fields from 0 to 1.
+        words: names of fields with a list of words.
+        switch: names of Boolean fields.
     """
     kinds = (
         (count, _is_count, "not a whole number from 0 on"),
@@ -44,7 +44,7 @@ def find_limit_problems(
 
 
 def find_pair_problems(name: str, pairs: object) -> list[str]:
-    """The problems of limits by length of n-gram: ``((2, 0.2), (3, 0.18))``."""
+    """Return the problems of limits by n-gram length: ``((2, 0.2), (3, 0.18))``."""
     if isinstance(pairs, tuple) and all(map(_is_pair, pairs)):
         return []
     return [f"{name}: {quote_value(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"]

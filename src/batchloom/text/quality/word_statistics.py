@@ -1,4 +1,4 @@
-"""What the rules need to know of a text's words, as arrays: one entry a word, in order."""
+"""Word statistics of a text for the quality rules: arrays with one entry per word."""
 
 import functools
 import re
@@ -15,10 +15,10 @@ from batchloom.text.english_words import load_english_tables, split_segment_word
 
 U64 = npt.NDArray[np.uint64]
 
-# A text is taken in pieces of about this many characters, so that what is held at once is small.
+# A text is processed in chunks of about this many characters to bound memory.
 _CHUNK_CHARACTERS = 1 << 18
 _SPACE_PATTERN = re.compile(r"\s")
-# Tables above these sizes are begun anew: some tens of MiB.
+# Tables above these sizes, some tens of MiB, are replaced by empty ones.
 _MAX_CACHED_SEGMENTS = 1 << 17
 _MAX_CACHED_WORDS = 1 << 17
 _MAX_CACHED_LENGTH = 64
@@ -31,16 +31,16 @@ _SYMBOL, _LETTER = 1, 2
 @final
 @dataclass(frozen=True, slots=True)
 class WordStatistics:
-    """The words of a text.
+    """Statistics of the words of a text.
 
-    The hash of a word w of bytes b is the sum of key(b[i]) base^(len(w) - 1 - i), modulo 2^64, and
-    so ``hashes[i] * powers[i + 1] + hashes[i + 1]`` is that of two words written together.
+    The hash of a word w of bytes b is the sum of key(b[i]) base^(len(w) - 1 - i), modulo 2^64, so
+    ``hashes[i] * powers[i + 1] + hashes[i + 1]`` is the hash of two concatenated words.
 
     Attributes:
-        lengths: characters of each, int64.
-        hashes: uint64; equal for equal words.
+        lengths: characters of each word, int64.
+        hashes: hash of each word, uint64; equal for equal words.
         powers: base^len(w), uint64.
-        symbols: whether a word is made of punctuation alone, bool.
+        symbols: whether a word consists of punctuation, bool.
         letters: whether it has a letter, bool.
     """
 
@@ -55,7 +55,7 @@ class WordStatistics:
 
 
 def _make_byte_keys() -> list[int]:
-    """A number for each byte: SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return a 64-bit key for each byte: SplitMix64 (Steele, Lea, Flood 2014)."""
     keys, state = [], 0
     for _ in range(256):
         state = (state + _HASH_BASE) & _U64_MASK
@@ -66,13 +66,13 @@ def _make_byte_keys() -> list[int]:
 
 
 _BYTE_KEYS = _make_byte_keys()
-# What " " is in hashes: joined with it, "a bc" and "ab c" differ.
+# Hash and power of " ": joined with it, "a bc" and "ab c" differ.
 SPACE_HASH = np.uint64(_BYTE_KEYS[32])
 SPACE_POWER = np.uint64(_HASH_BASE)
 
 
 def hash_word(word: str) -> tuple[int, int]:
-    """The hash of a word, and the power of its length in bytes."""
+    """Return the hash of a word and its power, base^(length in bytes)."""
     raw = word.encode("utf-8", "surrogatepass")
     if len(raw) > 1024:
         return _hash_long_word(raw)
@@ -92,13 +92,13 @@ def _hash_long_word(raw: bytes) -> tuple[int, int]:
 
 @functools.cache
 def load_punctuation() -> frozenset[str]:
-    """The characters that datatrove's ``PUNCTUATION_SET`` holds."""
+    """Return the characters of datatrove's ``PUNCTUATION_SET``."""
     return frozenset(load_english_tables()["punctuation"])
 
 
 @final
 class _WordTable:
-    """Words by number, and the numbers of pieces' words; only speed depends on what it holds."""
+    """Cache of words and segments by number; its content affects speed only."""
 
     def __init__(self) -> None:
         self._numbers_by_segment: dict[str, tuple[int, ...]] = {}
@@ -109,7 +109,7 @@ class _WordTable:
         self._number("")
 
     def rows(self, text: str) -> tuple[npt.NDArray[Any], ...]:
-        """Lengths, hashes, powers and flags of the words of a text."""
+        """Return lengths, hashes, powers and flags of the words of a text."""
         numbers_by_segment, segments = self._numbers_by_segment, text.split()
         try:
             segment_numbers = [numbers_by_segment[segment] for segment in segments]
@@ -124,7 +124,7 @@ class _WordTable:
         )
 
     def is_full(self) -> bool:
-        """Whether it is to be begun anew."""
+        """Return whether the table should be replaced."""
         return len(self._numbers_by_segment) > _MAX_CACHED_SEGMENTS or len(self._words) > _MAX_CACHED_WORDS
 
     def _add_segment(self, segment: str) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ _WORD_TABLES = [_WordTable()]
 
 
 def _iter_chunks(text: str) -> Iterator[str]:
-    """A text cut at white space."""
+    """Yield chunks of a text, split at white space."""
     start = 0
     while start < len(text):
         space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)
@@ -162,7 +162,7 @@ def _iter_chunks(text: str) -> Iterator[str]:
 
 @functools.lru_cache(1)
 def compute_word_statistics(text: str) -> WordStatistics:
-    """The words of a text; of the last text, which the next rule asks for too, they are kept."""
+    """Compute word statistics; the last text is cached for the next rule."""
     rows = []
     for chunk in _iter_chunks(text):
         if _WORD_TABLES[0].is_full():
