@@ -78,7 +78,7 @@ def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArra
     if facts.rate == rate:
         return mono
     try:
-        import soxr  # noqa: PLC0415 - late: only where there are sounds
+        import soxr  # noqa: PLC0415 - imported late, only for sounds
     except ImportError as error:
         raise MissingDependencyError(
             "To change the rate of sounds soxr is needed: pip install 'batchloom[media]'."
@@ -100,7 +100,7 @@ def _read_samples(sound: Any, samples: int) -> NDArray[np.float32]:
 
 def _open_audio(content: MediaContent) -> Any:
     try:
-        import soundfile  # noqa: PLC0415 - late: only where there are sounds
+        import soundfile  # noqa: PLC0415 - imported late, only for sounds
     except ImportError as error:
         raise MissingDependencyError("Sounds need soundfile: pip install 'batchloom[media]'.") from error
     try:

@@ -62,7 +62,7 @@ def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
 def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
     """Return a blank medium as keyword arguments of a processor."""
     if isinstance(facts, ImageFacts):
-        from PIL import Image  # noqa: PLC0415 - late: only where there are images
+        from PIL import Image  # noqa: PLC0415 - imported late, only for images
 
         return {"images": [Image.new("RGB", (facts.width, facts.height))]}
     extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor

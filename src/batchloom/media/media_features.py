@@ -99,7 +99,7 @@ class FeatureExtractor:
 
     def _get_class_defaults(self, name: str) -> Mapping[str, Any]:
         """Return the defaults of the processor class, which override those of its parts."""
-        import transformers  # noqa: PLC0415 - late: only where there are media
+        import transformers  # noqa: PLC0415 - imported late, only for media
 
         defaults = getattr(getattr(transformers, self._files.name, None), name, {})
         return defaults if isinstance(defaults, Mapping) else {}

@@ -213,7 +213,7 @@ def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, Proces
 
 def _import_transformers() -> Any:
     try:
-        import transformers  # noqa: PLC0415 - late: only where there are media
+        import transformers  # noqa: PLC0415 - imported late, only for media
     except ImportError as error:
         raise MissingDependencyError("Processors need transformers: pip install 'batchloom[media]'.") from error
     return transformers

@@ -66,7 +66,7 @@ class PatchGridFamily:
     """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a grid of patches that keeps the aspect ratio.
 
     Attributes:
-        placeholder, token: see :class:`ProcessorFamily`.
+        placeholder, token, kind: see :class:`ProcessorFamily`.
         patch: side of a patch in pixels.
         merge: side, in patches, of the square that becomes one token.
         least_pixels: smaller images are enlarged.
@@ -118,7 +118,7 @@ class FixedSizeFamily:
     """LLaVA, Gemma 3 without pan and scan: a constant number of tokens per image.
 
     Attributes:
-        placeholder, token: see :class:`ProcessorFamily`.
+        placeholder, token, kind: see :class:`ProcessorFamily`.
         count: tokens of an image.
         prefix: text before them.
         suffix: text after them.
@@ -146,7 +146,7 @@ class TileFamily:
     """LLaVA-NeXT: the complete image, then tiles without their empty borders.
 
     Attributes:
-        placeholder, token: see :class:`ProcessorFamily`.
+        placeholder, token, kind: see :class:`ProcessorFamily`.
         pinpoints: allowed (height, width) of the tiled image.
         height: height of a tile in pixels.
         width: width of a tile in pixels.
@@ -209,7 +209,7 @@ class SplitFamily:
     """Idefics3, SmolVLM: a large image in tiles, row by row, then the complete image.
 
     Attributes:
-        placeholder, token: see :class:`ProcessorFamily`.
+        placeholder, token, kind: see :class:`ProcessorFamily`.
         count: tokens of a tile.
         separator_token: token before each tile and at the end.
         global_tag: tag of the complete image.
@@ -286,7 +286,7 @@ class WhisperFamily:
     """Qwen2-Audio: frames of a Whisper encoder, two per token.
 
     Attributes:
-        placeholder, token: see :class:`ProcessorFamily`.
+        placeholder, token, kind: see :class:`ProcessorFamily`.
         rate: sampling rate of the encoder's input.
         hop: samples per frame.
         max_samples: maximum number of samples.

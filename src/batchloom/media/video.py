@@ -65,7 +65,7 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
     Raises:
         UnusableRecordError: the video cannot be decoded.
     """
-    from PIL import Image  # noqa: PLC0415 - late: only where there are media
+    from PIL import Image  # noqa: PLC0415 - imported late, only for media
 
     with _open_video(content) as film:
         for frame_facts in facts:
@@ -193,7 +193,7 @@ class _VideoDecoder:
 def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
     form = detect_video_format(content.read(0, 64), content.size)
     try:
-        import av  # noqa: PLC0415 - late: only where there are videos
+        import av  # noqa: PLC0415 - imported late, only for videos
     except ImportError as error:
         raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[video]'.") from error
     try:

@@ -2,7 +2,7 @@
 
 The published quality rules count words as datatrove does, and datatrove counts those of
 ``spacy.blank("en")``: white space separates, affixes are stripped (``("word",`` is four
-words), contractions are split (``don't`` is ``do n't``), abbreviations and URLs stay whole.
+words), contractions are split (``don't`` is ``do n't``), abbreviations and URLs are not split.
 This module applies the same rules to each segment between white space, in time linear in its
 length for any input, and caches the words of each segment.
 

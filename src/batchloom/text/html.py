@@ -48,7 +48,7 @@ class HtmlSettings:
 
 def make_html_step(settings: HtmlSettings) -> CleanFunction:
     """Return the function of the step."""
-    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
+    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # optional dependency
 
     def extract(page: str, *, main: bool) -> str:
         return str(

@@ -71,7 +71,7 @@ class UnsupportedKey(NamedTuple):
         library: library that defines it.
         effect: its effect there, as the end of "it ...".
         remedy: alternative to ``--ignore``.
-        is_neutral: returns whether a value changes nothing and is accepted.
+        is_neutral: returns whether a value has no effect and is accepted.
         of_form: whether the key makes another kind of record, so that a ``--map`` that names the
             kind overrides it.
     """

@@ -52,7 +52,7 @@ _CONTENT_KEYS = ("url", "path", "base64", "data", "bytes")
 
 
 class MediumIndex(int):
-    """Index of a medium in its record; the type tells it from numbers of the data."""
+    """Index of a medium in its record; its type excludes numbers of the data."""
 
 
 def has_placeholder(text: str) -> bool:

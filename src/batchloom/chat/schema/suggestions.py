@@ -173,7 +173,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         if _is_messages(value):
             return {"messages": name, **_find_optional_roles("messages", columns, {name})}
     texts = {name: name for name, value in columns.items() if isinstance(value, str)}
-    # A list may hold the answer. Where a list holds several, they would be lost.
+    # A list may hold the answer. Several answers in a list would be lost.
     texts |= {
         name: f"{name}[0]"
         for name, value in columns.items()

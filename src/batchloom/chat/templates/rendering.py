@@ -229,7 +229,7 @@ class _TemplateRenderer:
         return self.grammar
 
     def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
-        """Return the text that a generation prompt adds or puts in place of the ending."""
+        """Return the text that a generation prompt adds, or that replaces the ending."""
         last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
         for text in (without_prompt, *(without_prompt[:position] for position in last)):
             if with_prompt.startswith(text):

@@ -199,7 +199,7 @@ def _is_boilerplate(line: str, full_lines: frozenset[str], kinds: frozenset[str]
 
 def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
     """Return whether a short line is a counter, an invitation or the end of a teaser."""
-    start = _NON_WORD.match(lowered).end()  # type: ignore[union-attr]  # matches nothing, too
+    start = _NON_WORD.match(lowered).end()  # type: ignore[union-attr]  # also matches the empty string
     if "counters" in kinds and _COUNTER_LINE.match(lowered, start):
         return True
     if "navigation" not in kinds:

@@ -124,7 +124,7 @@ def _make_bad_word_finder(words: tuple[str, ...]) -> Callable[[str], str | None]
     return find
 
 
-def _find_nothing(text: str) -> None:  # noqa: ARG001  the seam of a finder
+def _find_nothing(text: str) -> None:  # noqa: ARG001  the signature of a finder
     return None
 
 
