@@ -1,4 +1,4 @@
-"""The arrays of a batch in one block of bytes: one piece of memory to hold, one copy to move."""
+"""Packing of a batch's arrays into one block of bytes, moved with one copy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# As CUDA's allocator aligns what it gives: compiled kernels load many bytes at once where they may.
+# CUDA's allocator aligns to 512 bytes; compiled kernels use wide loads only on aligned data.
 _ALIGNMENT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """Where an array lies in a block.
+    """Location of an array in a block.
 
     Attributes:
-        name: its key in the batch.
-        dtype: of its numbers, as numpy calls it.
-        shape: its shape.
-        begin: its first byte, a multiple of 512.
-        stop: the byte behind its last.
+        name: key of the array in the batch.
+        dtype: numpy dtype.
+        shape: shape of the array.
+        begin: offset of its first byte, a multiple of 512.
+        stop: offset behind its last byte.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ArrayLayout:
 
 
 def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
-    """Where the arrays of a batch lie in a block, one behind the other; plain numbers take no room."""
+    """Lay out a batch's arrays back to back in a block; plain numbers take no space."""
     parts: list[ArrayLayout] = []
     for name, array in batch.items():
         if isinstance(array, np.ndarray):
@@ -41,7 +41,10 @@ def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
 
 
 def pack_arrays(batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]) -> None:
-    """Copy the arrays of a batch to their places in a block of at least ``parts[-1].stop`` bytes."""
+    """Copy a batch's arrays to their offsets in a block.
+
+    The block has at least ``parts[-1].stop`` bytes.
+    """
     for part in parts:
         destination = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
         np.copyto(destination, batch[part.name])

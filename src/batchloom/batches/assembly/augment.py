@@ -1,4 +1,4 @@
-"""The settings of augmentation: which tokens of a batch are changed, and what becomes of them."""
+"""Augmentation settings: selected tokens of a batch and their replacements."""
 
 import math
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from batchloom.core.settings import (
     to_plain,
 )
 
-# The entry of a state that says how its batches were augmented.
+# State key that records how the batches were augmented.
 AUGMENT_KEY = "augment"
-# Which tokens a seed chooses changes with this number; docs/augmentation.md describes each version.
+# Version of the seeded token selection; docs/augmentation.md describes each version.
 AUGMENT_VERSION = 1
 
 _PROBABILITIES = (
@@ -36,22 +36,22 @@ _KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
-    """What is done to the tokens of a batch, after packing; with the defaults nothing.
+    """Token augmentation, applied after packing; the defaults change nothing.
 
-    Probabilities are of each token on its own. Tokens without loss (padding, prompts, the first
-    of each span) and special tokens stay as they are.
+    Probabilities apply to each token independently. Tokens without loss (padding, prompts, the first
+    of each span) and special tokens never change.
 
     Attributes:
-        mask_prob: tokens that are to be told from both sides (BERT; 0.15 there). Labels stand at
-            them, unshifted, and nowhere else.
-        mask_id: what they become; None for the tokenizer's own mask token.
-        mask_replace_prob: share of them that become ``mask_id``.
-        random_replace_prob: share of them that become any other token; the rest stay.
-        noise_prob: tokens of the input that become any other, while labels stay the true ones.
-        loss_drop_prob: tokens whose loss is left out.
-        seed: at most 128 bits; another seed chooses other tokens.
-        vocab_size: ids the model has; None for the tokenizer's.
-        special_ids: further tokens that stay and that no token becomes.
+        mask_prob: probability that a token is to be predicted from both sides (0.15 in BERT). Only these
+            tokens have labels, and the labels are unshifted.
+        mask_id: id of the mask token; None for the tokenizer's own.
+        mask_replace_prob: share of the selected tokens that become ``mask_id``.
+        random_replace_prob: share of the selected tokens that become a random token; the rest stay.
+        noise_prob: probability that an input token becomes a random one, while labels keep the true token.
+        loss_drop_prob: probability that a token's loss is dropped.
+        seed: seed of the token selection, at most 128 bits.
+        vocab_size: number of ids of the model; None for the tokenizer's.
+        special_ids: further ids that never change and are never drawn.
     """
 
     mask_prob: float = 0.0
@@ -86,7 +86,7 @@ class Augment:
 
     def _contradictions(self) -> list[str]:
         total_share = self.mask_replace_prob + self.random_replace_prob
-        # 0.9 and 0.1 are 1, whatever the sum of the nearest binary fractions is.
+        # The tolerance admits 0.9 and 0.1, whatever their binary fractions sum to.
         problems = (
             [f"mask_replace_prob: with random_replace_prob it makes {total_share:g}, more than 1"]
             if total_share > 1 + 1e-9
@@ -116,7 +116,7 @@ class Augment:
 
     @property
     def is_on(self) -> bool:
-        """Whether it changes anything."""
+        """True if any augmentation is enabled."""
         return bool(self.mask_prob or self.noise_prob or self.loss_drop_prob)
 
 
@@ -128,14 +128,14 @@ def _is_probability(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Augmentation:
-    """Augmentation made ready for the batches of one store.
+    """Augmentation prepared for the batches of one store.
 
     Attributes:
-        settings: with ``mask_id`` found.
-        special: whether an id is special [at most the largest special id + 2]; the last entry is of
-            all ids above.
-        replacement_ids: the ids that a token may become, int64; empty where none becomes any.
-        choice_key, replacement_key, drop_key: keys of which tokens, of what they become, and of whose loss is left out.
+        settings: the settings, with ``mask_id`` resolved.
+        special: True for special ids [at most the largest special id + 2]; the last entry stands for
+            all larger ids.
+        replacement_ids: ids that may be drawn, int64; empty if none is drawn.
+        choice_key, replacement_key, drop_key: hash keys that select tokens, draw replacements, and drop loss.
     """
 
     settings: Augment
@@ -147,24 +147,24 @@ class Augmentation:
 
     @property
     def drops_loss(self) -> bool:
-        """Whether it decides which tokens are trained."""
+        """True if the augmentation changes which tokens carry a loss."""
         return bool(self.settings.mask_prob or self.settings.loss_drop_prob)
 
 
 class TokenizerSource(Protocol):
-    """What says which tokenizer made the ids: a store or a stream."""
+    """A store or stream that names the tokenizer of its ids."""
 
     @property
     def vocab_size(self) -> int | None:
-        """Every id is below this; None where nobody says."""
+        """Upper bound of the ids, exclusive; None if unknown."""
 
     @property
     def tokenizer(self) -> "SpecialTokens":
-        """The tokenizer; asked for only where ``vocab_size`` is known."""
+        """The tokenizer; read only if ``vocab_size`` is known."""
 
 
 class SpecialTokens(Protocol):
-    """The special tokens of a tokenizer."""
+    """Special tokens of a tokenizer."""
 
     @property
     def added(self) -> Mapping[str, int]:
@@ -176,25 +176,25 @@ class SpecialTokens(Protocol):
 
     @property
     def end_id(self) -> int:
-        """The end-of-document id."""
+        """End-of-document id."""
 
     @property
     def bos_id(self) -> int | None:
-        """The beginning-of-document id."""
+        """Beginning-of-document id."""
 
 
 def make_augmentation(
     augment: Augment | Mapping[str, Any] | None, store: TokenizerSource, labels: str
 ) -> Augmentation | None:
-    """Check the settings against a store's tokenizer; None where they change nothing.
+    """Check settings against a store's tokenizer; return None if they change nothing.
 
     Args:
-        augment: the settings, also as plain values by their names.
-        store: what is read; its tokenizer is looked at only where tokens are changed.
-        labels: the form of the labels.
+        augment: the settings, or a mapping of their plain values.
+        store: source of the tokenizer, which is read only if tokens are changed.
+        labels: ``aligned`` or ``shifted``.
 
     Raises:
-        SettingsError: all that does not fit.
+        SettingsError: settings that do not fit; lists all of them.
     """
     if isinstance(augment, Mapping):
         augment = from_plain(Augment, augment, "augment")
@@ -240,7 +240,7 @@ def _resolve_mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
 
 
 def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str) -> list[str]:
-    """What does not fit a store of so many ids; None where it names no tokenizer."""
+    """Check settings against a store, whose vocabulary size is None if unknown."""
     problems = []
     size = settings.vocab_size or store_vocab_size
     if size is not None and store_vocab_size is not None and size < store_vocab_size:
@@ -271,15 +271,17 @@ def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str)
 
 
 def add_augment_state(state: dict[str, Any], augmentation: Augmentation | None) -> dict[str, Any]:
-    """A state of a plan with what was done to its tokens, where anything was."""
+    """Return a plan state with the augmentation settings added, if there are any."""
     return {**state, AUGMENT_KEY: _make_augment_entry(augmentation.settings)} if augmentation else state
 
 
 def remove_augment_state(state: Any, augmentation: Augmentation | None) -> Any:
-    """The state of the plan in one of :func:`add_augment_state`; what is no state is the plan's to refuse.
+    """Return the plan state without the entry of :func:`add_augment_state`.
+
+    Values that are not dicts pass through; the plan rejects them.
 
     Raises:
-        StateError: its batches were augmented in another way; names each setting that differs.
+        StateError: the batches were augmented differently; names each setting that differs.
     """
     if not isinstance(state, dict):
         return state
@@ -301,7 +303,7 @@ def _make_augment_entry(settings: Augment) -> dict[str, Any]:
 
 
 def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[str]:
-    """Each setting that differs; one side may have no augmentation, and then its defaults do nothing."""
+    """List the differing settings; a side without augmentation counts as the defaults."""
     if not isinstance(saved_entry, dict | None):
         return [f"augment was {quote_value(saved_entry)}"]
     off = _make_augment_entry(Augment())

@@ -1,9 +1,8 @@
-"""Augmentation as arithmetic: what becomes of a token hangs on its place in the run alone.
+"""Seeded token augmentation that depends only on a token's position in the run.
 
-A token's place is the position of its sequence in the run and its number in that row, so that
-ranks, workers, forms and resumes change the same tokens, and each epoch others. Draws are
-SplitMix64's (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014),
-a generator for each sequence, whose numbers can be had at any place.
+The position is the sequence's position in the run and the column in its row. So ranks, workers, forms and
+resumes change the same tokens, and each epoch changes others. Draws use SplitMix64 (Steele, Lea, Flood: Fast
+Splittable Pseudorandom Number Generators, OOPSLA 2014), one generator per sequence, with random access.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from batchloom.plan.packing import Rows, align_lengths
 
 Ids = NDArray[np.int64]
 
-# A draw is a number of 32 bits: which of them a share is below is exact to 2**-32.
+# A draw has 32 bits, so a probability is exact to 2**-32.
 _RANDOM_VALUES = 1 << 32
 _LOW_MASK, _HALF_BITS = np.uint64(_RANDOM_VALUES - 1), np.uint64(32)
 
@@ -37,12 +36,12 @@ def augment_batch(
     """Change ``input_ids`` and ``labels`` of an assembled batch in place.
 
     Args:
-        arrays: of either form, as assembled: [R, seq_len], or [1, T] of the same rows' spans.
-        augmentation: what to do.
-        rows: what the batch was assembled from, R rows.
-        positions: of each row in the run, int64 [R].
-        plan: ``seq_len`` and ``align`` of the rows.
-        labels: ``align_lengths`` or ``shifted``.
+        arrays: assembled arrays of either form: [R, seq_len], or [1, T] of the same rows' spans.
+        augmentation: the prepared settings.
+        rows: the R rows that the batch was assembled from.
+        positions: position of each row in the run, int64 [R].
+        plan: provides ``seq_len`` and ``align`` of the rows.
+        labels: ``aligned`` or ``shifted``.
     """
     seq_len = plan.seq_len
     ids, targets = arrays["input_ids"].reshape(-1), arrays["labels"].reshape(-1)
@@ -74,7 +73,7 @@ def augment_batch(
 
 
 def _compute_token_cells(rows: Rows, plan: PlanSpec) -> Ids:
-    """The place of each token of the spans in the rows [R * seq_len], back to back, int64 [T]."""
+    """Return the index of each span token in the flat rows [R * seq_len], int64 [T]."""
     row_of = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     aligned_lengths = align_lengths(rows.lengths, plan.align)
     stops = np.cumsum(aligned_lengths)
@@ -83,8 +82,8 @@ def _compute_token_cells(rows: Rows, plan: PlanSpec) -> Ids:
 
 
 def _select_tokens(share: float, key: HashKey, positions: Ids, seq_len: int, cells: Ids | None) -> Ids:
-    """The numbers of the batch's tokens that a share of all is made of."""
-    # Each 64-bit number of a row's generator is two draws, for neighbours.
+    """Return the indices of tokens drawn with probability ``share``."""
+    # Each 64-bit number of a row's generator yields two draws, for adjacent tokens.
     steps = np.arange(1, (seq_len + 1) // 2 + 1).astype(np.uint64) * np.uint64(GOLDEN)
     words = mix_in_place(hash_indices(positions, key)[:, None] + steps)
     draws = words.astype("<u8", copy=False).view("<u4")[:, :seq_len].reshape(-1)
@@ -94,7 +93,7 @@ def _select_tokens(share: float, key: HashKey, positions: Ids, seq_len: int, cel
 
 
 def _random_words(key: HashKey, positions: Ids, cells: Ids, seq_len: int) -> NDArray[np.uint64]:
-    """A number of 64 bits for each of these places in the rows, uint64 [cells]."""
+    """Return a 64-bit random number for each cell of the rows, uint64 [cells]."""
     rows, columns = np.divmod(cells, seq_len)
     words = hash_indices(positions, key)[rows]
     words += (columns + 1).astype(np.uint64) * np.uint64(GOLDEN)
@@ -102,8 +101,11 @@ def _random_words(key: HashKey, positions: Ids, cells: Ids, seq_len: int) -> NDA
 
 
 def _mask_with_loss(targets: Ids, token_indices: Ids, label_offset: int) -> NDArray[np.bool_]:
-    """Whether each of these tokens is trained: its label stands ``label_offset`` places before it."""
-    # What would be before the first token is after the last, which has no loss as a shifted label.
+    """Return whether each token carries a loss.
+
+    The label of a token is ``label_offset`` positions before it.
+    """
+    # Index -1 of the first token wraps to the last label, which as a shifted label has no loss.
     lossy: NDArray[np.bool_] = targets[token_indices - label_offset] != IGNORE_INDEX
     return lossy
 
@@ -120,6 +122,6 @@ def _apply_mask(ids: Ids, token_indices: Ids, words: NDArray[np.uint64], augment
 
 
 def _draw_ids(words: NDArray[np.uint64], augmentation: Augmentation) -> Ids:
-    """Any of the ids that a token may become, by the low half of each word."""
+    """Draw replacement ids by the low half of each word."""
     id_indices = ((words & _LOW_MASK) * np.uint64(augmentation.replacement_ids.size)) >> _HALF_BITS
     return augmentation.replacement_ids[id_indices.astype(np.int64)]

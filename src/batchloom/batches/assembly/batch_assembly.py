@@ -1,4 +1,4 @@
-"""From rows to a batch: one copy a span into arrays of the batch's own."""
+"""Assembly of plan rows into batch arrays, with one copy per span."""
 
 import functools
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ from batchloom.plan.packing import Rows, align_lengths
 IGNORE_INDEX = -100
 _ARRAY_GAP = 64
 _PLAIN_NDIM = 2
-# How processors begin the names of features.
+# Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
 _TOKEN_KEYS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
-# Longer sequences hold fewer spans for their tokens: there the views cost nothing.
+# Longer sequences hold few spans for their tokens, so creating the views costs little.
 _MAX_CACHED_RAMPS = 8192
 
 Ids = NDArray[np.int64]
 
 
 class MediaOffsets(NamedTuple):
-    """Where the features of each of R rows lie in an array.
+    """Offsets of the media features of each of R rows in an array.
 
     Attributes:
-        axis: along which those of the rows lie one behind the other.
-        pointers: row r holds pointers[r] to pointers[r + 1] - 1 of it, int64 [R + 1].
-        media: how many media come before each row, and in all, int64 [R + 1].
+        axis: axis along which the features of the rows are concatenated.
+        pointers: row r holds entries pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
+        media: number of media before each row, and in total, int64 [R + 1].
     """
 
     axis: int
@@ -42,17 +42,17 @@ class MediaOffsets(NamedTuple):
 MediaOffsetsByName = Mapping[str, MediaOffsets]
 
 
-# Of a batch that was rebuilt from its arrays: ``batch.step + 1`` is no step either, and refused as such.
+# The step of a rebuilt batch. With -2, ``batch.step + 1`` is invalid as well, and is refused.
 _UNKNOWN_STEP = -2
 
 
 class Batch(dict[str, Any]):
-    """A batch: a plain dict of arrays, as models take it, that also knows what it is.
+    """A dict of arrays, as models take it, with its step and origin.
 
     Attributes:
-        step: the optimizer step it belongs to; -2 of a batch that was rebuilt from its arrays.
-        origin: where its data came from, as log lines say it.
-        layout: which spans its rows hold; None of a batch that was rebuilt.
+        step: optimizer step of the batch; -2 for a batch that was rebuilt from its arrays.
+        origin: origin of the data, as in log lines.
+        layout: spans of its rows; None for a batch that was rebuilt.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class Batch(dict[str, Any]):
     def to(self, device: Any, *, non_blocking: bool = False) -> "Batch":
         """Return the batch with its tensors on a device.
 
-        Accelerate and Lightning move a batch by this method. Without it they would rebuild it from its arrays, and
-        ``step`` would be lost.
+        Accelerate and Lightning move a batch with this method. Without it they rebuild it from its arrays and
+        lose ``step``.
 
         Args:
-            device: as ``torch.Tensor.to`` takes it.
-            non_blocking: whether copies from pinned memory may go on in the background.
+            device: any device that ``torch.Tensor.to`` takes.
+            non_blocking: whether copies from pinned memory may run asynchronously.
         """
         moved = {name: _move(value, device, non_blocking=non_blocking) for name, value in self.items()}
         return Batch(moved, self.step, self.origin, self.layout)
 
     def split(self, micro_batch_size: int) -> list["Batch"]:
-        """The batch in parts of so many rows each, in order, as views of the same memory.
+        """Split the batch by rows into micro-batches that are views of the same memory.
 
-        A part of the varlen form whose rows hold no span is padding without loss, since models
-        take no empty input. Nothing waits for a GPU: where rows end is known here.
+        In the varlen form, a part whose rows hold no span is padding without loss, since models
+        take no empty input. The split does not synchronize with the GPU: the row bounds are on the CPU.
 
         Raises:
             PlanError: a size that does not divide the rows (names those that do), a varlen batch
                 that was rebuilt and no longer knows its rows, or a mask that cannot be cut.
         """
         layout = self.layout
-        # Slices of flex_attention's mask keep its function, which counts the rows of all.
+        # A slice of a flex_attention mask keeps the mask function, which counts the rows of the full batch.
         if hasattr(self.get("attention_mask"), "mask_mod"):
             raise PlanError("The BlockMask of a batch cannot be cut: split first, then add_block_mask to each part.")
         if "cu_seq_lens_q" not in self:
@@ -119,17 +119,17 @@ class Batch(dict[str, Any]):
 
 
 def _move(value: Any, device: Any, *, non_blocking: bool) -> Any:
-    """Move tensors, also those of a dict of masks; numpy arrays stay."""
+    """Move tensors, including those in a dict of masks; numpy arrays stay."""
     if isinstance(value, Mapping):
         return {name: _move(part, device, non_blocking=non_blocking) for name, part in value.items()}
     if hasattr(value, "mask_mod"):
-        # flex_attention's mask knows no other argument.
+        # A flex_attention mask takes no other argument.
         return value.to(device)
     return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
 
 
 def _describe_array(value: Any) -> str:
-    """Return the dtype and shape of an array; anything else as it is."""
+    """Return the dtype and shape of an array, or the repr of any other value."""
     if not hasattr(value, "shape"):
         return repr(value)
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -137,16 +137,16 @@ def _describe_array(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Which spans the rows of a batch hold.
+    """Spans of the rows of a batch.
 
     Attributes:
         pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
-        lengths: tokens of each span, without what aligns it, int64 [N].
-        offsets: where each begins inside its row, int64 [N].
-        align: what the tokens of every span are filled up to a multiple of.
-        labels: ``align_lengths`` or ``shifted``.
+        lengths: tokens of each span without alignment padding, int64 [N].
+        offsets: offset of each span in its row, int64 [N].
+        align: number of tokens that each span is padded to a multiple of.
+        labels: ``aligned`` or ``shifted``.
         sliced: whether the batch is a context-parallel rank's slice of these rows.
-        media: where the features of each row's media lie.
+        media: offsets of the media features of each row, by array name.
     """
 
     pointers: Ids
@@ -159,13 +159,13 @@ class BatchLayout:
 
     @property
     def bounds(self) -> Ids:
-        """Where the spans of the varlen form begin and the last one ends, int64 [N + 1], slices put together."""
+        """Span boundaries of the varlen form before context slicing, int64 [N + 1]."""
         bounds = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(align_lengths(self.lengths, self.align), out=bounds[1:])
         return bounds if len(bounds) > 1 else np.array([0, self.align])
 
     def part(self, start: int, stop: int) -> "BatchLayout":
-        """Those of rows ``start`` to ``stop - 1``."""
+        """Return the layout of rows ``start`` to ``stop - 1``."""
         first, last = int(self.pointers[start]), int(self.pointers[stop])
         return replace(
             self,
@@ -184,7 +184,7 @@ class BatchLayout:
 
 
 def _part_starts(rows: int, size: int) -> range:
-    """The first row of each part of ``size`` rows."""
+    """Return the first row of each part of ``size`` rows."""
     if (as_int(size) or 0) < 1 or rows % size:
         fitting = ", ".join(map(str, list_divisors(rows)))
         raise PlanError(
@@ -195,7 +195,7 @@ def _part_starts(rows: int, size: int) -> range:
 
 
 def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int) -> dict[str, Any]:
-    """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
+    """Slice rows of a batch; leave out media features that these rows do not hold."""
     media = layout.media if layout is not None else {}
     if layout is None and _has_media_features(batch):
         raise PlanError(
@@ -203,7 +203,7 @@ def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int)
             "before it is moved, and move the parts."
         )
     part = {
-        # Positions in time, height and width have these as their first axis.
+        # M-RoPE positions have time, height and width as their first axis.
         key: value[:, first:stop] if key == "position_ids" and value.ndim > _PLAIN_NDIM else value[first:stop]
         for key, value in batch.items()
         if key not in media
@@ -212,7 +212,7 @@ def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int)
 
 
 def _has_media_features(batch: Batch) -> bool:
-    """Whether a batch that knows nothing of its rows holds features of media."""
+    """Return whether a batch without a layout holds media features."""
     positions = batch.get("position_ids")
     if positions is not None and positions.ndim > _PLAIN_NDIM:
         return True
@@ -229,10 +229,10 @@ def _slice_media(batch: Batch, media: MediaOffsetsByName, first: int, stop: int)
 
 
 def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> dict[str, Any]:
-    """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
-    # What is asked of the tensors themselves would wait for the GPU they are on.
+    """Slice rows of a varlen batch, also of a context-parallel rank's slice."""
+    # The bounds come from the layout: reading them from the tensors would synchronize with the GPU.
     bounds, starts = layout.bounds, batch["cu_seq_lens_q"]
-    # Of C context ranks each holds every C-th part of all spans.
+    # With C context ranks, each rank holds 1/C of every span.
     context = int(bounds[-1]) // batch["input_ids"].shape[1]
     from_span, to_span = int(layout.pointers[first]), int(layout.pointers[stop])
     empty = from_span == to_span
@@ -254,41 +254,41 @@ def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> d
 
 
 class TokenReader(Protocol):
-    """What assembly needs of a store."""
+    """Interface of a store for batch assembly."""
 
     @property
     def end_id(self) -> int:
-        """The id that fills padding."""
+        """Id that fills padding."""
         ...
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are not trained."""
+        """True if some tokens carry no loss."""
         ...
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """The ids of spans of documents."""
+        """Return the ids of document spans."""
         ...
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """For the tokens of spans whether each is trained."""
+        """Return for each span whether each of its tokens carries a loss."""
         ...
 
 
 def assemble_rows(
     store: TokenReader, rows: Rows, seq_len: int, labels: str, align: int = 1
 ) -> dict[str, NDArray[np.int64]]:
-    """A padded batch of R rows.
+    """Assemble a padded batch of R rows.
 
     Returns:
         ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len]. Positions
-        restart at 0 with each span; padding counts as one more span, holds the end token
-        and carries no loss. What aligns a span belongs to it: positions go on there.
+        restart at 0 with each span. Padding counts as one more span, holds the end token
+        and carries no loss. Alignment padding belongs to its span: positions continue there.
     """
     count = len(rows)
     span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     ramps = _position_ramps(rows.lengths, seq_len)
-    # Most batches are full, and then there is nothing to look for.
+    # Most batches are full and need no search for padding.
     full = int(rows.lengths.sum()) == count * seq_len
     paddings = [] if full else _find_padding(rows, seq_len, align)
     if paddings:
@@ -297,7 +297,7 @@ def assemble_rows(
             span_tokens.insert(span_index, ends[: end - begin])
             ramps.insert(span_index, ramp[first : first + end - begin])
     ids, targets, positions = _allocate_arrays(count * seq_len)
-    # Concatenating views is one copy a span without an assignment in Python for each.
+    # Concatenating views copies each span once, without a Python assignment per span.
     np.concatenate(span_tokens, out=ids)
     np.concatenate(ramps, out=positions)
     begins = _span_starts(rows, seq_len)
@@ -318,7 +318,7 @@ def assemble_rows(
 
 
 def _span_starts(rows: Rows, seq_len: int) -> Ids:
-    """Where each span begins in the flat batch."""
+    """Return the offset of each span in the flat batch."""
     begins = np.arange(0, len(rows) * seq_len, seq_len)
     begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
     begins += rows.row_offsets
@@ -326,7 +326,7 @@ def _span_starts(rows: Rows, seq_len: int) -> Ids:
 
 
 def _position_ramps(lengths: Ids, seq_len: int) -> list[Ids]:
-    """0, 1, 2, ... for each length, all views of one array."""
+    """Return 0, 1, 2, ... for each length, all as views of one array."""
     if seq_len <= _MAX_CACHED_RAMPS:
         return list(map(_make_ramps(seq_len).__getitem__, lengths.tolist()))
     ramp = _position_ramp(seq_len)
@@ -335,28 +335,31 @@ def _position_ramps(lengths: Ids, seq_len: int) -> list[Ids]:
 
 @functools.lru_cache(maxsize=4)
 def _make_ramps(seq_len: int) -> list[Ids]:
-    """The ramps of every length to ``seq_len``: making a view takes longer than looking it up."""
+    """Return the ramps of every length up to ``seq_len``.
+
+    Creating a view takes longer than looking it up.
+    """
     ramp = _position_ramp(seq_len)
     return [ramp[:length] for length in range(seq_len + 1)]
 
 
 @functools.lru_cache(maxsize=4)
 def _position_ramp(seq_len: int) -> Ids:
-    """0 to ``seq_len - 1``; nobody writes to it."""
+    """Return 0 to ``seq_len - 1``; the array is shared and must not be changed."""
     return np.arange(seq_len)
 
 
 @functools.lru_cache(maxsize=4)
 def _padding_row(end_id: int, seq_len: int) -> Ids:
-    """A row of padding; nobody writes to it."""
+    """Return a row of padding; the array is shared and must not be changed."""
     return np.full(seq_len, end_id)
 
 
 def _allocate_arrays(size: int) -> tuple[Ids, Ids, Ids]:
-    """Three arrays of ``size`` in one allocation, which the allocator reuses without page faults.
+    """Allocate three arrays of ``size`` at once; the allocator reuses the block.
 
-    They are 512 bytes out of step with pages: copies between arrays at equal places in their
-    pages wait for each other.
+    Reuse avoids page faults. The arrays are offset from each other by 512 bytes: copies between arrays with equal
+    page offsets stall each other.
     """
     block = np.empty(3 * size + 2 * _ARRAY_GAP, np.int64)
     second, third = size + _ARRAY_GAP, 2 * (size + _ARRAY_GAP)
@@ -364,18 +367,18 @@ def _allocate_arrays(size: int) -> tuple[Ids, Ids, Ids]:
 
 
 def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
-    """The spans of R rows back to back without padding, as HF's flattening collator gives them.
+    """Concatenate the spans of R rows without padding, as HF's flattening collator.
 
-    With ``align`` each span is followed by padding up to a multiple of it, which holds the end token,
-    carries no loss and counts as part of the span: under a causal mask no token sees it.
+    With ``align`` each span is padded to a multiple of it. The padding holds the end token, carries no loss
+    and counts as part of the span: under a causal mask no token sees it.
 
     Returns:
-        ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the
-        number of each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], where
-        spans begin and T at the end; ``max_length_q`` and ``max_length_k``, the longest span (int).
+        ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the index of
+        each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], the start of each span
+        and T at the end; ``max_length_q`` and ``max_length_k``, the length of the longest span (int).
     """
     span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
-    # A step without spans (the end of a run) is one token of padding: models take no empty input.
+    # A step without spans (at the end of a run) is one token of padding: models take no empty input.
     true = rows.lengths if span_tokens else np.zeros(1, np.int64)
     lengths = align_lengths(np.maximum(true, 1), align)
     total = int(lengths.sum())
@@ -410,17 +413,17 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
 
 
 def _find_gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
-    """(number of the span it comes before, begin, end) of what lies behind each span, where there is any."""
+    """Return (index of the next span, begin, end) of each non-empty gap behind a span."""
     short = np.flatnonzero(begins < ends)
     columns = (short + 1, begins[short], ends[short])
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
-    """(number of the span it comes before, begin, end, first position) of each stretch no span fills.
+    """Return (index of next span, begin, end, first position) of each padding range.
 
-    Begin and end are places in the flat batch, in order: what aligns a span, and the end of each row
-    that has room.
+    Begin and end are offsets in the flat batch, in ascending order. The ranges are alignment padding and the
+    unused end of each row.
     """
     aligned_lengths = align_lengths(rows.lengths, align)
     filled = np.zeros(len(aligned_lengths) + 1, np.int64)
@@ -446,10 +449,10 @@ def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, 
 
 
 def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
-    """The labels of a flat batch of spans: -100 where there is no loss.
+    """Fill the labels of a flat batch of spans, with -100 for tokens without loss.
 
-    Aligned labels have none at the first token of each span, shifted ones at the last: the
-    first token of a span is never predicted from its neighbour, and both train the same set.
+    Aligned labels have no loss at the first token of each span, shifted labels at the last: the
+    first token of a span is never predicted from its neighbour, and both train the same tokens.
     """
     if labels == "shifted":
         targets[:-1] = ids[1:]
@@ -460,7 +463,7 @@ def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str)
 
 
 def _mask_labels(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
-    """Take the loss from the tokens of a flat batch that are not trained."""
+    """Remove the loss of untrained tokens from a flat batch."""
     if not trained:
         return
     masked = ~np.concatenate(trained)

@@ -1,4 +1,4 @@
-"""The loader's own settings: what a batch looks like and who takes which rows."""
+"""Loader settings for the form of a batch and the distribution of its rows."""
 
 import re
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ _CHOICES = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", U
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How a ``Loader`` reads media for its batches.
+    """Media settings of a ``Loader``.
 
     Attributes:
-        workers: threads that decode and process; 0 for as many as there are cores, at most 8.
-        memory: bytes that media may take at once while they are decoded.
-        folder: where paths of media begin, in place of what the store's report says.
-        replace: lists of documents whose media are gone (``batchloom check --gone``; one path or several), which are
-            served as padding. Without a list, and of what no list names, a medium that cannot be read is an error.
+        workers: number of threads that decode and process media; 0 for the number of cores, at most 8.
+        memory: limit of the memory for media being decoded, in bytes.
+        folder: base folder of media paths, instead of the one in the store's report.
+        replace: files that list documents with missing media (written by ``batchloom check --gone``; one path or
+            several). These documents are served as padding. Any other medium that cannot be read is an error.
     """
 
     workers: int = 0
@@ -69,13 +69,14 @@ DEFAULT_MEDIA_SPEC = MediaOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """How a ``Loader`` deals the rows of a step; checked by it, together with its other settings.
+    """Row distribution of a ``Loader``, which checks it with its other settings.
 
     Attributes:
-        mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
-        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows that carry no loss.
-        micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
-        balance: deal rows so that ranks have about the same cost: squared span lengths, and tokens of media.
+        mesh: layout of tensor-, context- and pipeline-parallel processes.
+        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows that carry no
+            loss.
+        micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
+        balance: whether rows are dealt so that ranks have about equal costs: squared span lengths and media tokens.
     """
 
     mesh: Mesh = DATA_PARALLEL
@@ -89,24 +90,25 @@ DEFAULT_BATCH_OPTIONS = BatchOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec(BatchOptions):
-    """How batches are made of a plan's rows; none of it changes which tokens a step holds.
+    """Batch settings; none of them changes which tokens a step holds.
 
     Attributes:
         labels: ``aligned`` with input_ids, as Hugging Face models expect (they shift), or
             ``shifted``: next-token targets. Both train the same set of tokens.
         output: ``torch`` tensors or ``numpy`` arrays.
         form: ``rows`` [batch, seq_len], or ``varlen``: spans back to back without padding.
-        prefetch: batches made ahead by the producer thread; those with media are begun together. 0: when asked.
-        rank: this process's data-parallel rank; with a mesh, its rank among all processes of it.
+        prefetch: number of batches that the producer thread makes ahead, or starts together if they hold media;
+            0 makes each batch on demand.
+        rank: data-parallel rank of this process; with a mesh, its rank among all processes of the mesh.
         world_size: number of data-parallel ranks; with a mesh, of all its processes.
-        uneven: where a step cannot be dealt evenly to ranks, or a rank's rows to micro-batches:
+        uneven: policy for a step that ranks do not divide evenly, or a rank's rows that micro-batches do not:
             ``refuse``, or ``pad`` with rows that carry no loss.
-        micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
-        mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
-        balance: whether the rows of a step are dealt to ranks by what they cost: attention, and media.
-        device: where torch tensors are to be, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share
-            the memory batches are assembled in.
-        media: how images and audio are read.
+        micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
+        mesh: layout of tensor-, context- and pipeline-parallel processes.
+        balance: whether the rows of a step are dealt to ranks by their cost: attention and media.
+        device: device of torch tensors, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share the memory
+            batches are assembled in.
+        media: settings for reading images and audio.
     """
 
     labels: Labels = "aligned"
@@ -129,7 +131,8 @@ class BatchSpec(BatchOptions):
         if not isinstance(mesh, Mesh):
             problems.append(f"mesh: {quote_value(mesh)} is no batchloom.plan.Mesh")
         elif mesh.context > 1 and self.labels == "aligned":
-            # A model that shifts them has the next token of a slice's last one on another rank.
+            # A model that shifts them would need the label of the next slice's first token, which another rank
+            # holds.
             problems.append(
                 f"labels: 'aligned' are for models to shift, and slices of {mesh.context} context ranks cannot be: "
                 "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
@@ -142,7 +145,7 @@ class BatchSpec(BatchOptions):
         raise_problems(problems + self._find_device_problems())
 
     def options(self) -> BatchOptions:
-        """Return the part of it that a ``Loader`` is given as ``batch``."""
+        """Return the part that a ``Loader`` takes as ``batch``."""
         return BatchOptions(
             mesh=self.mesh,
             uneven=self.uneven,

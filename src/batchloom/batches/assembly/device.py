@@ -1,4 +1,7 @@
-"""The first place where torch is allowed: batches as tensors, in this process's memory or on a GPU."""
+"""Batches as torch tensors, in this process's memory or on a GPU.
+
+This is the first module that may import torch.
+"""
 
 import os
 import threading
@@ -17,25 +20,25 @@ from batchloom.core.errors import InputError, MissingDependencyError
 if TYPE_CHECKING:
     import torch
 
-# While a copy leaves one, the next batch is packed into the other.
+# While one block is being copied, the next batch is packed into the other.
 _PINNED_BLOCKS = 2
 _CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """A batch on its way to where it is wanted.
+    """A batch whose tensors may still be in transfer to their device.
 
     Attributes:
-        batch: its tensors may be on their way.
-        arrive: has the current stream of the thread that calls it wait for them; None where they are there.
+        batch: the batch; its tensors may not be complete yet.
+        arrive: makes the calling thread's current stream wait for the tensors; None if they are complete.
     """
 
     batch: Batch
     arrive: Callable[[], None] | None = None
 
     def take_batch(self) -> Batch:
-        """The batch, for what is done on this thread's current stream from now on."""
+        """Return the batch, safe to use on this thread's current stream."""
         if self.arrive is not None:
             self.arrive()
         return self.batch
@@ -45,10 +48,10 @@ BatchStager = Callable[[Batch], StagedBatch]
 
 
 def make_stager(spec: BatchSpec) -> BatchStager:
-    """What has a batch of numpy arrays become what the settings want, and wherever they want it.
+    """Return a function that converts a batch of numpy arrays to the requested output.
 
     Raises:
-        InputError: torch does not see the GPU that is asked for.
+        InputError: torch does not see the requested GPU.
         MissingDependencyError: torch is not installed.
     """
     if spec.output == "numpy":
@@ -73,7 +76,7 @@ def require_torch() -> None:
 
 
 def find_gpu(name: str) -> "torch.device":
-    """The GPU of a name, ``cuda`` (torch's current one) or ``cuda:N``.
+    """Return the device of a name, ``cuda`` (torch's current one) or ``cuda:N``.
 
     Raises:
         InputError: torch does not see it.
@@ -93,7 +96,7 @@ def find_gpu(name: str) -> "torch.device":
 
 
 def to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The same batch with tensors that share the arrays' memory; plain numbers stay."""
+    """Return the batch with tensors that share the arrays' memory; plain numbers stay."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
@@ -105,7 +108,7 @@ def _stage_shared(batch: Batch) -> StagedBatch:
 
 
 def _stage_packed(batch: Batch) -> StagedBatch:
-    """Tensors of one block of this process's memory: what goes to a GPU, but for the way there."""
+    """Pack the batch into one block of CPU memory, like a GPU batch before its copy."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     parts = plan_array_layout(batch)
@@ -116,9 +119,9 @@ def _stage_packed(batch: Batch) -> StagedBatch:
 
 
 def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str, torch.Tensor]":
-    """The arrays packed into a block, as tensors in its memory.
+    """Return the arrays of a packed block as tensors in its memory.
 
-    They are no views of it in autograd's eyes: a compiled model that is given views asks after what they are views of.
+    They are not autograd views: a compiled model guards on the base of a view.
     """
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
@@ -132,19 +135,19 @@ def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str,
 
 @dataclass(slots=True)
 class _PinnedBlock:
-    """A block of pinned memory, and the end of the last copy out of it."""
+    """A block of pinned memory, and the event of the last copy out of it."""
 
     memory: "torch.Tensor | None" = None
     copied: "torch.cuda.Event | None" = None
 
     def reserve(self, size: int) -> "torch.Tensor":
-        """``size`` bytes that nobody copies any more."""
+        """Return ``size`` bytes that no copy reads any more."""
         import torch  # noqa: PLC0415 - torch is optional and slow to import
 
         if self.copied is not None:
             self.copied.synchronize()
         if self.memory is None or len(self.memory) < size:
-            # torch pins powers of two anyway; so a block grows a few times in a run, never by the step.
+            # torch pins powers of two anyway, so a block grows a few times in a run and not every step.
             capacity = 1 << (size - 1).bit_length()
             self.memory = torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=True)
         return self.memory[:size]
@@ -152,10 +155,11 @@ class _PinnedBlock:
 
 @final
 class _CudaStager:
-    """Copies batches to a GPU, on a stream of its own.
+    """Copies batches to a GPU on a stream of its own.
 
-    The memory on the GPU is torch's: it belongs to this stream, and each stream that a batch is handed to is recorded,
-    so that none of it is given away before what was begun there has ended.
+    The GPU memory belongs to this stream in torch's allocator. Each stream that takes a batch is recorded, so
+    that the
+    memory is not reused before the work on that stream ends.
     """
 
     def __init__(self, device: "torch.device") -> None:
@@ -168,7 +172,7 @@ class _CudaStager:
         weakref.finalize(self, _close_stager, self._turn, self._pid)
 
     def stage(self, batch: Batch) -> StagedBatch:
-        """Begin to copy a batch; its arrays may be changed as soon as this returns.
+        """Start to copy a batch; its arrays may be changed after this returns.
 
         Raises:
             InputError: this process was forked from the one that made the loader.
@@ -182,14 +186,15 @@ class _CudaStager:
             )
         parts = plan_array_layout(batch)
         size = parts[-1].stop
-        # The device first: back from a stream alone, a thread that had no device opens a context on GPU 0.
+        # Set the device first: leaving a stream context alone opens a context on GPU 0 in a thread without a
+        # device.
         with self._turn, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             pinned = self._blocks[0]
             room = pinned.reserve(size)
             pack_arrays(batch, parts, room.numpy())
             block = torch.empty(size, dtype=torch.uint8, device=self._device)
             block.copy_(room, non_blocking=True)
-            # Not one for all turns: whoever takes this batch must not wait for those after it.
+            # One event per batch: a consumer must not wait for later batches.
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record(self._stream)
             pinned.copied = copied
@@ -206,6 +211,6 @@ class _CudaStager:
 
 
 def _close_stager(turn: threading.Lock, pid: int) -> None:
-    """Let nobody in any more: a producer thread is not to be inside CUDA while the interpreter ends."""
+    """Block further copies: no producer thread may be in CUDA at interpreter shutdown."""
     if os.getpid() == pid:
         turn.acquire(timeout=_CLOSE_TIMEOUT_S)
