@@ -1,4 +1,4 @@
-"""The loader: which rows a process reads, and where their tokens come from.
+"""The loader: selection of a process's rows, and sources of their tokens.
 
 Read `loader.py` first.
 """

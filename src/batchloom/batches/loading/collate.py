@@ -1,4 +1,4 @@
-"""Rows one by one, as samples of a data set, and batches of several of them, as a collator makes them."""
+"""Single rows as data set samples, and their collation into batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 
 def stacks_features_by_row(store: Store) -> bool:
-    """Whether the model of a store's processor takes features as ``[rows, images, ...]``."""
+    """Return whether a store's model takes features as ``[rows, images, ...]``."""
     if not has_media(store):
         return False
     state = StoreMedia(store).processor
@@ -25,14 +25,14 @@ def stacks_features_by_row(store: Store) -> bool:
 
 
 def take_single_row(batch: Batch, *, by_row: bool) -> CollateRow:
-    """The row of a batch of one, without the axis of rows: what :func:`collate_rows` takes.
+    """Return the row of a one-row batch as a sample for :func:`collate_rows`.
 
     Args:
-        batch: of ``Loader(form="rows")``, with one row.
-        by_row: as :func:`stacks_features_by_row` says.
+        batch: a batch of ``Loader(form="rows")`` with one row.
+        by_row: result of :func:`stacks_features_by_row`.
 
     Returns:
-        Arrays of tokens [S] (positions of M-RoPE [4, S]); features with their axis of media first, none where the
+        Arrays of tokens [S] (positions of M-RoPE [4, S]); features with media as their first axis, or none if the
         row holds no medium.
     """
     return {
@@ -42,18 +42,20 @@ def take_single_row(batch: Batch, *, by_row: bool) -> CollateRow:
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str, Any]:
-    """The batch of R rows, as ``Loader`` gives it: tokens stacked, features one behind the other in the order of rows.
+    """Collate R samples into a batch as ``Loader`` makes it.
+
+    Tokens are stacked; features are concatenated in the order of rows.
 
     Args:
-        rows: as :func:`take_single_row` gives them, of numpy arrays or of tensors in this process's memory.
-        by_row: as :func:`stacks_features_by_row` says.
+        rows: results of :func:`take_single_row`, as numpy arrays or CPU tensors.
+        by_row: result of :func:`stacks_features_by_row`.
 
     Returns:
-        Arrays of the same kind; a batch without media has no keys of features.
+        Arrays of the same kind; a batch without media has no feature keys.
     """
     arrays = [{name: np.asarray(value) for name, value in row.items()} for row in rows]
     batch = {
-        # Rows come before the axis of tokens.
+        # The axis of rows precedes the axis of tokens.
         name: np.stack([row[name] for row in arrays], axis=value.ndim - 1)
         for name, value in arrays[0].items()
         if name in _TOKEN_KEYS

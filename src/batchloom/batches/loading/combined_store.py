@@ -1,4 +1,4 @@
-"""Several stores read as one: documents are numbered through, and what is banned reads as padding."""
+"""Several stores read as one, with global document numbers and banned documents."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -15,24 +15,24 @@ from batchloom.store.read import MappedShard, compute_mapped_limit
 Ids = NDArray[np.int64]
 
 
-# Number of the store, its mapped shards, the number of one of them, and the shift from bytes to its tokens.
+# Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
 
 
 @final
 class CombinedStore:
-    """The stores of a mixture, as batches read them.
+    """The stores of a mixture as one token reader; banned documents read as padding.
 
     Args:
-        stores: by the names of the sources, in the order of their numbers; all of one tokenizer.
+        stores: stores by source name, in the order of source numbers; all share one tokenizer.
 
     Attributes:
         stores: as given.
         end_id: the id that fills padding.
-        vocab_size: every id is below this; None where no store says.
-        masked: whether some tokens are not trained.
+        vocab_size: exclusive upper bound of the ids; None if no store knows it.
+        masked: whether some tokens carry no loss.
         tokens, trained_tokens: sums over the stores.
-        replicated: whether every rank is to read rank 0's share.
+        replicated: whether every rank reads rank 0's share.
 
     Raises:
         InputError: stores of preferences.
@@ -60,14 +60,14 @@ class CombinedStore:
         if len(store_list) > 1:
             _share_descriptors(store_list, self._most)
         self._begins, self._shard_ranges = self._table()
-        # Shards that stay mapped, at hand: each object on the way to one is a miss of the processor's cache.
+        # Cache the views of shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most
         self._shard_views: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._shard_ranges)
 
     def _table(self) -> tuple[Ids, list[_ShardRange]]:
-        """The number of the first document of each shard of all stores, and where the shard is.
+        """Return the first document of each shard of all stores, and the shards.
 
-        A store that reads for itself counts as one shard; the last place is of what is banned, whose numbers
+        A store without mapped shards counts as one shard. The last entry is for banned documents, whose numbers
         are negative.
         """
         begins: list[int] = []
@@ -87,25 +87,25 @@ class CombinedStore:
         return int(self._firsts[-1])
 
     def shard_of(self, document: int) -> str:
-        """Where the tokens of a document lie, for errors."""
+        """Return the name of a document's shard, for errors."""
         number = int(self._firsts.searchsorted(document, side="right")) - 1
         return self._stores[number].shards.name_of(document - int(self._firsts[number]))
 
     def number_documents(self, rows: Rows) -> Rows:
-        """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
+        """Return the rows with global document numbers; banned ones are inverted (``~n``)."""
         documents = rows.documents + self._firsts.take(rows.sources)
         if rows.banned is not None:
             documents = np.where(rows.banned, ~documents, documents)
         return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.row_offsets)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens.
+        """Return the ids of spans as ``Store.read`` does; end tokens for banned documents.
 
-        The plan's lengths are the stores' own, so a span lies in its document.
+        The plan's lengths are the stores' own, so a span never exceeds its document.
         """
         shards = self._begins.searchsorted(documents, side="right") - 1
         begins = documents - self._begins[shards]
-        # One loop over all stores: a call of each that a batch holds spans of costs as much as the batch.
+        # One loop over all stores: one call per store that a batch holds spans of costs as much as the batch.
         views: list[NDArray[np.generic]] = []
         unmapped_spans: dict[int, list[int]] = {}
         shard_ranges, shard_views, opened = self._shard_ranges, self._shard_views, 0
@@ -123,7 +123,7 @@ class CombinedStore:
                 if mapped_shard is None:
                     opened += 1
                     if opened > self._most // 2:
-                        # A view keeps its shard's file open after the shard was given up.
+                        # A view keeps its shard's file open after the shard is evicted.
                         views, opened = [view.copy() for view in views], 0
                     mapped_shard = self._stores[number].shards.map(inside)
                 shard_view = (mapped_shard.pointers, mapped_shard.tokens, shift)
@@ -143,7 +143,7 @@ class CombinedStore:
         view_indices: Ids,
         spans: tuple[Ids, Ids, Ids],
     ) -> None:
-        """Put the spans of a store that reads for itself where they belong, or (number -1) those that are banned."""
+        """Fill in the spans of a store without mapped shards, or the banned ones (-1)."""
         documents, starts, lengths = (array[view_indices] for array in spans)
         if number < 0:
             span_tokens: list[NDArray[np.generic]] = [
@@ -155,7 +155,7 @@ class CombinedStore:
             views[view_index] = view
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
+        """Return whether each span token carries a loss, as ``Store.mask`` does."""
         span_masks: list[NDArray[np.bool_]] = [_NO_FLAGS] * len(documents)
         for store, first, span_indices in self._group_by_store(documents):
             if store is None:
@@ -168,7 +168,7 @@ class CombinedStore:
         return span_masks
 
     def _group_by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
-        """Places of the spans of each store, with its first number; of banned ones with no store."""
+        """Group span indices by store, with its first document; None for banned spans."""
         numbers = self._firsts.searchsorted(documents, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         ordered = numbers[order]
@@ -183,7 +183,7 @@ class CombinedStore:
 
 
 def _share_descriptors(stores: list[Store], most: int) -> None:
-    """Let each store keep its share of the shards that can be mapped at once, at least one."""
+    """Limit each store to its share of the mapped shards, at least one."""
     shards = sum(len(store.shards) for store in stores)
     for store in stores:
         store.shards.limit_mapped(max(1, most * len(store.shards) // max(shards, 1)))
@@ -194,20 +194,20 @@ _NO_FLAGS = np.empty(0, bool)
 
 
 def stores_of(store: Store | CombinedStore) -> list[Store]:
-    """Return the stores that are read as one, or the one store."""
+    """Return the combined stores, or the single store in a list."""
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
 
 
 def is_replicated(store: Store | CombinedStore) -> bool:
-    """Return whether every rank is to read rank 0's share."""
+    """Return whether every rank reads rank 0's share."""
     return store.replicated if isinstance(store, CombinedStore) else store.location.replicated
 
 
 def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore:
-    """A shelf of stores that are open for reading.
+    """Combine stores that are open for reading.
 
     Raises:
-        InputError: one of them is only lengths.
+        InputError: a store that has only lengths.
     """
     open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for name, store in stores.items():

@@ -1,4 +1,4 @@
-"""Where data comes from, as batches and log lines say it."""
+"""Description of the data's origin in batches and log lines."""
 
 import logging
 from collections.abc import MutableMapping
@@ -11,7 +11,7 @@ _LOG = logging.getLogger("batchloom")
 
 
 def describe_data_source(*stores: object) -> str:
-    """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up; all of several."""
+    """Return ``source=real NAME/SUBSET FINGERPRINT, ...`` or ``source=synthetic ...``."""
     opened = [store for store in stores if isinstance(store, Store)]
     made_up = any(store.contents.synthetic for store in opened)
     names = ", ".join(_describe_store(store) for store in opened)
@@ -24,7 +24,7 @@ def _describe_store(store: Store) -> str:
 
 
 def make_data_logger(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
-    """The log ``batchloom``, whose every line about synthetic data says that it is."""
+    """Return the ``batchloom`` logger, which marks every line about synthetic data."""
     if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
         return _SyntheticLogAdapter(_LOG)
     return _LOG

@@ -1,4 +1,4 @@
-"""Whole documents of a loader's data in rows of one's own: to see how a model takes them and their media."""
+"""Batches of complete documents outside of any plan, to try a model on them."""
 
 import inspect
 import weakref
@@ -20,46 +20,46 @@ from batchloom.store import Store, StoreMedia
 from batchloom.store.format import mask_removed
 
 _MAX_CANDIDATES = 1 << 20
-# Tokens of a document that is short enough to look at beside others.
+# Most tokens of a document that counts as short.
 _SHORT_TOKENS = 256
-# Steps of a stream that are looked at for one with media.
+# Steps of a stream that are searched for one with media.
 _MAX_STREAM_STEPS = 8
 
 
 class _DocumentSource(Protocol):
-    """Documents that can be chosen by number."""
+    """Documents that can be read by number."""
 
     @property
     def reader(self) -> TokenReader:
-        """Reads them."""
+        """Reader of the tokens."""
         ...
 
     @property
     def media(self) -> BatchMedia:
-        """Makes features of what they hold."""
+        """Maker of the documents' media features."""
         ...
 
     @property
     def origin(self) -> str:
-        """What they are called in a sentence."""
+        """Name of the data in messages."""
         ...
 
     def lengths(self, documents: Sequence[int]) -> Ids:
-        """Tokens of each."""
+        """Return the number of tokens of each document."""
         ...
 
     def with_media(self, longest: int) -> list[int]:
-        """A short one of each kind of media, none above ``longest`` tokens."""
+        """Return a short document of each media kind, of at most ``longest`` tokens."""
         ...
 
     def first(self, longest: int) -> list[int]:
-        """A few of 2 to ``longest`` tokens."""
+        """Return a few documents of 2 to ``longest`` tokens."""
         ...
 
 
 @final
 class _StoreDocuments:
-    """The documents of stores, numbered through all of them."""
+    """Documents of stores, with global numbers."""
 
     def __init__(self, loader: Loader) -> None:
         self.reader = store = loader.store
@@ -85,7 +85,7 @@ class _StoreDocuments:
         return sorted(set(shortest_by_kind.values()))
 
     def first(self, longest: int) -> list[int]:
-        """The first two of each store."""
+        """Return the first two short documents of each store."""
         every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
         return [
             number
@@ -104,9 +104,9 @@ class _StoreDocuments:
 
 @final
 class _StreamDocuments:
-    """The documents of a rank's first step of a stream, or of the first of a few that holds media.
+    """Documents of a rank's first stream step, or of an early step with media.
 
-    The stream stays open for as long as they may be asked for: what is laid aside of them goes with it.
+    The stream stays open while the documents may be read: closing it deletes its temporary files.
     """
 
     def __init__(self, stream: RawStream, loader: Loader) -> None:
@@ -149,15 +149,15 @@ class _StreamDocuments:
 
 @final
 class DocumentRows:
-    """Makes batches of documents that are asked for by number, outside of any plan.
+    """Maker of batches from document numbers, outside of any plan.
 
-    Documents are numbered through all stores of the loader, in their order; of a stream those of a first step.
+    Documents are numbered across all stores of the loader, in their order; in a stream, those of one early step.
 
     Args:
-        loader: of data with media.
+        loader: a loader of data with media.
 
     Raises:
-        InputError: a store, or an input, cannot be read.
+        InputError: a store or an input cannot be read.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -169,19 +169,19 @@ class DocumentRows:
 
     @property
     def tokens(self) -> dict[str, tuple[str, int]]:
-        """The token that stands for media of each kind, and its id."""
+        """Placeholder token of each media kind, and its id."""
         state, control = self._media.processing
         tokens_by_kind = state.get("tokens", {})
         return {kind: (token, control()[token]) for kind, token in tokens_by_kind.items()}
 
     def with_media(self, longest: int) -> list[int]:
-        """A short document of each kind of media that the data holds, none above ``longest`` tokens."""
+        """Return a short document of each media kind, of at most ``longest`` tokens."""
         return self._documents.with_media(longest)
 
     def few(self, longest: int) -> list[int]:
-        """Two to four documents to try a model on: with media and without, together at most twice ``longest`` tokens.
+        """Return two to four documents, with and without media, to try a model on.
 
-        The same one may stand there twice.
+        Together they have at most twice ``longest`` tokens. The same document may occur twice.
         """
         media_documents = self.with_media(longest)
         short = max([_SHORT_TOKENS, *self._documents.lengths(media_documents).tolist()])
@@ -198,10 +198,10 @@ class DocumentRows:
         return numbers if len(numbers) > 1 else numbers * 2
 
     def describe_media_mismatch(self, model: Any, longest: int) -> str:
-        """What the media of the data are to a model that is not made for them, in words; empty where it is.
+        """Describe the mismatch of a model and the data's media; empty if there is none.
 
         Args:
-            model: of transformers; its weights need not be there.
+            model: a transformers model; its weights are not needed.
             longest: tokens of a row.
         """
         name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
@@ -209,7 +209,7 @@ class DocumentRows:
         numbers = self.with_media(longest)
         features = {feature for number in numbers for feature in self.batch([[number]])}
         if not numbers:
-            # A stream whose first steps hold none: what its processor says that it makes.
+            # The first steps of the stream hold no media: take the names from the processor.
             features = {name for kind in self.tokens for name in self._media.names(kind)}
         if lacking := sorted(features - parameters.keys() - {"labels"}):
             return (
@@ -228,11 +228,11 @@ class DocumentRows:
         return ""
 
     def batch(self, rows: Sequence[Sequence[int]], seq_len: int = 0) -> Batch:
-        """The documents of each row one behind the other, whole, as tensors.
+        """Return a batch of tensors with the complete documents of each row concatenated.
 
         Args:
-            rows: numbers of documents.
-            seq_len: tokens of a row; 0 for those of the longest.
+            rows: document numbers of each row.
+            seq_len: tokens of a row; 0 for the longest row's.
 
         Raises:
             MediumError: a medium cannot be read.
@@ -253,7 +253,7 @@ class DocumentRows:
 
 
 def _iter_short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
-    """Documents of 2 to ``longest`` tokens that are served, numbered from ``first`` on."""
+    """Yield served documents of 2 to ``longest`` tokens, numbered from ``first``."""
     for start in range(0, len(store), _MAX_CANDIDATES):
         lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))
         short_documents = start + np.flatnonzero((lengths > 1) & (lengths <= longest))

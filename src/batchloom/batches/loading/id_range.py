@@ -1,4 +1,4 @@
-"""The last look at a batch: every id of it is one of the vocabulary."""
+"""Final check that all ids of a batch are in the vocabulary."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,12 @@ from batchloom.store import Store
 
 
 def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: Rows) -> None:
-    """Refuse ids that the vocabulary does not have, negative ones too, before they are served.
+    """Reject ids outside the vocabulary, including negative ones.
 
     Raises:
         StoreError: names the shard and the document.
     """
-    # As unsigned a negative id is the largest, so that one pass tells both.
+    # As unsigned numbers, negative ids are the largest, so one pass finds both.
     if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
         return
     name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of

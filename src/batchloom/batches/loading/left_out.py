@@ -1,4 +1,4 @@
-"""What a run leaves out, for its length or its lost media, told to the log ``batchloom`` before the run and counted."""
+"""Log messages about overlong documents and missing media that a run leaves out."""
 
 import threading
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.store import Store
 from batchloom.store.read import has_media
 
-# Counting reads every length: up to so many documents that takes a few milliseconds.
+# Counting reads every length; up to this many documents that takes a few milliseconds.
 _MAX_INLINE_COUNT = 1 << 20
 
 
 def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell what is left out, with numbers where they can be had at once.
+    """Log what the run leaves out, with counts if they are cheap.
 
     Args:
-        plan: of the run.
-        missing_documents: documents of its sources that are served as padding, since their media are gone.
+        plan: plan of the run.
+        missing_documents: documents, by source, that are served as padding because their media are missing.
 
     Returns:
-        Whether they could not: then :func:`count_left_out` tells them.
+        True if counts are still to be logged by :func:`count_left_out`.
     """
     for name, numbers in missing_documents.items():
         store = plan.stores[name]
@@ -49,7 +49,7 @@ def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...
 
 
 def _sources_dropping_overlong(plan: Plan) -> list[SourceOrder]:
-    """The sources that leave out what is too long."""
+    """Return the sources that drop or truncate overlong documents."""
     return [order for order in plan.orders.latest() if order.spec.overlong in ("drop", "truncate")]
 
 
@@ -58,13 +58,13 @@ def _describe_source(order: SourceOrder) -> str:
 
 
 def _suggest_overlong_remedy(order: SourceOrder) -> str:
-    """What would keep documents that are left out."""
+    """Return the setting that would include the documents."""
     media = isinstance(order.store, Store) and has_media(order.store)
     return "a larger seq_len" if media else "overlong='split'"
 
 
 def announce_split_conversations(plan: Plan) -> None:
-    """Tell that conversations are cut, where a store of texts and conversations has long documents."""
+    """Warn that conversations are split, for stores that mix them with text."""
     for order in plan.orders.latest():
         store, spec = order.store, order.spec
         if not (isinstance(store, Store) and store.contents.mixed and spec.overlong == "split"):
@@ -81,7 +81,7 @@ def announce_split_conversations(plan: Plan) -> None:
 
 
 def count_left_out(plan: Plan) -> None:
-    """Count in a thread of its own, and tell."""
+    """Count in a background thread and log the result."""
     threading.Thread(target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""The loader: a store (or a ready plan) in, the batches of one rank out."""
+"""The loader: batches of one rank from a store, mixture, plan or stream."""
 
 import copy
 import os
@@ -103,55 +103,55 @@ from batchloom.store import Store
 
 @final
 class Loader:
-    """Iterates the batches of one rank; ``len`` is the exact number of steps.
+    """Iterator over the batches of one rank; ``len`` is the exact number of steps.
 
-    Every iteration starts at step 0, or once at the step of a loaded state. ``loader[step]``
-    gives any step, on its own. Which tokens a step holds depends only on the plan's
-    fingerprint, the step, the rank and the world size (of a store that is ``replicated`` every
-    rank holds what rank 0 does).
+    Every iteration starts at step 0, except the first one after a state is loaded. ``loader[step]``
+    returns any single step. The tokens of a step depend only on the plan's fingerprint, the step,
+    the rank and the world size (with a ``replicated`` store, every rank has the tokens of rank 0).
 
     Args:
         data: an open store, a ``Mixture`` of several, or a ready ``Plan`` or stream (then the settings of
-            ``PlanSpec`` stay unset). A stream has no ``loader[step]``: its steps come one after the other.
+            ``PlanSpec`` stay unset). A stream has no ``loader[step]``: its steps are sequential.
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
         packing, seed, shuffle, epochs, steps: see ``PlanSpec``.
-        overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
-            of is worth nothing, or with images or audio, and ``split`` for any other; in a mixture for each.
-        rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
-            initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
+        overlong: see ``PlanSpec``. None is ``drop`` for stores with media or with conversations only (a partial
+            conversation is useless), and ``split`` for others; in a mixture it applies to each store.
+        rank: data-parallel rank. If neither it nor ``world_size`` is given, both come from an
+            initialised torch.distributed, or torchrun, SLURM or MPI variables, else 0 of 1.
         world_size: number of data-parallel ranks.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
-        form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
-        prefetch: batches made ahead by one producer thread; 0 for none.
-        device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
-            there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
-        plan: the rest of the order: a ``PlanOptions`` of ``batchloom.batches``.
-        batch: how the rows of a step are dealt: a ``BatchOptions`` of ``batchloom.batches``. With a ``mesh``, ``rank``
-            and ``world_size`` count all processes; peers are given the same rows, context-parallel ones each its slice
-            of them. ``uneven="pad"`` also fills a rank's rows up to whole micro-batches, and
+        form: ``rows`` or ``varlen``; for shapes see ``batches.assembly`` and docs/batches.md.
+        prefetch: number of batches that one producer thread makes ahead; 0 for none.
+        device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: device of the
+            tensors,
+            which are copied ahead on a stream of their own. None for tensors in the memory they were made in.
+        plan: other settings of the data order: a ``PlanOptions`` of ``batchloom.batches``.
+        batch: distribution of a step's rows: a ``BatchOptions`` of ``batchloom.batches``. With a ``mesh``, ``rank``
+            and ``world_size`` count all processes; peers get the same rows, context-parallel ones each a slice
+            of them. ``uneven="pad"`` also pads a rank's rows to full micro-batches, and
             ``batch.split(micro_batch_size)`` cuts a batch into them.
-        augment: tokens that are masked or replaced: an ``Augment`` of ``batchloom.batches``, or its settings; or None.
-        media: how images and audio are read, where stores hold some: a ``MediaOptions`` of ``batchloom.batches``.
+        augment: masking or replacement of tokens: an ``Augment`` of ``batchloom.batches``, its settings, or None.
+        media: settings for images and audio in the stores: a ``MediaOptions`` of ``batchloom.batches``.
 
     Attributes:
-        augmentation: ``augment`` made ready for the store; None where nothing is changed.
-        costs: what rows cost, by which ``balance`` deals them.
-        media: makes features of images and audio; None where there are none.
-        holds_media, replaced: whether its data holds images or audio; documents whose own are gone, by source.
-        plan: the order, as a value.
-        store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
-        spec: how batches are made, and this rank.
+        augmentation: ``augment`` prepared for the store; None if nothing is changed.
+        costs: row costs that ``balance`` uses.
+        media: maker of image and audio features; None without media.
+        holds_media, replaced: whether the data holds images or audio; documents with missing media, by source.
+        plan: the data order, as a value.
+        store: the open store of the tokens; for several stores a ``CombinedStore``.
+        spec: the batch settings and this rank.
 
     Raises:
         SettingsError: settings that are unknown or contradict each other.
         PlanError: a world size or micro-batch that does not divide the batch, a mesh that does not
             fit (names what would), a batch of 2**31 tokens or more, or a store without documents.
-        InputError: a GPU that torch does not see; or a store of preferences, whose rejected answers are not
-            to be imitated.
-        MissingDependencyError: torch is asked for and not installed.
+        InputError: a GPU that torch does not see; or a store of preferences, whose rejected answers must
+            not be trained on.
+        MissingDependencyError: torch is requested and not installed.
     """
 
     def __init__(
@@ -210,10 +210,11 @@ class Loader:
         self._stage, self.costs = make_stager(self.spec), RowCosts()
         self._balance = self.costs if batch.balance else None
         self._turn = threading.RLock()
-        # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
+        # The fetch thread has its own reference: packing a pool locks the plan, possibly until its lengths are
+        # downloaded.
         self._fetch_plan = self.plan
         self._iterations, self._announced = Iterations(), False
-        self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
+        self._cuts_all = overlong is None and not isinstance(data, Plan)  # the user has not chosen a policy
         self._stream = open_stream_cursor(data, self.spec) if isinstance(data, RawStream) else None
         self.augmentation = make_augmentation(augment, find_tokenizer_source(data, self.plan), labels)
         if self._stream is not None:
@@ -229,17 +230,17 @@ class Loader:
 
     @property
     def stream(self) -> RawStream | None:
-        """The stream that is read, which has no step on its own; None of a plan."""
+        """The stream that is read, without random access to steps; None for a plan."""
         return None if self._stream is None else self._stream.stream
 
     @property
     def streamed(self) -> bool:
-        """Whether a stream is read."""
+        """True if a stream is read."""
         return self._stream is not None
 
     @cached_property
     def origin(self) -> str:
-        """Where the data comes from, as log lines and batches say it."""
+        """Origin of the data, as in log lines and batches."""
         if self._stream is not None:
             return self._stream.stream.origin
         return describe_data_source(*(self.plan.stores.values()))
@@ -250,16 +251,16 @@ class Loader:
         return self._iterate(self.next_step)
 
     def step_numbers(self, first: int | None = None) -> Iterator[int]:
-        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike.
+        """Yield an iteration's step numbers and advance the position, without reading.
 
         Args:
-            first: where to begin, if not where the next iteration would.
+            first: first step, if not that of the next iteration.
         """
         if self._stream is not None:
             raise random_access_error("0")
 
         def has_step(step: int) -> bool:
-            return self.plan.has_step(step)  # of the plan as edits leave it
+            return self.plan.has_step(step)  # uses the current plan, which edits replace
 
         return self._iterations.walk(self.next_step if first is None else first, has_step)
 
@@ -313,16 +314,16 @@ class Loader:
 
     @cached_property
     def _is_remote(self) -> bool:
-        """Whether any of the stores lies elsewhere."""
+        """True if any of the stores is remote."""
         return any(store.location.is_remote for store in self._stores())
 
     def _stores(self) -> list[Store]:
-        """The open stores, in the order of the numbers rows have for them."""
+        """Return the open stores, in the order of their numbers in rows."""
         return stores_of(self.store)
 
     def _iter_prefetched(self, first: int) -> Iterator[StagedBatch]:
-        """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
-        # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
+        """Yield batches of remote stores while later steps are fetched."""
+        # Exclude edits: prefetched rows must belong to the plan that batches are made of.
         with self._turn:
             plan = self._fetch_plan = copy.copy(self.plan)
         prefetcher, over = self._make_prefetcher(plan, first), False
@@ -330,7 +331,7 @@ class Loader:
         def begin(step: int) -> PendingItem[StagedBatch] | None:
             nonlocal plan, prefetcher
             if self._fetch_plan is not plan:
-                # What was fetched ahead is of the order before an edit.
+                # The prefetched rows belong to the order before an edit.
                 prefetcher.end()
                 plan = self._fetch_plan
                 prefetcher = self._make_prefetcher(plan, step)
@@ -340,15 +341,15 @@ class Loader:
             return self._next(step, (plan, prefetcher.take_rows(step)))
 
         try:
-            # One by one: a cache that holds little is to hold what is needed next.
+            # Start batches one by one: a small cache must hold the data that is needed next.
             yield from iter_in_order(begin, first, self.spec.prefetch, together=False)
         finally:
-            # The producer is not waited for, and may begin another thread now.
+            # The producer thread may still run and may start another prefetcher.
             over = True
             prefetcher.end()
 
     def _make_prefetcher(self, plan: Plan, first: int) -> RemotePrefetcher:
-        """What has the steps of a plan fetched from one on."""
+        """Return a prefetcher of a plan's steps from ``first`` on."""
         rows = make_step_rows_function(plan, self._share, self._balance)
         return RemotePrefetcher(
             self._stores(),
@@ -392,17 +393,17 @@ class Loader:
         return self.batch(step)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step of this rank, whether or not the run is that long.
+        """Return this rank's batch of a step, even beyond the end of the run.
 
         Raises:
-            SettingsError: no number of a step.
+            SettingsError: an invalid step number.
         """
         if self._stream is not None:
             raise random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
 
     def _begin_step(self, step: int) -> PendingItem[StagedBatch]:
-        # An edit waits until it is known what the batch holds: that is one plan's, and one store's.
+        # Edits wait until the batch's rows are selected: they must come from one plan and one store.
         with self._turn:
             share = self.share_at(step)
             step_rows = select_rank_rows(self.plan, step, share, self._balance)
@@ -411,13 +412,15 @@ class Loader:
             return self._begin_batch(step, step_rows)
 
     def _begin_batch(self, step: int, step_rows: StepRows) -> PendingItem[StagedBatch]:
-        """The batch of rows of a step."""
         return self._assemble_batch(self.store, self._number_rows(step_rows[0]), step_rows[1], step)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> PendingItem[StagedBatch]:
-        """A batch of rows, of which each has a position in the run; when finished it is on its way to its device."""
+        """Start a batch of rows and stage it for its device.
+
+        ``positions`` holds the position of each row in the run.
+        """
         context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
@@ -431,13 +434,15 @@ class Loader:
         return pending.then(lambda final_layout: self._stage(Batch(arrays, step, self.origin, final_layout)))
 
     def trained_tokens(self, step: int) -> int:
-        """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
+        """Return the tokens with a loss in a step over all ranks.
 
-        Every rank finds out by itself, of the plan and of masks. Of a stream nobody knows the other ranks' rows.
+        Divide the summed loss by it, at least by 1. Every rank computes the number from the plan and the masks.
+        A stream
+        does not know the other ranks' rows and raises.
         """
         if self._stream is not None:
             raise random_access_error(str(step))
-        # An edit in between would give rows of one plan to the store of another.
+        # An edit in between would pass rows of one plan to the store of another.
         with self._turn:
             if is_replicated(self.store):
                 share = self.share_at(step)
@@ -446,7 +451,7 @@ class Loader:
             start, stop = self.plan.positions_of(step)
             rows = self._number_rows(self.plan.rows(start, stop))
             if self.augmentation and self.augmentation.drops_loss:
-                # Which tokens keep their loss is drawn for each: they are looked at.
+                # The loss of each token is drawn at random, so the labels are counted.
                 augment = (self.augmentation, np.arange(start, stop))
                 unsliced_spec = replace(self.spec, mesh=DATA_PARALLEL)
                 arrays, _ = assemble_arrays(self.store, rows, self.plan.spec_at(step), unsliced_spec, 0, augment)
@@ -454,7 +459,7 @@ class Loader:
             return count_trained_tokens(self.store, rows)
 
     def tokens(self, step: int) -> int:
-        """Tokens of this rank's rows of a step; of a stream, of one that was given."""
+        """Return the tokens of this rank's rows of a step; with a stream, of a past step."""
         if self._stream is None:
             rows, _ = select_rank_rows(self.plan, step, self.share_at(step), self._balance)
             return int(rows.lengths.sum())
@@ -464,56 +469,57 @@ class Loader:
         return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
-        """How unevenly the cost of a step, or of its media, lies on ranks, in stretches and as it is dealt."""
+        """Return the imbalance of a step's costs over ranks, in order and as dealt."""
         if self._stream is not None:
             raise random_access_error(str(step))
         share, balance = self.share_at(step), self.spec.balance
         return measure_imbalance(self.plan, step, share, self.costs, balance=balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
-        """The settings that hold at a step."""
+        """Return the plan settings of a step."""
         step = as_step(step)
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
     def share_at(self, step: int) -> RankShare:
-        """This process's share of a step, which edits may change."""
+        """Return this process's share of a step, which edits may change."""
         return self._share(self._spec_at(step))
 
     def _share(self, plan: PlanSpec) -> RankShare:
-        """This process's share of the steps of these settings."""
         return make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
 
     def _number_rows(self, rows: Rows) -> Rows:
-        """The rows as the store numbers its documents."""
+        """Return the rows with the document numbers of the store."""
         return self.store.number_documents(rows) if isinstance(self.store, CombinedStore) else rows
 
     @property
     def first_editable_step(self) -> int:
-        """The first step that an edit may change: the same on every rank that was given as many batches.
+        """First step that an edit may change.
 
-        It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
-        given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
-        ``group_by_length`` the first of a window.
+        It is the same on every rank that was given as many batches, since it does not depend on how fast a
+        thread makes
+        steps ahead. It is the step after the last one given, plus ``prefetch`` + 1 during an iteration (the
+        most that can
+        be made by then). With ``group_by_length`` it is the first step of a window.
         """
         first_unmade = self._iterations.first_step_not_made(self.spec.prefetch + 1)
         window = max(self.plan.spec.group_by_length, 1)
         return -(-first_unmade // window) * window
 
     def edit(self, edit: Edit) -> None:
-        """Change the rest of the run from a step on; the journal in the state keeps it.
+        """Change the rest of the run from a step on, and record the edit in the state.
 
-        The step is at least ``first_to_edit``. Of several ranks each is given the same edit after the same number of
-        batches: then all take it, or all refuse it.
+        The step is at least ``first_editable_step``. Each rank is given the same edit after the same number of
+        batches: then all ranks accept it, or all refuse it.
 
         Raises:
-            PlanError: a step that may have been made, or lies before an earlier edit; or what cannot change.
-            SettingsError: weights or documents that are none.
+            PlanError: a step that may have been made, or precedes an earlier edit; or a setting that cannot change.
+            SettingsError: invalid weights or documents.
         """
         with self._turn:
             self._use(self.edited(edit))
 
     def edited(self, edit: Edit) -> Plan:
-        """The plan as ``edit`` would have it; nothing changes. Raises what that does."""
+        """Return the plan that :meth:`edit` would use, unchanged; raises as it does."""
         if self._stream is not None:
             raise PlanError("A stream cannot be edited: its order is that of its input. Prepare the data for that.")
         with self._turn:
@@ -537,13 +543,13 @@ class Loader:
         return _open_copy, (LoaderTemplate.of(self), self.state_dict())
 
     def reset_locks_after_fork(self) -> None:
-        """Have locks of its own, after a fork: what another thread held is held for ever."""
+        """Create new locks after a fork: locks of other threads are never released."""
         self._turn = threading.RLock()
         self.plan = copy.copy(self.plan)
 
     def _use(self, plan: Plan) -> None:
-        """Go on by another plan of the same stores; the lock is held."""
-        # Before anybody else has the plan, so that it stands still.
+        """Switch to another plan of the same stores; the caller holds the lock."""
+        # Copy the plan before others can change it.
         fetch_plan = copy.copy(plan) if self._is_remote else plan
         self.store = make_plan_store(plan)
         self.plan = plan
@@ -552,11 +558,11 @@ class Loader:
     def _next(
         self, step: int, prefetched: tuple[Plan, StepRows | None] | None = None
     ) -> PendingItem[StagedBatch] | None:
-        """The batch of a step; None behind the last.
+        """Start the batch of a step; return None after the last step.
 
         Args:
             step: its number.
-            prefetched: a plan of which its rows were looked up before, and these.
+            prefetched: a plan and its rows of the step, if they were looked up before.
         """
         with self._turn:
             step_rows = prefetched[1] if prefetched and prefetched[0] is self._fetch_plan else None
@@ -566,15 +572,15 @@ class Loader:
 
     @property
     def next_step(self) -> int:
-        """The step the next iteration begins with."""
+        """First step of the next iteration."""
         return self._iterations.next_step
 
     def state_dict(self) -> dict[str, Any]:
-        """One position and the plan it belongs to, as plain JSON values.
+        """Return the position and its plan as plain JSON values.
 
-        Of a stream it knows of the lanes of this rank alone; ``streams.state.merge_states`` makes one
-        of those of all ranks. The position is that after the batch given last. A look at a first batch
-        (``next(iter(loader))``) beside a running iteration does not move it.
+        The position is after the last batch given. With a stream, the state holds the lanes of this rank only;
+        ``batchloom.streaming.merge_states`` merges those of all ranks. Reading a first batch
+        (``next(iter(loader))``) during another iteration does not move the position.
 
         Raises:
             StateError: workers of a ``DataLoader``, or a ``LoaderDataset``, gave the last batches, or a loop of
@@ -595,17 +601,21 @@ class Loader:
         return self.state_at(step)
 
     def state_at(self, step: int) -> dict[str, Any]:
-        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
+        """Return the state before a step, for trainers that count steps and fetch ahead.
+
+        Raises as :meth:`batch` does.
+        """
         if self._stream is not None:
             raise random_access_error(quote_value(step))
         state = self.plan.state(self.plan.positions_of(as_step(step))[0])
         return add_augment_state(state, self.augmentation)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken, on any rank of any world size.
+        """Resume from a ``state_dict``, on any rank of any world size.
 
         Raises:
-            StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
+            StateError: the state belongs to another store, tokenizer, plan or augmentation; names each field
+                that differs.
         """
         if self._stream is not None:
             step = self._stream.resume(remove_augment_state(state, self.augmentation))
@@ -626,13 +636,15 @@ class Loader:
         self._iterations.load(step)
 
     def _wait(self) -> None:
-        """Have the counts of all pools: at once for small plans, else from the table."""
+        """Count all pools: at once for small plans, else from the table."""
         wait_for_tables(self.plan)
 
     def announce(self) -> bool:
-        """Tell what the run leaves out, once and from one rank; whether it remains to be counted.
+        """Log what the run leaves out, once, from rank 0.
 
-        An iteration does so before its first batch; adapters do it for those who take steps by number.
+        Returns True if counts remain to be logged. An iteration calls this before its first batch; adapters
+        with random
+        access call it themselves.
         """
         was_announced, self._announced = self._announced, True
         if was_announced or self.spec.rank or not isinstance(self.plan, Plan):
@@ -643,13 +655,13 @@ class Loader:
 
 
 def lose_track(loader: Loader) -> None:
-    """Mark a loader's position as unknown, until a state is loaded or it is iterated again."""
+    """Mark a loader's position as unknown, until the next state load or iteration."""
     loader._iterations.untracked = True  # noqa: SLF001 - adapters alone need it
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTemplate:
-    """A plan and the settings of its batches, from which other processes open a loader of their own."""
+    """A plan with batch settings, from which other processes open their own loader."""
 
     plan: Plan
     spec: BatchSpec
@@ -664,11 +676,11 @@ class LoaderTemplate:
         return cls(loader.plan, replace(loader.spec, media=media), augment)
 
     def open(self, state: dict[str, Any], *, prefetch: int | None = None) -> Loader:
-        """Open a loader that goes on at a state.
+        """Open a loader that resumes from a state.
 
         Args:
-            state: of the loader this is the template of.
-            prefetch: batches made ahead, if not as many as by that loader.
+            state: state of the template's loader.
+            prefetch: number of batches made ahead, if not that of the template's loader.
         """
         spec = self.spec
         loader = Loader(
@@ -689,11 +701,11 @@ class LoaderTemplate:
 
 
 def _open_copy(template: LoaderTemplate, state: dict[str, Any]) -> Loader:
-    """Open a pickled or copied loader, which goes on where the first one stood."""
+    """Open a pickled or copied loader at the position of the original."""
     return template.open(state)
 
 
-# A producer thread does not live on in a forked child, but the lock it held would.
+# A producer thread does not survive in a forked child, but a lock it held does.
 _OPEN_LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 
 

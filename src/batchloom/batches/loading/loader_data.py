@@ -1,4 +1,4 @@
-"""What a loader is given: stores, mixtures, plans and streams, and what it refuses of them."""
+"""Inputs of a loader: stores, mixtures, plans and streams, and their checks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,27 +20,27 @@ LoaderData = Store | Mixture | Plan | LanePlan | RawStream
 
 
 def first_store(stores: Mapping[str, object]) -> Store:
-    """The first of a plan's stores, which share a tokenizer.
+    """Return the first of a plan's stores, which share a tokenizer.
 
     Raises:
-        InputError: it is only lengths.
+        InputError: the store has only lengths.
     """
     return next(iter(combine_stores(stores, bans=False).stores.values()))
 
 
 def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
-    """What says which tokenizer made the ids."""
+    """Return the store or stream that names the tokenizer of the ids."""
     if isinstance(data, RawStream):
-        # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
+        # RawStream omits this member: isinstance() of a store would load its tokenizer.
         return cast("TokenizerSource", data)
     return first_store(plan.stores)
 
 
 def make_plan_store(plan: Plan) -> Store | CombinedStore:
-    """What batches read: the store of a plan of one, else all of them on a shelf.
+    """Return the plan's store, or a ``CombinedStore`` of several or with bans.
 
     Raises:
-        InputError: stores that are only lengths, or of preferences.
+        InputError: stores of preferences or that have only lengths.
     """
     combined_store = combine_stores(plan.stores, bans=bool(plan.orders.course.bans))
     for store in combined_store.stores.values():
@@ -50,11 +50,11 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
 
 
 def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
-    """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
+    """Reject a state of another store generation; the plan checks all else.
 
     Raises:
-        StateError: says which generation to open.
-        GenerationError: it was compacted away.
+        StateError: names the generation to open.
+        GenerationError: the generation was removed by a compaction.
     """
     try:
         saved_fingerprint = state["identity"]["sources"][name]["store"]
@@ -66,7 +66,7 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
     number = find_generation(newest, store.split, saved_fingerprint, store.contents.media)
     if number is None:
         return
-    # Where it was compacted away, this says so.
+    # Raises GenerationError if the generation was compacted away.
     store.reader.files.read_manifest(number)
     raise StateError(
         f"The state was made on generation {number} of {store.location.name}, and generation "
@@ -76,10 +76,10 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
 
 
 def check_no_preferences(store: Store) -> None:
-    """Refuse a store of preferences, of which some answers are not to be imitated.
+    """Reject a store of preferences, which holds rejected answers.
 
     Raises:
-        InputError: it is one.
+        InputError: the store holds preferences.
     """
     if not store.contents.preferences:
         return
@@ -95,17 +95,17 @@ def check_no_preferences(store: Store) -> None:
 
 
 def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
-    """The order of a loader: the plan or stream it is given, or one made of a store or mixture.
+    """Return the given plan or stream, or make a plan for a store or mixture.
 
     Raises:
-        SettingsError: settings that are missing, or belong to the plan that is given.
-        InputError: it is given something else.
+        SettingsError: settings that are missing, or belong to the given plan.
+        InputError: data of another type.
     """
     if isinstance(data, Plan | LanePlan | RawStream):
         changed_settings = request.list_changed_settings()
         if changed_settings:
             raise SettingsError([f"{name}: belongs to the plan, which is given ready" for name in changed_settings])
-        # The others have of a plan what is asked of all: spec, steps and fingerprint.
+        # The other types provide the members that all plans need: spec, steps and fingerprint.
         return cast("Plan", data)
     if not isinstance(data, (Store, Mixture)):
         raise InputError(
@@ -128,12 +128,12 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
 
 
 def default_overlong(store: Store) -> OverlongMode:
-    """What becomes of documents that are too long where nobody says: conversations and media are never cut."""
+    """Return the default overlong policy: conversations and media are never cut."""
     return "drop" if store.contents.conversations or has_media(store) else "split"
 
 
 def _with_default_overlong(mixture: Mixture) -> Mixture:
-    """The same mixture, of which each source does with what is too long what is usual, unless it says otherwise."""
+    """Return the mixture with each source's default overlong policy filled in."""
     sources = dict(mixture.sources)
     for name, store in mixture.stores.items():
         own = sources.get(name, SourceSpec())
@@ -143,6 +143,6 @@ def _with_default_overlong(mixture: Mixture) -> Mixture:
 
 
 def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
-    """What becomes of long documents of each source of a plan."""
+    """Return the overlong policy of each source of a plan."""
     sources = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
     return {name: (sources[name].overlong if name in sources else None) or plan.spec.overlong for name in plan.stores}

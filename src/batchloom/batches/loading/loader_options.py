@@ -1,4 +1,4 @@
-"""The settings of a loader's order: the group of options, and all of them as they were given."""
+"""Settings of a loader's data order: the option group, and all values as given."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -14,16 +14,16 @@ Order = Literal["pools", "lanes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions(PackingOptions):
-    """The settings of a ``Loader``'s order that most runs leave as they are; checked by it, with its others.
+    """Settings of a ``Loader``'s data order that most runs leave at their defaults.
 
     Attributes:
-        last: ``fill`` a last step that the data does not fill with rows that carry no loss, or ``drop`` it.
-        pool_size: documents packed together; 0 chooses.
-        block: neighbouring documents that are permuted as one; 0 chooses by the number of documents.
+        last: ``fill`` an incomplete last step with rows that carry no loss, or ``drop`` it.
+        pool_size: number of documents packed together; 0 chooses.
+        block: number of neighbouring documents that are permuted as one; 0 chooses by the number of documents.
         lanes: number of parallel read streams that the pools are dealt to; 1 deals nothing.
-        align: every document begins at a multiple of so many tokens of its sequence; 1 for none.
+        align: every document begins at a multiple of this many tokens in its sequence; 1 for none.
         group_by_length: steps of a window whose rows are dealt to its steps by length; True is 50 steps, 0 none.
-        order: ``pools``; or ``lanes``: over a store that a stream kept, the order of the stream, with its settings.
+        order: ``pools``; or ``lanes`` to repeat the order and settings of a stream on the store that it wrote.
     """
 
     order: Order = "pools"
@@ -34,7 +34,7 @@ DEFAULT_PLAN_OPTIONS = PlanOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArguments:
-    """The settings of an order as a ``Loader`` was given them; None is left open."""
+    """Data order settings as a ``Loader`` received them; None is unset."""
 
     seq_len: int | None
     global_batch_size: int | None
@@ -58,13 +58,13 @@ class PlanArguments:
         return names + [name for name in sizes if getattr(self, name) is not None]
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
-        """Return the settings of the plan, all of them checked.
+        """Return the checked settings of the plan.
 
         Args:
-            overlong: what becomes of long documents where nobody says.
+            overlong: overlong policy if none was given.
 
         Raises:
-            SettingsError: sizes that are missing, or settings that are none.
+            SettingsError: missing sizes or invalid settings.
         """
         if self.seq_len is None or self.global_batch_size is None:
             sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
@@ -104,15 +104,15 @@ _DEFAULTS = PlanArguments(
 
 
 def refuse_other_types(plan: object, batch: object) -> None:
-    """Refuse what is given in place of the groups of options.
+    """Reject option groups of other types.
 
     Raises:
-        SettingsError: they are something else; names what would do.
+        SettingsError: names a valid value.
     """
     problems = []
     if not isinstance(plan, PlanOptions):
         problems.append(f"plan: {quote_value(plan)} is no PlanOptions; give PlanOptions(last='drop')")
-    # A BatchSpec has all settings of batches, of which only these would count.
+    # A BatchSpec has all batch settings, but only those of BatchOptions would apply.
     if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
         problems.append(f"batch: {quote_value(batch)} is no BatchOptions; give BatchOptions(uneven='pad')")
     raise_problems(problems)

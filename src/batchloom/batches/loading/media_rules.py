@@ -1,4 +1,4 @@
-"""What plans and settings of batches documents with media allow."""
+"""Plan and batch settings that documents with media allow."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -24,16 +24,16 @@ from batchloom.store.read import has_media
 
 
 class LoaderInfo(Protocol):
-    """What is asked of a loader."""
+    """Loader properties for media checks."""
 
     @property
     def holds_media(self) -> bool:
-        """Whether its data holds images or audio."""
+        """True if its data holds images or audio."""
         ...
 
     @property
     def origin(self) -> str:
-        """Where the data comes from."""
+        """Origin of the data."""
         ...
 
 
@@ -42,13 +42,13 @@ class _MediaReader(Protocol):
     """A reader of a stream with images or audio."""
 
     def media(self, documents: Ids) -> list[tuple[MediaSource, Sequence[StoredMedium]]]:
-        """Where the media of documents lie, and which they are, in the order of their tokens."""
+        """Return the source and the media of each document, in token order."""
         ...
 
 
 def _find_reader_media(reader: TokenReader, rows: Rows) -> list[BatchMedium]:
     if not isinstance(reader, _MediaReader):
-        raise AssertionError("a stream with a processor reads media")  # noqa: TRY004 - no argument of anybody
+        raise AssertionError("a stream with a processor reads media")  # noqa: TRY004 - not an argument of the caller
     return [
         BatchMedium(span, source, medium)
         for span, (source, media) in enumerate(reader.media(rows.documents))
@@ -57,12 +57,12 @@ def _find_reader_media(reader: TokenReader, rows: Rows) -> list[BatchMedium]:
 
 
 def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> BatchMedia | None:
-    """What makes the media of batches of a stream; None where it reads none.
+    """Return the media maker of a stream's batches; None if it reads no media.
 
     Args:
-        stream: that is read.
-        spec: the settings of the batches.
-        augment: what is to be changed of tokens; None for nothing.
+        stream: the stream that is read.
+        spec: the batch settings.
+        augment: the augmentation settings, or None.
 
     Raises:
         PlanError: settings that documents with media do not allow.
@@ -74,18 +74,18 @@ def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> Ba
 
 
 def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object) -> BatchMedia | None:
-    """What makes the media of batches of these stores; None where none of them was made with a processor.
+    """Return the media maker of batches; None if no store has a processor.
 
     Args:
-        stores: that rows are read from.
-        plan: the order, whose sources they are of.
-        spec: the settings of the batches.
-        augment: what is to be changed of tokens; None for nothing.
+        stores: stores that rows are read from.
+        plan: the data order of these stores.
+        spec: the batch settings.
+        augment: the augmentation settings, or None.
 
     Raises:
         PlanError, InputError: as :func:`make_media_of_stores`; or settings that documents with media do not allow.
     """
-    # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
+    # Stores opened with media "none" serve text only.
     if not any(
         store.manifest is not None and store.manifest.processor and store.contents.media != "none" for store in stores
     ):
@@ -95,10 +95,12 @@ def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augme
 
 
 def check_edit_keeps_media(plan: Plan) -> None:
-    """Refuse a plan whose last change of ``seq_len`` cuts documents with media: what was left of pools is packed anew.
+    """Reject a plan whose last change of ``seq_len`` cuts documents with media.
+
+    The edit packs the rest of each pool again, which can cut a document.
 
     Raises:
-        PlanError: names a document, and the least ``seq_len`` that would do.
+        PlanError: names a document, and the smallest valid ``seq_len``.
     """
     era = len(plan.orders.weighted_sources_by_era) - 1
     for order in (plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]):
@@ -122,14 +124,14 @@ def check_edit_keeps_media(plan: Plan) -> None:
 
 
 def check_text_only(loader: LoaderInfo, consumer: str) -> None:
-    """Refuse a loader of stores with media where arrays of tokens alone are handed on.
+    """Reject a loader with media for a consumer of token arrays only.
 
     Args:
-        loader: that is to be read.
-        consumer: hands them on, in words.
+        loader: the loader to read.
+        consumer: description of the consumer for the message.
 
     Raises:
-        InputError: its stores hold images or audio.
+        InputError: the stores hold images or audio.
     """
     if loader.holds_media:
         raise InputError(
@@ -140,10 +142,10 @@ def check_text_only(loader: LoaderInfo, consumer: str) -> None:
 
 
 def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
-    """Refuse what documents with media do not allow.
+    """Reject settings that documents with media do not allow.
 
     Raises:
-        PlanError: says what to leave out.
+        PlanError: names the setting to change.
     """
     mixed = isinstance(plan.orders.data, Mixture)
     rules = get_overlong_policies(plan)

@@ -1,9 +1,9 @@
-"""The sequences-per-pool table: counted once beside the training, kept by fingerprint.
+"""Sequences-per-pool tables: counted once during training, cached by fingerprint.
 
-A table is a pure function of a source's ``table_identity``, so it is cached beside the store
-(``STORE/plans/NAME.counts``) or, where the store is read-only, in the user's cache folder. One
+A table is a pure function of a source's ``table_identity``, so it is cached next to the store
+(``STORE/plans/NAME.counts``) or, for a read-only store, in the user's cache folder. One
 process of a node counts it, under a lock that dies with its holder; the others wait for the
-file. Small plans are counted in place when asked: that takes milliseconds.
+file. Small plans are counted directly on demand, which takes milliseconds.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ _TABLE_FOLDER = "plans"
 
 
 def table_name(order: SourceOrder) -> str:
-    """File name of a source's table."""
+    """Return the file name of a source's table."""
     return fingerprint(order.table_identity) + ".counts"
 
 
 def table_folders(store: Store) -> list[Path]:
-    """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
+    """Return the folders of tables: next to a local store, then the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _TABLE_FOLDER
     if not store.location.on_disk or store.location.is_remote:
         return [cache]
@@ -54,24 +54,24 @@ def table_folders(store: Store) -> list[Path]:
 
 
 def load_tables(plan: Plan) -> None:
-    """Let the sources of a plan adopt those of their tables that are cached."""
+    """Load the cached tables of a plan's sources."""
     for order in plan.orders.latest():
         if not order.is_counted:
             load_table(order, table_folders(get_open_store(order)))
 
 
 def load_table(order: SourceOrder, folders: list[Path]) -> bool:
-    """Let a source adopt its cached table; False when there is none yet, or a damaged one.
+    """Load the cached table of a source; return False if it is missing or damaged.
 
     Raises:
-        PlanError: a table that contradicts what the source has counted itself.
+        PlanError: a table that contradicts the counts of the source.
     """
     for folder in folders:
         path = folder / table_name(order)
         try:
             data = path.read_bytes()
         except OSError:
-            continue  # Not there, or a folder this user may not read: as good as not counted.
+            continue  # Missing, or not readable for this user: treated as not counted.
         counts = _decode_counts(data)
         if counts is None:
             make_data_logger(get_open_store(order)).warning("%s is damaged; it is counted again.", path)
@@ -82,10 +82,10 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
 
 
 def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None) -> Path:
-    """Count all pools and write the table to the first folder that can be written.
+    """Count all pools and write the table to the first writable folder.
 
     Raises:
-        StoreError: none of the folders can be written.
+        StoreError: none of the folders is writable.
     """
     lengths = order.store.lengths
     if isinstance(lengths, StoreLengths):
@@ -96,7 +96,7 @@ def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int
         path = folder / table_name(order)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A name of its own: two nodes may count at once, with one process number.
+            # Use a unique name: two nodes with the same process id may count at once.
             with tempfile.NamedTemporaryFile(
                 dir=folder, prefix=f"{path.name}.", suffix=".partial", delete=False
             ) as partial_file:
@@ -115,12 +115,12 @@ def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int
 
 
 def wait_for_tables(plan: Plan) -> None:
-    """Return when the plan has its counts: adopted from another process, or counted here.
+    """Wait until the plan has its counts, loaded from a table or counted here.
 
-    Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
+    Sources of few pools are counted at once. Logs progress to ``batchloom`` (level INFO) every few seconds.
     """
     while not plan.orders.is_counted:
-        # What another seq_len packs anew follows when what was packed before is known.
+        # Pools after a change of seq_len can be counted when those before it are known.
         for order in plan.orders.latest():
             if order.pools.count <= MAX_INLINE_POOLS:
                 order.count_all()
@@ -129,7 +129,7 @@ def wait_for_tables(plan: Plan) -> None:
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
-    """Return when a source has its counts: adopted from another process, or counted here."""
+    """Wait until a source has its counts, loaded from its table or counted here."""
     log, last_report_time = make_data_logger(get_open_store(order)), time.monotonic()
 
     def report_progress(done: int, pools: int) -> None:
@@ -156,10 +156,10 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
 
 
 def get_open_store(order: SourceOrder) -> Store:
-    """The open store of a source.
+    """Return the open store of a source.
 
     Raises:
-        InputError: it is only lengths.
+        InputError: the store has only lengths.
     """
     if not isinstance(order.store, Store):
         raise InputError(
@@ -171,7 +171,7 @@ def get_open_store(order: SourceOrder) -> Store:
 
 @contextlib.contextmanager
 def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
-    """Whether this process is the one that counts; the lock dies with the process."""
+    """Yield whether this process counts the table; the lock dies with the process."""
     descriptor = _lock_file(table_name(order), folders)
     if descriptor is None:
         yield True
@@ -183,11 +183,11 @@ def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
             yield False
             return
         except OSError as error:
-            # No locks on this file system: counting twice is slow, not wrong.
+            # This file system has no locks: counting twice is slow, but correct.
             make_data_logger(get_open_store(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
         yield True
     finally:
-        # Closing alone would leave the lock to children forked meanwhile.
+        # Closing alone would leave the lock to children forked in the meantime.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -199,12 +199,12 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
             folder.mkdir(parents=True, exist_ok=True)
             return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
-            continue  # Read-only: the next folder.
+            continue  # Read-only: try the next folder.
     return None
 
 
 def start_counting_once_per_node(plan: Plan) -> None:
-    """Start counting the pools of a plan whose run has begun, in one process of the node."""
+    """Start counting the pools of a running plan, in one process of the node."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     large = any(order.pools.count > MAX_INLINE_POOLS and not order.is_counted for order in plan.orders.latest())
     if local == "0" and large:
@@ -212,9 +212,9 @@ def start_counting_once_per_node(plan: Plan) -> None:
 
 
 def start_counting_process(plan: Plan) -> None:
-    """Start counting in a process of its own, at low priority; see :mod:`batchloom.batches.count`.
+    """Start counting in a low-priority process; see :mod:`batchloom.batches.count`.
 
-    Should it fail, whoever needs the table counts it and meets the reason.
+    If it fails, a process that needs the table counts it and meets the error.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "batchloom.batches.count"],
@@ -244,7 +244,7 @@ def _encode_counts(counts: NDArray[np.int64]) -> bytes:
 
 
 def _decode_counts(data: bytes) -> NDArray[np.int64] | None:
-    """The counts in a table's bytes; None when it is damaged."""
+    """Return the counts of a table; None if it is damaged."""
     if len(data) >= _HEADER.size:
         magic, count, digest = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]

@@ -1,4 +1,4 @@
-"""What one process is given of a step: its rows, and its slice of them."""
+"""A process's share of a step: its rows, and its slice of them."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -32,20 +32,20 @@ from batchloom.plan import (
 from batchloom.plan.order import Costs, Imbalance, RankPlacement, count_rank_rows, sort_by_cost
 from batchloom.plan.packing import Rows, join_rows, reorder_rows
 
-# Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
+# Offsets of spans in a batch are 32-bit (cu_seq_lens).
 _MAX_TOKENS = (1 << 31) - 1
-# Its position is one of 64 bits, whatever the size of a step.
+# A position in the run has 64 bits, whatever the size of a step.
 _MAX_STEP = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What a process is given of every step.
+    """A process's share of every step.
 
     Attributes:
-        placement: where it stands.
+        placement: location of the process in the mesh.
         rows: rows of its batches.
-        passes: micro-batches they are cut into, of ``micro_batch_size`` rows; 1 where none is given.
+        passes: number of micro-batches of ``micro_batch_size`` rows; 1 if none is given.
     """
 
     placement: RankPlacement
@@ -59,31 +59,31 @@ class RankShare:
 
 
 class ShareSource(Protocol):
-    """What is known of the shares of a loader."""
+    """A loader that knows its rank shares."""
 
     plan: Plan
 
     @property
     def streamed(self) -> bool:
-        """Whether it reads a stream, whose steps are all alike."""
+        """True if it reads a stream, whose steps all have the same shape."""
         ...
 
     def share_at(self, step: int) -> RankShare:
-        """This process's share of a step, which edits may change."""
+        """Return this process's share of a step, which edits may change."""
         ...
 
 
 @functools.lru_cache(maxsize=1024)
 def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> RankShare:
-    """A process's share, after checking that it can be dealt, cut and counted.
+    """Return a process's share, after checks that its rows can be dealt and cut.
 
     Args:
-        plan: the settings of the steps.
-        spec: how batches are made, and which rank this is.
-        replicated: whether every rank is to have rank 0's.
+        plan: the plan settings of the steps.
+        spec: the batch settings, with the rank.
+        replicated: whether every rank has the rows of rank 0.
 
     Raises:
-        PlanError: says which sizes would fit.
+        PlanError: names sizes that fit.
     """
     placement = spec.mesh.get_placement(spec.rank, spec.world_size)
     size = plan.global_batch_size
@@ -100,10 +100,10 @@ def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False
 
 
 def as_step(step: object) -> int:
-    """The number of a step as a plain int.
+    """Return a step number as a plain int.
 
     Raises:
-        SettingsError: it is none, or of no run.
+        SettingsError: not a step number, or larger than any run.
     """
     number = as_int(step)
     if number is None or not 0 <= number <= _MAX_STEP:
@@ -118,10 +118,10 @@ def as_step(step: object) -> int:
 
 
 def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
-    """A process's share from a step on, for a framework that does as many passes in every step of a run.
+    """Return a process's share for frameworks with a fixed number of passes per step.
 
     Raises:
-        PlanError: edits have a later step make more or fewer; says from which on.
+        PlanError: edits change the number of passes; names the first such step.
     """
     share = loader.share_at(first)
     for step_range in () if loader.streamed else loader.plan.orders.course.step_ranges:
@@ -136,10 +136,10 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
-    """Refuse a plan that edits give a step which cannot be dealt, cut or counted.
+    """Reject a plan in which edits create a step that cannot be dealt or cut.
 
     Raises:
-        PlanError: says which sizes would fit.
+        PlanError: names sizes that fit.
     """
     for step_range in plan.orders.course.step_ranges:
         make_rank_share(plan.spec_at(step_range.step), spec)
@@ -165,15 +165,15 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
 def select_rank_rows(
     plan: Plan, step: int, share: RankShare, balance: RowCosts | None = None
 ) -> tuple[Rows, NDArray[np.int64]]:
-    """The rows a data-parallel rank holds of a step, and the position of each in the run, int64 [R].
+    """Return a data-parallel rank's rows of a step, and their positions, int64 [R].
 
-    Those without loss that fill it up come last; they have no position (-1).
+    Padding rows without loss come last and have position -1.
 
     Args:
-        plan: the order.
-        step: its number.
-        share: of the rank.
-        balance: what tells the costs that rows are dealt by; None for stretches.
+        plan: the data order.
+        step: step number.
+        share: share of the rank.
+        balance: row costs to deal rows by; None deals contiguous ranges.
     """
     placement, (start, stop) = share.placement, plan.positions_of(step)
     lanes = plan.spec.lanes
@@ -181,7 +181,7 @@ def select_rank_rows(
         rows = plan.rows(start, stop)
         costs = balance.of(plan, rows)
         ranks = deal_balanced(costs, placement.world_size)
-        # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
+        # Sort by cost, so that micro-batches that run at the same time on all ranks cost about the same.
         order = sort_by_cost(costs)
         own = order[ranks[order] == placement.rank]
         rows, positions = reorder_rows(rows, own), start + own
@@ -198,7 +198,10 @@ def select_rank_rows(
 
 
 def pad_rank_rows(rows: Rows, positions: NDArray[np.int64], share: RankShare) -> tuple[Rows, NDArray[np.int64]]:
-    """As many rows as a share has, those without loss last; they have no position (-1)."""
+    """Pad rows to the size of a share.
+
+    Padding rows without loss come last and have position -1.
+    """
     if len(rows) == share.rows:
         return rows, positions
     none = np.full(share.rows - len(rows), -1)
@@ -206,7 +209,7 @@ def pad_rank_rows(rows: Rows, positions: NDArray[np.int64], share: RankShare) ->
 
 
 def measure_imbalance(plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool) -> Imbalance:
-    """How unevenly the cost of a step lies on data-parallel ranks."""
+    """Return the imbalance of a step's costs over data-parallel ranks."""
     row_costs = costs.of(plan, plan.rows(*plan.positions_of(step)))
     return assign_balanced_ranks(plan, step, row_costs, share.placement.world_size, balance=balance)[1]
 
@@ -214,7 +217,7 @@ def measure_imbalance(plan: Plan, step: int, share: RankShare, costs: RowCosts, 
 def assign_balanced_ranks(
     plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
 ) -> tuple[NDArray[np.int64], Imbalance]:
-    """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
+    """Return the rank of each row of a step, int64 [B], and the imbalance of costs."""
     if world_size == 1:
         return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
     plain = assign_row_ranks(plan, step, costs, world_size, balance=False)
@@ -226,13 +229,13 @@ def assign_balanced_ranks(
 
 
 def assign_row_ranks(plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool) -> NDArray[np.int64]:
-    """The data-parallel rank that holds each row of a step, as :func:`select_rank_rows` deals them, int64 [B].
+    """Return the rank of each row, as :func:`select_rank_rows` deals them, int64 [B].
 
     Args:
-        plan: the order.
-        step: its number.
-        costs: of each row of the step, int64 [B], or of several kinds of work [K, B].
-        world_size: data-parallel ranks.
+        plan: the data order.
+        step: step number.
+        costs: costs of the rows of the step, int64 [B], or of several kinds of work [K, B].
+        world_size: number of data-parallel ranks.
         balance: whether rows are dealt by their costs.
     """
     if balance and world_size > 1:
@@ -254,9 +257,9 @@ def assemble_arrays(
     context_rank: int,
     augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
 ) -> tuple[dict[str, Any], BatchLayout]:
-    """The arrays of some rows, as the settings want them, for one context rank, and which spans they hold.
+    """Assemble a context rank's arrays of rows, with their layout.
 
-    Augmentation is given with the position of each row; it comes before a context rank's slice is taken.
+    ``augment`` includes the position of each row; it is applied before the context rank's slice is taken.
     """
     arrays: dict[str, Any]
     if spec.form == "varlen":
@@ -273,13 +276,13 @@ def assemble_arrays(
         indices = slice_indices(lengths, spec.mesh, context_rank)
         arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
     sliced = spec.mesh.context > 1
-    # Copies: a batch that is kept is not to keep the rows of a whole pool.
+    # Copy, so that a cached batch does not keep the rows of a full pool alive.
     span_arrays = (rows.pointers.copy(), rows.lengths.copy(), rows.row_offsets.copy())
     return arrays, BatchLayout(*span_arrays, plan.align, spec.labels, sliced)
 
 
 def count_trained_tokens(store: TokenReader, rows: Rows) -> int:
-    """Tokens of rows that carry a loss: all but each span's first, and those that are masked."""
+    """Count the tokens with a loss: all but the first of each span and masked ones."""
     if not store.masked:
         return int((rows.lengths - 1).sum())
     long = rows.lengths > 1

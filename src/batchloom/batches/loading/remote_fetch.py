@@ -1,4 +1,4 @@
-"""Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
+"""Prefetching of coming steps' tokens from remote stores."""
 
 import atexit
 import functools
@@ -21,9 +21,9 @@ from batchloom.store import Store
 from batchloom.store.read import RemoteSubset
 
 FETCH_LOG = logging.getLogger("batchloom")
-# Tokens of the steps that are looked ahead, and of those that are fetched together.
+# Tokens to look ahead, and tokens to fetch together.
 _LOOKAHEAD_TOKENS, _GROUP_TOKENS = 64 << 20, 16 << 20
-# The cache holds what is coming beside what was used.
+# Share of the cache for coming data; the rest holds data in use.
 _CACHE_SHARE = 4
 _JOIN_TIMEOUT_S = 5.0
 
@@ -33,12 +33,12 @@ StepRows = tuple[Rows, NDArray[np.int64]]
 
 
 class StepSizes(NamedTuple):
-    """Tokens of the steps of a rank: as many for all of a stretch, between two edits.
+    """Tokens of a rank's steps, constant in each step range between two edits.
 
     Attributes:
-        steps: the first step of each stretch, ascending from 0.
-        each: tokens of one of its steps.
-        before: tokens of all steps before it.
+        steps: first step of each range, ascending from 0.
+        each: tokens of one step of the range.
+        before: tokens of all steps before the range.
     """
 
     steps: tuple[int, ...]
@@ -46,27 +46,26 @@ class StepSizes(NamedTuple):
     before: tuple[int, ...]
 
     def tokens_at(self, step: int) -> int:
-        """Tokens of a step."""
         return self.each[bisect_right(self.steps, step) - 1]
 
     def tokens_before(self, step: int) -> int:
-        """Tokens of all steps before one."""
+        """Return the tokens of all steps before ``step``."""
         range_index = bisect_right(self.steps, step) - 1
         return self.before[range_index] + (step - self.steps[range_index]) * self.each[range_index]
 
     def find_step(self, tokens: int) -> int:
-        """The first step before which there are so many tokens, or more."""
+        """Return the first step with at least ``tokens`` tokens before it."""
         range_index = max(bisect_left(self.before, tokens) - 1, 0)
         return self.steps[range_index] - (self.before[range_index] - max(tokens, 0)) // self.each[range_index]
 
     def next_range_start(self, step: int) -> int | None:
-        """The first step of the next stretch; None where no other follows."""
+        """Return the first step of the next range; None if there is none."""
         range_index = bisect_right(self.steps, step)
         return self.steps[range_index] if range_index < len(self.steps) else None
 
 
 def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> StepSizes:
-    """Tokens of the steps of a rank, whose share of a step its settings tell."""
+    """Compute the tokens of a rank's steps from its share of each step range."""
     steps: list[int] = []
     each: list[int] = []
     before = [0]
@@ -80,16 +79,17 @@ def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> St
 
 @final
 class RemotePrefetcher:
-    """A thread that has coming steps fetched while earlier ones are made.
+    """A thread that fetches coming steps while earlier ones are made.
 
-    What fails is asked for again as steps go on. What fails for good is told by whoever makes the step that
-    needs it: that step asks for the same bytes, and fails before a token of it is served.
+    A failed fetch is retried as steps continue. A permanent failure is raised when the step is made: the step
+    requests the same bytes, and fails before any token of it is served.
 
     Args:
-        stores: of each source that rows name, of which some lie elsewhere.
-        blocks: of each store, how many neighbouring documents the plan keeps together.
-        rows: the rows of a step of this rank and their positions, None behind the last; called by the thread alone.
-        first: the first step.
+        stores: store of each source number in rows; some are remote.
+        blocks: number of neighbouring documents that the plan keeps together, per store.
+        rows: function that returns this rank's rows of a step with their positions, or None after the last step;
+            only the thread calls it.
+        first: first step.
         sizes: tokens of each step of this rank.
     """
 
@@ -105,7 +105,7 @@ class RemotePrefetcher:
         readers = [(store.reader, store.dtype.itemsize) for store in stores if isinstance(store.reader, RemoteSubset)]
         self._limit = min(reader.settings.limit for reader, _ in readers)
         self._itemsize = max(reader.bytes_a_token for reader, _ in readers)
-        # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
+        # Tokens that fit the cache, to look ahead, and to fetch together; fewer if media are fetched, too.
         self._room = self._limit // self._itemsize
         share = max(reader.bytes_a_token // size for reader, size in readers)
         self._ahead = min(_LOOKAHEAD_TOKENS // share, self._room // _CACHE_SHARE)
@@ -119,28 +119,31 @@ class RemotePrefetcher:
         self._thread.start()
 
     def reach(self, step: int) -> None:
-        """Say which step is made now."""
+        """Set the step that is being made."""
         if not self._is_cacheable(step):
             _warn_cache_too_small(self._limit, self._sizes.tokens_at(step) * self._itemsize)
         with self._turn:
             self._needed = step
-            # To wake it with every step costs a consumer that takes all it can much of its time.
+            # Waking the thread at every step would cost a fast consumer much of its time.
             if step >= self._waits_for:
                 self._turn.notify()
 
     def take_rows(self, step: int) -> StepRows | None:
-        """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
+        """Return the rows that were looked up for a step, once; None if there are none.
+
+        A second look-up would cost as much as reading the tokens.
+        """
         with self._turn:
             return self._rows_by_step.pop(step, None)
 
     def end(self) -> None:
-        """Let the thread end, behind what it is at."""
+        """Tell the thread to end after its current fetch."""
         with self._turn:
             self._ended = True
             self._turn.notify()
 
     def wait(self) -> None:
-        """Wait a little until the thread has ended."""
+        """Wait up to a few seconds until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join(_JOIN_TIMEOUT_S)
 
@@ -156,19 +159,20 @@ class RemotePrefetcher:
                 steps = 1
                 continue
             except RuntimeError:
-                # What threads meet at the end of the interpreter.
+                # Threads get this error at interpreter shutdown.
                 return
-            # The first step is waited for, so it comes alone; the others in ever larger groups.
+            # The consumer waits for the first step, so fetch it alone; fetch the others in growing groups.
             steps = 2 * len(group)
 
     def _next(self, steps: int) -> range | None:
-        """The steps to go on with, once they are near enough, so many at most; None where nobody wants more."""
+        """Wait until the next steps, at most ``steps``, are near; return None to end."""
         with self._turn:
             while not self._ended:
                 group = self._group(max(self._at, self._needed), steps)
                 if group is None:
                     return None
-                # What is looked ahead begins behind the step that is made; one that fits may always be the next.
+                # The lookahead begins after the current step; a single step that fits the cache may always come
+                # next.
                 wake_step = self._sizes.find_step(self._sizes.tokens_before(group.stop) - self._ahead) - 1
                 self._waits_for = min(wake_step, group.stop - 2) if len(group) == 1 else wake_step
                 if self._needed >= self._waits_for:
@@ -178,23 +182,23 @@ class RemotePrefetcher:
             return None
 
     def _group(self, start: int, most: int) -> range | None:
-        """Steps from one on that are fetched together; None where no step follows that fits."""
+        """Return the steps to fetch together; None if no later step fits the cache."""
         sizes = self._sizes
         at: int | None = start
         while at is not None and not self._is_cacheable(at):
             at = sizes.next_range_start(at)
         if at is None:
             return None
-        # The last step before which there are not more tokens than are fetched together.
+        # Stop at the last step that at most this many tokens precede.
         stop = sizes.find_step(sizes.tokens_before(at) + self._together + 1) - 1
         return range(at, max(at + 1, min(at + most, stop)))
 
     def _is_cacheable(self, step: int) -> bool:
-        """Whether the cache holds a step and the one that is made meanwhile."""
+        """Return whether the cache holds a step and the one being made."""
         return self._room >= 2 * self._sizes.tokens_at(step)
 
     def _warn_once(self, error: BatchloomError) -> None:
-        """Say once that steps are not fetched ahead; they are fetched as they are made."""
+        """Warn once that steps are fetched on demand, not ahead."""
         if not self._warned:
             self._warned = True
             FETCH_LOG.warning(
@@ -204,7 +208,7 @@ class RemotePrefetcher:
             )
 
     def _wait_for_next_step(self, start: int) -> None:
-        """Wait until another step is made, and go on at ``start``, which could not be had."""
+        """Wait for the next step, and retry the failed fetch at ``start``."""
         with self._turn:
             needed, self._at = self._needed, start
             self._waits_for = needed + 1
@@ -212,7 +216,7 @@ class RemotePrefetcher:
                 self._turn.wait()
 
     def _fetch(self, group: range) -> bool:
-        """Have steps fetched; whether there are more behind them."""
+        """Fetch the steps of a group; return whether more steps follow."""
         if all(store.reader.is_fully_cached for store in self._stores):
             return True
         group_rows = [(step, self._rows(step)) for step in group]
@@ -227,7 +231,7 @@ class RemotePrefetcher:
 
 @functools.cache
 def _warn_cache_too_small(limit: int, needed: int) -> None:
-    """Say once that steps are too large to be fetched ahead."""
+    """Warn once that steps are too large for fetching ahead."""
     FETCH_LOG.warning(
         "Coming steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
         "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
@@ -237,12 +241,12 @@ def _warn_cache_too_small(limit: int, needed: int) -> None:
 
 
 def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:
-    """Have the documents of rows here, of those stores that lie elsewhere.
+    """Fetch the documents of rows from the remote stores.
 
     Args:
-        stores: of each source that rows name.
-        blocks: of each store, how many neighbouring documents the plan keeps together.
-        rows: whose documents.
+        stores: store of each source number in rows.
+        blocks: number of neighbouring documents that the plan keeps together, per store.
+        rows: rows of the documents.
 
     Raises:
         StoreError, InputError: as ``Store.read``.
@@ -254,19 +258,22 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
 
 
 def _is_served(rows: Rows, source: int) -> NDArray[np.bool_]:
-    """Which spans are read of a source: in the place of what is banned stands padding, and what it was may be gone."""
+    """Return which spans are read from a source.
+
+    Banned spans are padding, and their documents may be missing.
+    """
     in_source: NDArray[np.bool_] = rows.sources == source
     return in_source if rows.banned is None else in_source & ~rows.banned
 
 
 def get_block_sizes(plan: Plan | LanePlan) -> list[int]:
-    """Of each source, how many neighbouring documents the plan keeps together."""
+    """Return the number of neighbouring documents kept together, for each source."""
     if not isinstance(plan, Plan):
         return [1]
     return [max(plan.orders.order(number).pools.blocks) for number in range(len(plan.names))]
 
 
-# The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.
+# The interpreter stops threads at any point, and inside C++ code that aborts the process.
 _RUNNING_PREFETCHERS: "weakref.WeakSet[RemotePrefetcher]" = weakref.WeakSet()
 
 
@@ -284,7 +291,7 @@ atexit.register(_stop_all_prefetchers)
 def make_step_rows_function(
     plan: Plan, share: Callable[[PlanSpec], RankShare], balance: RowCosts | None = None
 ) -> Callable[[int], StepRows | None]:
-    """What tells the rows of a rank in each step and their positions, None behind the last."""
+    """Return a function of a step that selects the rank's rows; None after the last."""
 
     def select_step_rows(step: int) -> StepRows | None:
         if not plan.has_step(step):

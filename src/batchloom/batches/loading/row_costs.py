@@ -1,4 +1,4 @@
-"""What the rows of a step cost: attention, and the work that media are before they are tokens."""
+"""Costs of a step's rows: attention, and the encoding of media."""
 
 from typing import final
 
@@ -14,21 +14,22 @@ Ids = NDArray[np.int64]
 
 @final
 class RowCosts:
-    """Costs of rows: the squares of their spans, and where stores hold media the tokens that stand for these.
+    """Costs of rows: squared span lengths, and media tokens for stores with media.
 
-    What a model's tower does for a medium grows with its tokens, whatever else the row holds. The same on every
-    rank: it is told of the plan, and of files that lie beside the tokens and never change.
+    The work of a model's media encoder grows with the tokens of a medium, whatever else the row holds. Costs
+    are the
+    same on every rank: they come from the plan and from immutable files of the store.
     """
 
     def __init__(self) -> None:
         self._media_by_source: dict[str, tuple[Store, StoreMedia]] = {}
 
     def of(self, plan: Plan, rows: Rows) -> Ids:
-        """The costs of rows [R]: int64 [R]; where a store of the plan holds media int64 [2, R], their tokens last.
+        """Return the costs of rows, int64 [R]; with media int64 [2, R], media tokens last.
 
         Raises:
             StoreError: a file of media is missing or damaged.
-            InputError: a store with media lies elsewhere.
+            InputError: a remote store with media cannot be read.
         """
         squares = compute_row_costs(rows)
         media = [self._media_of(name, store) for name, store in plan.stores.items()]
@@ -37,26 +38,26 @@ class RowCosts:
         return np.stack([squares, count_media_tokens(rows, media)])
 
     def media_tokens(self, plan: Plan, rows: Rows) -> Ids:
-        """Tokens of each row that stand for media, int64 [R]; raises as :meth:`of`."""
+        """Return the media tokens of each row, int64 [R]; raises as :meth:`of`."""
         return count_media_tokens(rows, [self._media_of(name, store) for name, store in plan.stores.items()])
 
     def _media_of(self, name: str, store: object) -> StoreMedia | None:
-        """The media of a source's store; None where it holds none, or is only lengths."""
+        """Return the media of a source's store; None if it holds none or only lengths."""
         if not isinstance(store, Store) or store.manifest is None or not store.manifest.processor:
             return None
         cached_media = self._media_by_source.get(name)
-        # By an edit a source may have another store than it had.
+        # An edit may replace the store of a source.
         if cached_media is None or cached_media[0] is not store:
             cached_media = self._media_by_source[name] = store, StoreMedia(store)
         return cached_media[1] if cached_media[1].any else None
 
 
 def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
-    """Tokens of each row that stand for media, int64 [R].
+    """Count the media tokens of each row, int64 [R].
 
     Args:
-        rows: of documents that are numbered inside their sources.
-        media: of each source, in the order of their numbers; None where it holds none.
+        rows: rows whose documents are numbered inside their sources.
+        media: media of each source, in the order of source numbers; None for a source without media.
 
     Raises:
         StoreError: a file of media is missing or damaged.

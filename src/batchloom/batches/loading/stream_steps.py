@@ -1,4 +1,4 @@
-"""What a loader asks of a stream: its steps in order, and where its lanes stand between them."""
+"""Interface between a loader and a stream: sequential steps and lane positions."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, final, runtime_checkable
@@ -12,87 +12,87 @@ T = TypeVar("T")
 
 
 class StepFeed(Protocol):
-    """The steps of one rank, taken one after the other."""
+    """The steps of one rank, taken in order."""
 
     def take(self, step: int) -> tuple[TokenReader, Rows]:
-        """The rows of a step, and what reads their tokens."""
+        """Return the reader and the rows of a step."""
         ...
 
     def done(self, step: int) -> None:
-        """Say that the batch of a step that was taken is made; steps are done in order."""
+        """Mark the batch of a taken step as made; steps are done in order."""
         ...
 
     def cursors(self, step: int) -> Mapping[int, Any]:
-        """Where the lanes of the rank stand before a step that was taken, or is the next one."""
+        """Return the rank's lane positions before a step that was taken or is next."""
         ...
 
     def tokens(self, step: int) -> int:
-        """Tokens of the rank's rows of a step that was taken."""
+        """Return the tokens of the rank's rows of a taken step."""
         ...
 
     def close(self) -> None:
-        """Let go of what reads the input."""
+        """Close the readers of the input."""
         ...
 
 
 @runtime_checkable
 class RawStream(Protocol):
-    """Raw input in a fixed order, as :func:`batchloom.stream` gives it."""
+    """Raw input in a fixed order, as :func:`batchloom.stream` returns it."""
 
     @property
     def spec(self) -> PlanSpec:
-        """Settings of the order."""
+        """Settings of the data order."""
         ...
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps of the run."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Names the order."""
+        """Fingerprint of the data order."""
         ...
 
     @property
     def origin(self) -> str:
-        """Where the data comes from, as log lines say it."""
+        """Origin of the data, as in log lines."""
         ...
 
     @property
     def control(self) -> Mapping[str, int]:
-        """The ids of control tokens."""
+        """Ids of the control tokens."""
         ...
 
     @property
     def processor(self) -> Mapping[str, Any] | None:
-        """The state of what makes features of images and audio; None where none are read."""
+        """State of the media processor; None if no media are read."""
         ...
 
     def begin(self, rank: int, world_size: int) -> Mapping[int, Any]:
-        """Where the lanes of a rank begin."""
+        """Return the start positions of a rank's lanes."""
         ...
 
     def open(self, rank: int, world_size: int, cursors: Mapping[int, Any]) -> StepFeed:
-        """The steps of a rank, from where its lanes stand."""
+        """Return the steps of a rank, from its lane positions."""
         ...
 
     def state(self, step: int, cursors: Mapping[int, Any]) -> dict[str, Any]:
-        """A step and where the lanes of a rank stand, as plain JSON values."""
+        """Return a step and a rank's lane positions as plain JSON values."""
         ...
 
     def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, Mapping[int, Any]]:
-        """The step of a state, and where the lanes of a rank stand."""
+        """Return the step of a state, and the rank's lane positions."""
         ...
 
 
 @final
 class StreamCursor:
-    """A loader's place in a stream.
+    """A loader's position in a stream.
 
     Attributes:
-        stream: what is read.
-        loaded: where the lanes of the rank stood in a state that was loaded; None where none was.
+        stream: the stream that is read.
+        loaded: lane positions of the rank in a loaded state; None without one.
     """
 
     def __init__(self, stream: RawStream, rank: int, world_size: int) -> None:
@@ -101,28 +101,28 @@ class StreamCursor:
         self.loaded: Mapping[int, Any] | None = None
 
     def open(self, *, resumed: bool) -> StepFeed:
-        """The steps from the beginning, or from the state that was loaded."""
+        """Open the steps from the beginning, or from the loaded state."""
         begin = self.loaded if resumed and self.loaded is not None else self._begin
         return self.stream.open(*self._ranks, begin)
 
     def state(self, step: int, steps: StepFeed | None, *, resumed: bool) -> dict[str, Any]:
-        """The state before a step: of an iteration, or where the next one begins."""
+        """Return the state before a step, of an iteration or of the next one."""
         if steps is not None:
             return self.stream.state(step, steps.cursors(step))
         begin = self.loaded if resumed and self.loaded is not None else self._begin
         return self.stream.state(step, begin)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Go on at a state; its step."""
+        """Load a state and return its step."""
         step, self.loaded = self.stream.resume(state, *self._ranks)
         return step
 
 
 def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
-    """A process's place in a stream.
+    """Return a process's start position in a stream.
 
     Raises:
-        SettingsError: rows are to be dealt otherwise than to the lanes they belong to.
+        SettingsError: settings that deal rows by cost: each rank reads the rows of its lanes.
     """
     if spec.balance:
         raise SettingsError(
@@ -133,13 +133,13 @@ def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
 
 
 def release_step(steps: StepFeed, step: int, item: T) -> T:
-    """What was made of a step, which is done with it."""
+    """Mark a step as done and return the item made from it."""
     steps.done(step)
     return item
 
 
 def random_access_error(step: str) -> PlanError:
-    """What is said where a step of a stream is asked for on its own."""
+    """Return the error for random access to a step of a stream."""
     return PlanError(
         f"Step {step} of a stream cannot be asked for on its own: its steps come one after the other, and a state "
         "goes on at any of them. Any step of prepared data can be: batchloom prepare, or stream(keep=FOLDER) and a "

@@ -1,4 +1,4 @@
-"""This process's rank, where nobody gave it."""
+"""Detection of this process's rank and the world size."""
 
 import os
 import re
@@ -18,9 +18,9 @@ _RANK_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """(rank, world_size) as given, else from an initialised torch.distributed, else the launcher's variables.
+    """Return (rank, world_size) as given, or from torch.distributed or the launcher.
 
-    Without any of them it is rank 0 of 1.
+    An initialised torch.distributed takes precedence over the launcher's variables. The default is rank 0 of 1.
 
     Raises:
         SettingsError: only one of the two is given or set, or a launcher's variables are not numbers.
