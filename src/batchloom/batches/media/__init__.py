@@ -1,4 +1,4 @@
-"""Media of batches: read and processed by threads ahead of need.
+"""Media of batches: threads read and process them ahead.
 
 Read `batch_media.py` first.
 """

@@ -1,4 +1,4 @@
-"""Memory of large arrays that is used again: to write to fresh pages of the system takes longer than to copy."""
+"""Reuse of large arrays' memory: writing to fresh pages is slower than copying."""
 
 import contextlib
 import math
@@ -9,26 +9,27 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-# Smaller arrays are left to the allocator, which keeps what it gives (glibc: up to 32 MiB).
+# Smaller arrays are left to the allocator, which retains freed blocks (glibc: up to 32 MiB).
 _MIN_REUSED_BYTES = 4 << 20
-# Blocks that wait for their next use.
+# Number of free blocks for reuse.
 _MAX_FREE_BLOCKS = 2
 
 
 @final
 class ArrayPool:
-    """Gives arrays whose memory comes back when nobody holds them, or a view of them, any more.
+    """Pool of arrays whose memory is reused once no array or view refers to it.
 
-    Of numpy's views the last base is the array that was given, so that it goes with the last of them; a tensor of torch
+    The last base of a numpy view is the array from the pool, so the array lives as long as its views; a torch
+    tensor
     holds the array it was made of.
     """
 
     def __init__(self) -> None:
-        # Arrays end in any thread, and in the middle of anything: append and pop alone are one step each.
+        # Finalizers run in any thread at any point, so only atomic operations are used: append and pop.
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MAX_FREE_BLOCKS)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of any content."""
+        """Return an uninitialized array."""
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_REUSED_BYTES:
             return np.empty(shape, dtype)
@@ -38,9 +39,9 @@ class ArrayPool:
         return array.reshape(shape)
 
     def _block(self, size: int) -> NDArray[np.uint8]:
-        """The smallest of those that wait that is large enough and not twice as large; else a new one."""
+        """Return the smallest free block of ``size`` to twice its bytes, or a new one."""
         waiting = []
-        with contextlib.suppress(IndexError):  # none is left
+        with contextlib.suppress(IndexError):  # the pool is empty
             while True:
                 waiting.append(self._free.pop())
         candidates = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]

@@ -1,4 +1,4 @@
-"""The media of a batch: read and processed by threads ahead of need, in the order of rows and documents."""
+"""Media of a batch: threads read and process them ahead, in row order."""
 
 import os
 import threading
@@ -45,36 +45,36 @@ from batchloom.store.format import StoredMedium
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Arrays of a batch, and where those of each row lie in them.
+# Arrays of a batch, and the offsets of each row's features in them.
 _FeaturesAndOffsets = tuple[FeatureArrays, MediaOffsetsByName]
 
-# What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
+# Memory for decoding a pixel or a sample: the 3 bytes and as many 32-bit numbers, partly twice.
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 30, 12
 
 
 class MediaSource(Protocol):
-    """Where media lie that batches are made of: a store, or a pool of a stream."""
+    """Source of the media of batches: a store, or a pool of a stream."""
 
     @property
     def limits(self) -> MediaLimits:
-        """What is refused for its size."""
+        """Size limits of media."""
         ...
 
     @property
     def remedy(self) -> str:
-        """What may be done where a medium cannot be read, in a sentence."""
+        """Advice for a medium that cannot be read, as a sentence."""
         ...
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """The bytes of a medium that lie in a file of the source, as far as they are there."""
+        """Return the bytes of a medium from a file of the source, possibly truncated."""
         ...
 
     def folder_of(self, document: int) -> str | None:
-        """Where paths of media begin that a document names; None where nobody knows."""
+        """Return the base folder of a document's media paths; None if unknown."""
         ...
 
     def describe_document(self, document: int) -> str:
-        """What a document is called in a sentence, which begins with it: with its file and line."""
+        """Return the name of a document to begin a sentence, with its file and line."""
         ...
 
 
@@ -82,9 +82,9 @@ class BatchMedium(NamedTuple):
     """A medium of a batch.
 
     Attributes:
-        span: number of the span it is of, among those of the rows.
-        source: where it lies.
-        medium: which.
+        span: index of its span in the rows.
+        source: source of the medium.
+        medium: the stored medium.
     """
 
     span: int
@@ -92,16 +92,16 @@ class BatchMedium(NamedTuple):
     medium: StoredMedium
 
 
-# The media of rows that a reader reads, in the order of spans and of tokens in them.
+# Returns the media of a reader's rows, in the order of spans and of tokens in them.
 MediaFinder = Callable[[TokenReader, Rows], list[BatchMedium]]
 
 
 class ProcessorContext(NamedTuple):
-    """What makes features, as it made tokens.
+    """Processor that makes features, consistent with the tokens.
 
     Attributes:
-        state: of the processor, with the tokens that media are made of.
-        control: gives the ids of the tokenizer's control tokens.
+        state: processor state, with the placeholder tokens.
+        control: returns the ids of the tokenizer's control tokens.
     """
 
     state: Mapping[str, Any]
@@ -110,12 +110,12 @@ class ProcessorContext(NamedTuple):
 
 @final
 class BatchMedia:
-    """Makes the arrays of the media that a batch holds.
+    """Maker of the media arrays of a batch.
 
     Args:
-        find: finds the media of rows; an attribute of this name, too.
-        processing: makes features of them; likewise.
-        spec: how they are read.
+        find: finds the media of rows; also an attribute.
+        processing: makes their features; also an attribute.
+        spec: the media settings.
     """
 
     def __init__(self, find: MediaFinder, processing: ProcessorContext, spec: MediaOptions) -> None:
@@ -129,16 +129,16 @@ class BatchMedia:
 
     @property
     def processor_files(self) -> dict[str, str]:
-        """The settings of the processor that makes features, as files that transformers reads, by name."""
+        """Settings of the processor, as files that transformers reads, by name."""
         return dict(self.processing.state["files"])
 
     def names(self, kind: str) -> list[str]:
-        """What features of a kind of media are called, as the processor itself says."""
+        """Return the feature names of a media kind, as the processor defines them."""
         return self._features.names(kind)
 
     @property
     def traits(self) -> ModelTraits:
-        """What the model wants beside features."""
+        """Other inputs that the model needs, besides features."""
         return self._traits
 
     def begin(
@@ -150,21 +150,22 @@ class BatchMedia:
         *,
         varlen: bool,
     ) -> PendingItem[BatchLayout]:
-        """Begin to put the media of rows into the arrays of their batch, which is whole when this is finished.
+        """Start to add the media of rows to their batch, which is complete when finished.
 
         Args:
-            arrays: of the batch; positions and types of tokens are changed where the model wants others.
-            reader: reads the tokens of rows.
-            rows: of documents as the reader numbers them.
-            layout: of the batch.
+            arrays: arrays of the batch; positions and token types are replaced if the model needs others.
+            reader: reader of the rows' tokens.
+            rows: rows with the reader's document numbers.
+            layout: layout of the batch.
             varlen: whether the batch is one flattened row.
 
         Returns:
-            Gives the cuts, which know where the features of each row lie. Raises MediumError where a medium cannot be
-            read, or is not what it was; it names document and file.
+            A pending layout with the offsets of each row's features. It raises MediumError for a medium that
+            cannot be
+            read or has changed, with document and file.
 
         Raises:
-            StoreError: what is stored of media does not fit the rows.
+            StoreError: the stored media facts do not fit the rows.
         """
         batch_media = self.find(reader, rows)
         if self._traits.mrope:
@@ -190,7 +191,7 @@ class BatchMedia:
         return PendingItem(finish, pending.drop)
 
     def _join(self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int) -> PendingItem[_FeaturesAndOffsets]:
-        """Put features one behind the other; where those of each row lie."""
+        """Concatenate features, with the offsets of each row's part."""
         joining = FeatureJoin(self._shapes, self._memory, [batch_medium.medium for batch_medium in batch_media])
 
         def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
@@ -213,7 +214,7 @@ class BatchMedia:
     def _join_by_row(
         self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
     ) -> PendingItem[_FeaturesAndOffsets]:
-        """The same where features have an axis of rows."""
+        """Stack features that have an axis of rows."""
         files = self._map_in_threads(self._extract_features, _group_video_frames(batch_media))
 
         def finish() -> _FeaturesAndOffsets:
@@ -237,7 +238,7 @@ class BatchMedia:
         return PendingItem(finish, files.drop)
 
     def _map_in_threads(self, make: Callable[[T], R], items: Iterable[T]) -> PendingItem[list[R]]:
-        """What threads make of each, in order; so do errors come out."""
+        """Apply ``make`` in threads; results and errors come in order."""
         pool = self._threads()
         jobs = [pool.submit(make, item) for item in items]
 
@@ -254,9 +255,9 @@ class BatchMedia:
         return PendingItem(finish, drop)
 
     def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
-        """Positions of the text and in time, height and width, int64 [4, rows, tokens].
+        """Return text, time, height and width positions, int64 [4, rows, tokens].
 
-        ``bounds`` says where spans begin in a flattened row, None for rows.
+        ``bounds`` holds the span starts in a flattened row, None for rows.
         """
         positions = np.repeat(plain[None], 4, axis=0)
         merge = self._merge
@@ -292,12 +293,12 @@ class BatchMedia:
 
     @cached_property
     def _merge(self) -> int:
-        """Patches a side that become one token."""
+        """Patches per side that are merged into one token."""
         return int(self._features.setting("AutoImageProcessor", "merge_size"))
 
     @cached_property
     def _image_token_id(self) -> int:
-        """The id of the token that images are made of."""
+        """Id of the image placeholder token."""
         return self.processing.control()[self.processing.state["tokens"]["image"]]
 
     def _make_token_types(self, ids: Ids) -> Ids:
@@ -305,11 +306,11 @@ class BatchMedia:
         return types
 
     def _threads(self) -> ThreadPoolExecutor:
-        """The pool of this process: threads do not come through a fork."""
+        """Return the thread pool of this process: threads do not survive a fork."""
         pid = os.getpid()
         if self._pool is None or self._pool[0] != pid:
             if self._pool is not None:
-                # What threads of the parent held when it was forked is given back by nobody here.
+                # The budget that the parent's threads held at the fork is never released here.
                 self._budget, self._features = (
                     _MemoryBudget(self._spec.memory),
                     FeatureExtractor(self._files),
@@ -319,7 +320,7 @@ class BatchMedia:
         return self._pool[1]
 
     def faults(self, source: MediaSource, media: Sequence[StoredMedium]) -> list[str]:
-        """What is wrong with media of a source, which are read as for a batch; empty of what is sound."""
+        """Return the fault of each medium, read as for a batch; empty if it is sound."""
 
         def fault(some: Sequence[BatchMedium]) -> list[str]:
             try:
@@ -332,7 +333,7 @@ class BatchMedia:
         return [message for some in self._map_in_threads(fault, files).finish() for message in some]
 
     def _extract_features(self, batch_media: Sequence[BatchMedium]) -> list[FeatureArrays]:
-        """The features of the media that one file holds: frames of a video, or a single one."""
+        """Extract the features of one file's media: frames of a video, or a single medium."""
         medium = batch_media[0].medium
         frames = [
             batch_medium.medium.facts
@@ -344,7 +345,7 @@ class BatchMedia:
             room = _estimate_read_bytes(medium) + decoded
             with self._budget.reserve(room), self._open_content(batch_media[0]) as content:
                 if medium.blob is None:
-                    content = _load_content(content, medium)  # noqa: PLW2901 - the same, read once
+                    content = _load_content(content, medium)  # noqa: PLW2901 - the same content, read once
                     _check_unchanged(medium, content)
                 if frames:
                     feature_arrays = self._features.extract_frames(content, frames)
@@ -381,7 +382,7 @@ class BatchMedia:
             yield content
 
     def _folder(self, batch_medium: BatchMedium) -> str:
-        """Where the paths begin that the source of a document names."""
+        """Return the base folder of the paths in a document's source."""
         if self._spec.folder is not None:
             return self._spec.folder
         folder = batch_medium.source.folder_of(batch_medium.medium.document)
@@ -402,7 +403,7 @@ def _make_medium_error(batch_medium: BatchMedium, reason: str) -> MediumError:
 
 
 def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
-    """Raise where a file is not the one that tokens were made for."""
+    """Raise if a file is not the one that tokens were made for."""
     if content.size != medium.size:
         raise UnusableRecordError(
             f"has {content.size:,} bytes, and had {medium.size:,} when its tokens were made; bring that one back"
@@ -412,7 +413,7 @@ def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
 
 
 def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
-    """Raise where features are not of the grid that tokens and positions were made for."""
+    """Raise if features do not have the grid of the tokens and positions."""
     if (grid := features.get("image_grid_thw")) is not None and any(medium.grid):
         actual_grid = tuple(int(side) for side in grid[0])
         if actual_grid != medium.grid:
@@ -424,7 +425,7 @@ def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
 
 
 def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMedium]]:
-    """Media that follow each other as the frames of one video, which is decoded once; others by themselves."""
+    """Group consecutive frames of one video, which is decoded once; others are alone."""
     files: list[list[BatchMedium]] = []
     for batch_medium in batch_media:
         last = files[-1][-1] if files else None
@@ -438,7 +439,7 @@ def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMe
 def _number_files(
     files: Sequence[Sequence[BatchMedium]],
 ) -> Iterator[tuple[int, Sequence[BatchMedium]]]:
-    """Files, each with the number of its first medium."""
+    """Yield each file's media with the index of the first one."""
     first = 0
     for some in files:
         yield first, some
@@ -446,7 +447,7 @@ def _number_files(
 
 
 def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
-    """Whether a medium is a later frame of the same video of the same document."""
+    """Return whether a medium is a later frame of the same video and document."""
     before, facts = last.medium.facts, batch_medium.medium.facts
     return (
         isinstance(before, FrameFacts)
@@ -459,38 +460,38 @@ def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
 
 
 def _load_content(content: MediaContent, medium: StoredMedium) -> MediaContent:
-    """A file in memory, where all of it is read: of a video only some of it is."""
+    """Load a file into memory if all of it is read; a video is read in part."""
     seeks = isinstance(medium.facts, FrameFacts) or content.size != medium.size
     return content if seeks or isinstance(content, BytesContent) else BytesContent(content.read(0, content.size))
 
 
 def _estimate_read_bytes(medium: StoredMedium) -> int:
-    """How much of a medium's file is in memory at once; of a video that lies on this machine next to nothing."""
+    """Estimate the bytes of a medium's file in memory; about none for a local video."""
     seeks = isinstance(medium.facts, FrameFacts) and medium.blob is None
     return 0 if seeks and not is_url(medium.location) else medium.size
 
 
 def _estimate_decoded_bytes(facts: MediumFacts) -> int:
-    """About what a medium takes while it is decoded and processed."""
+    """Estimate the memory of decoding and processing a medium."""
     if isinstance(facts, AudioFacts):
         return facts.samples * facts.channels * _BYTES_PER_SAMPLE
     return facts.width * facts.height * _BYTES_PER_PIXEL
 
 
 def _row_offsets(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
-    """Where what lies in rows begins and ends, of media of these rows and sizes, int64 [rows + 1]."""
+    """Return the row bounds of media with these owners and sizes, int64 [rows + 1]."""
     pointers = np.zeros(rows + 1, np.int64)
     np.add.at(pointers, owners + 1, sizes)
     return np.cumsum(pointers)
 
 
 def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> FeatureArrays:
-    """Features with an axis of rows: those of the images of a row one behind the other, then zeros.
+    """Stack features by row: the images of a row are concatenated, then zero-padded.
 
     Args:
-        features: each with an axis for rows of length 1 before its own.
-        owners: the row of each.
-        rows: how many there are.
+        features: features of each medium, with a leading axis of length 1 for rows.
+        owners: row of each medium.
+        rows: number of rows.
     """
     stacked_features: FeatureArrays = {}
     for name in features[0]:
@@ -514,7 +515,7 @@ def _features_of_row(features: Sequence[FeatureArrays], owners: Ids, row: int) -
 
 @final
 class _MemoryBudget:
-    """Bytes that threads take and give back; one that wants more than all of them waits until it is alone."""
+    """A byte budget of threads; a request above the total waits until it is alone."""
 
     def __init__(self, size: int) -> None:
         self._size = self._available = size

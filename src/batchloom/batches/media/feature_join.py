@@ -1,4 +1,4 @@
-"""Features of the media of a batch, put one behind the other by the threads that make them."""
+"""Concatenation of a batch's media features, by the threads that make them."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,7 +13,7 @@ from batchloom.store.format import StoredMedium
 
 
 class _FeatureShape(NamedTuple):
-    """What the features of a name are like: as many rows as a medium has patches (0), or a fixed number."""
+    """Shape of a feature: ``rows`` per medium, or one row per patch if it is 0."""
 
     rows: int
     sides: tuple[int, ...]
@@ -22,18 +22,18 @@ class _FeatureShape(NamedTuple):
 
 @final
 class FeatureShapes:
-    """What features are like, learned from those that were made before; nothing where these are not alike."""
+    """Shapes of features, learned from earlier media; unknown if they vary."""
 
     def __init__(self) -> None:
         self._known_shapes: dict[bool, dict[str, _FeatureShape]] = {}
         self._varied: set[bool] = set()
 
     def of(self, medium: StoredMedium) -> dict[str, _FeatureShape] | None:
-        """The features that a medium will have, by name; None where nobody knows."""
+        """Return the expected features of a medium, by name; None if unknown."""
         return self._known_shapes.get(_is_audio(medium))
 
     def learn(self, media: Sequence[StoredMedium], features: Sequence[FeatureArrays]) -> None:
-        """Take note of the features of media that were not known before, or are others than was thought."""
+        """Record the features of media that were unknown or deviated from the expectation."""
         for is_audio in {_is_audio(medium) for medium in media} - self._varied:
             indices = [n for n, medium in enumerate(media) if _is_audio(medium) == is_audio]
             shapes = _find_common_shapes([media[n] for n in indices], [features[n] for n in indices])
@@ -46,15 +46,15 @@ class FeatureShapes:
 
 @final
 class FeatureJoin:
-    """The features of media in their order, as :func:`batchloom.media.join_features` gives them.
+    """Concatenation of media features, as :func:`batchloom.media.join_features` does.
 
-    Where it is known how many there will be, each thread puts those that it made in place and lets go of its own:
-    memory that a thread frees itself is used again by its next medium, and nothing is copied afterwards.
+    If the shapes are known, each thread copies its features into place and frees its own memory: the thread's
+    next medium reuses it, and no copy is needed afterwards.
 
     Args:
-        shapes: what is known of features.
-        memory: where they are put.
-        media: whose they are.
+        shapes: known feature shapes.
+        memory: pool of the joined arrays.
+        media: the media, in order.
     """
 
     def __init__(self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]) -> None:
@@ -81,7 +81,7 @@ class FeatureJoin:
                     placed[name] = joined_array[end - size : end]
 
     def put(self, number: int, features: FeatureArrays) -> None:
-        """Take the features of a medium, by its number; threads call it, each for its own."""
+        """Store the features of a medium by its index; threads call it concurrently."""
         placed = self._placed[number]
         alike = placed.keys() == features.keys() and all(
             (feature.shape, feature.dtype) == (placed[name].shape, placed[name].dtype)
@@ -94,7 +94,7 @@ class FeatureJoin:
             placed[name][...] = array
 
     def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
-        """All of them, and how long those of each medium are, by name."""
+        """Return the joined features, and the length of each medium's part, by name."""
         if not self._unplaced_features:
             return self._joined_arrays, _collect_feature_sizes(self._placed)
         features = [self._unplaced_features.get(number, placed) for number, placed in enumerate(self._placed)]
@@ -125,7 +125,7 @@ def _count_feature_rows(shape: _FeatureShape, medium: StoredMedium) -> int:
 def _find_common_shapes(
     media: Sequence[StoredMedium], features: Sequence[FeatureArrays]
 ) -> dict[str, _FeatureShape] | None:
-    """What the features of all these media are like; None where they are not alike."""
+    """Return the common shapes of the media's features; None if they differ."""
     shapes = {}
     for name, first in features[0].items():
         if any(name not in medium_features for medium_features in features):

@@ -1,4 +1,4 @@
-"""Which media of a store batches could not be made of: each is read, decoded and processed as for a batch."""
+"""Check of a store's media: each is read, decoded and processed as for a batch."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from batchloom.core.errors import StoreError
 from batchloom.store import Store
 from batchloom.store.format import StoredMedium, mask_removed
 
-# Documents whose media are read together: of several that name one medium it is read once.
+# Number of documents whose media are read together; a medium that several of them share is read once.
 _BATCH_DOCUMENTS = 512
 
 
 class MediaCheckBatch(NamedTuple):
-    """What was found of some neighbouring documents.
+    """Check result of some neighbouring documents.
 
     Attributes:
-        documents: how many of them hold media.
-        media: how many these are.
-        faults: the first fault of each document with an unreadable medium, by document number.
+        documents: number of documents that hold media.
+        media: number of their media.
+        faults: first fault of each document with an unreadable medium, by document number.
     """
 
     documents: int
@@ -33,15 +33,15 @@ class MediaCheckBatch(NamedTuple):
 
 
 def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
-    """Read the media of a store's documents, those that were removed aside.
+    """Read the media of a store's documents, except removed ones.
 
     Args:
         store: an open store that was made with a processor.
 
     Raises:
         StoreError: the store does not say which media its documents hold.
-        InputError: a store elsewhere cannot be reached, or its processor not be made here.
-        MissingDependencyError: what decodes media is not installed.
+        InputError: a remote store cannot be reached, or its processor cannot be created.
+        MissingDependencyError: a media decoder is not installed.
     """
     reads, source = make_media_of_stores([store], DEFAULT_MEDIA_SPEC), StoreSource(store)
     for first in range(0, len(store), _BATCH_DOCUMENTS):
@@ -50,7 +50,7 @@ def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
         document_media = [media for media in source.media.of(numbers) if media]
         if not document_media:
             continue
-        # What cannot be had is told of the medium that needs it.
+        # A failed fetch is reported for the medium that needs it.
         with contextlib.suppress(StoreError):
             store.reader.fetch(np.array([media[0].document for media in document_media]))
         yield _check_documents(reads, source, document_media)
@@ -73,5 +73,5 @@ def _check_documents(
 
 
 def _medium_key(medium: StoredMedium) -> tuple[object, ...]:
-    """What tells a medium from others, and a frame from those of the same video."""
+    """Return a key that distinguishes media, including frames of one video."""
     return medium.facts, medium.digest, medium.location, medium.blob, medium.grid

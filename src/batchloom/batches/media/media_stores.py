@@ -1,4 +1,4 @@
-"""The media of documents of stores, for batches: which rows hold, and where they lie."""
+"""Media of store documents for batches: lookup by row, and their sources."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -17,13 +17,13 @@ from batchloom.store.format import StoredMedium, mask_removed
 
 @final
 class StoreSource:
-    """An open store as a place of media.
+    """An open store as a media source.
 
     Attributes:
-        store: the same.
-        media: which documents hold some.
-        limits: those that it was prepared with.
-        remedy: what may be done where a medium cannot be read.
+        store: the open store.
+        media: index of the documents' media.
+        limits: media limits that the store was prepared with.
+        remedy: advice for a medium that cannot be read.
     """
 
     remedy = (
@@ -36,15 +36,15 @@ class StoreSource:
         self.limits = _read_limits(store)
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """The bytes of a medium that the store holds; raises as ``StoreMedia.held``."""
+        """Return the bytes of a stored medium; raises as ``StoreMedia.read_bytes``."""
         return self.media.read_bytes(medium)
 
     def folder_of(self, document: int) -> str | None:
-        """Where paths of media begin that a document's source names; None where no report says."""
+        """Return the base folder of a document's media paths; None if no report names it."""
         return self.media.folder_of(document)
 
     def describe_document(self, document: int) -> str:
-        """What a document is called in a sentence."""
+        """Return the name of a document for messages."""
         origin = self.store.provenance.of(document)
         line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
         return f"Document {document} of {self.store.location.name} ({origin.source}{line})"
@@ -52,7 +52,7 @@ class StoreSource:
 
 @final
 class _StoreMediaFinder:
-    """Finds the media of rows whose documents are numbered through stores."""
+    """Finder of the media of rows with document numbers across stores."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self.sources = [StoreSource(store) for store in stores]
@@ -66,7 +66,7 @@ class _StoreMediaFinder:
                 continue
             spans = np.flatnonzero(numbers == number)
             documents = rows.documents[spans] - self._firsts[number]
-            # What was taken out reads as end tokens, and what stood for media is gone with it.
+            # Removed documents read as end tokens, without their media placeholders.
             is_present = ~mask_removed(source.store.contents.removed, documents)
             spans, documents = spans[is_present], documents[is_present]
             document_media = source.media.of(documents)
@@ -80,15 +80,15 @@ class _StoreMediaFinder:
 
 
 def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
-    """What makes the media of batches of stores.
+    """Return the media maker of batches from stores.
 
     Args:
-        stores: that rows are read from, in the order in which their documents are numbered through.
-        spec: how media are read.
+        stores: stores that rows are read from, in the order of their document numbers.
+        spec: the media settings.
 
     Raises:
-        PlanError: the stores are of several processors.
-        InputError: a store elsewhere cannot be reached.
+        PlanError: the stores have several processors.
+        InputError: a remote store cannot be reached.
     """
     find = _StoreMediaFinder(stores)
     prepared = [(source.store, state) for source in find.sources if (state := source.media.processor) is not None]
@@ -104,7 +104,7 @@ def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMe
 def _check_documents_whole(
     source: StoreSource, rows: Rows, spans: Ids, documents: Ids, media: Sequence[object]
 ) -> None:
-    """Raise where a span is a part of a document with media: its features would be those of the whole."""
+    """Reject spans that cut a document with media: features are of the full document."""
     full_lengths = source.store.lengths.take(documents)
     is_cut = (rows.starts[spans] != 0) | (rows.lengths[spans] != full_lengths)
     for index in np.flatnonzero(is_cut).tolist():
@@ -116,7 +116,7 @@ def _check_documents_whole(
 
 
 def _read_limits(store: Store) -> MediaLimits:
-    """The limits that a store was prepared with."""
+    """Return the limits that a store was prepared with."""
     recipe = store.manifest.recipe if store.manifest else {}
     media_settings = (recipe.get("reading") or {}).get("media") or {}
     limit_names = {field.name for field in fields(MediaLimits)}

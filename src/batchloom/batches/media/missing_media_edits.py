@@ -1,7 +1,7 @@
-"""Documents whose media are gone, which a run serves as padding: the same on every rank, as an edit of its plan.
+"""Plan edits that serve documents with missing media as padding, on every rank.
 
-Which documents these are is a list that ``batchloom check`` made before, so that ranks need not ask each other. It
-becomes an edit (``ban``) at the step a loader begins with: the journal of the run has it, and so its state.
+``batchloom check`` lists the documents beforehand, so that ranks need no communication. The list
+becomes an edit (``ban``) at the loader's first step, and so part of the run's journal and state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ from batchloom.core.errors import InputError, PlanError
 from batchloom.plan import Edit, Plan, with_journal
 from batchloom.store import Store, read_missing_media
 
-# Documents of a source by its name, as an edit takes them.
+# Document numbers by source name, as edits take them.
 MissingDocuments = Mapping[str, tuple[int, ...]]
 _EDIT_NOTE = "images or audio are gone"
 
 
 def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, MissingDocuments]:
-    """The plan of a run that serves documents as padding from its first step on, and which these are.
+    """Return the plan with listed documents as padding, and these documents.
 
     Args:
-        plan: the order; or a stream, of which nobody knows the documents.
-        files: lists of documents; none for a run without such.
+        plan: the data order; a stream is refused, since its documents are unknown.
+        files: document lists; may be empty.
 
     Raises:
-        InputError: a list cannot be read, or is of another store or generation.
+        InputError: a list cannot be read, or belongs to another store or generation.
         PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
     if not files:
@@ -40,14 +40,14 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
 
 
 def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:
-    """The documents of a plan's sources that lists name.
+    """Return the documents of a plan's sources that the lists name.
 
     Args:
-        stores: of the plan, by the names of their sources.
+        stores: stores of the plan, by source name.
         files: the lists.
 
     Raises:
-        InputError: one cannot be read, or is of another store or generation.
+        InputError: a list cannot be read, or belongs to another store or generation.
     """
     documents_by_source: dict[str, set[int]] = {}
     opened = {name: store for name, store in stores.items() if isinstance(store, Store)}
@@ -71,15 +71,17 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
 
 
 def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step: int) -> Plan:
-    """The plan that serves documents as padding from a step on, as far as it does not yet.
+    """Return the plan with documents banned from a step on, unless they already are.
 
     Args:
-        plan: the order.
-        missing_documents: the documents of its sources.
-        step: of a window of ``group_by_length`` the whole one: edits do not go through one, and this moves no row.
+        plan: the data order.
+        missing_documents: documents by source.
+        step: first step; rounded down to the start of a ``group_by_length`` window, since an edit cannot fall
+            inside
+            one. The ban moves no row.
 
     Raises:
-        PlanError: a plan that takes no edits, or has one behind the step.
+        PlanError: a plan without edits, or with an edit after the step.
         SettingsError: documents that a source does not have.
     """
     banned: dict[str, set[int]] = {}
@@ -98,17 +100,17 @@ def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step:
 
 
 def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: dict[str, Any]) -> tuple[Plan, int]:
-    """The plan that goes on from a state, and its position there.
+    """Return the plan that resumes from a state, and its position.
 
-    What the state's journal does not ban yet is banned from there on: what was served before stays as it was.
+    Documents that the state's journal does not ban are banned from the position on: earlier steps stay the same.
 
     Args:
-        plan: of the loader.
-        missing_documents: the documents that it serves as padding.
-        state: of a plan, whose journal a plan takes that nobody edited.
+        plan: plan of the loader.
+        missing_documents: documents to serve as padding, by source.
+        state: state of a plan; its journal applies if the given plan has no other edits.
 
     Raises:
-        StateError: it is of another plan.
+        StateError: the state belongs to another plan.
         PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
     if missing_documents:
