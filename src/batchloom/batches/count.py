@@ -1,4 +1,4 @@
-"""``python -m batchloom.batches.count``: counts the tables of one plan's sources beside the training."""
+"""``python -m batchloom.batches.count``: count pool tables in the background."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from batchloom.store import open_store
 
 
 def main() -> None:
-    """Read a request from standard input; leave to another process what that one counts."""
+    """Count the tables that standard input requests, unless another process does."""
     os.nice(10)
     parent = os.getppid()
 

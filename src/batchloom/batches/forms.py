@@ -1,7 +1,7 @@
-"""A batch in the form its consumer takes, for those that take another than the loader's.
+"""Conversions of a batch to forms that the loader does not make itself.
 
-Each function takes a batch of ``Loader(form="rows")``, or a part of one that ``split`` gave, of numpy arrays or
-tensors on any device, and returns another with the same ``step`` and ``origin``. All of them train the same tokens.
+Each function takes a batch of ``Loader(form="rows")``, or a part from ``split``, of numpy arrays or
+tensors on any device, and returns a new one with the same ``step`` and ``origin``. All forms train the same tokens.
 Masks are in :mod:`batchloom.batches.masks`.
 """
 
@@ -24,20 +24,22 @@ _ROWS_AND_TOKENS = 2
 
 
 def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
-    """Rows of one document each (``packing="none"``), cut to the longest: for models that take an attention mask.
+    """Return single-document rows (``packing="none"``), cut to the longest.
 
     Args:
         batch: R rows.
         multiple_of: L is the longest document rounded up to a multiple of it, and at most ``seq_len``.
 
     Returns:
-        ``input_ids`` and ``labels`` as they were, ``attention_mask`` (1 on the document, 0 on padding) and
-        ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at the end of a run)
-        attends to one token of padding, since a softmax over nothing is no number; it has no loss.
+        ``input_ids`` and ``labels``, unchanged; ``attention_mask`` (1 on the document, 0 on padding) and
+        ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at the end of
+        a run)
+        attends to one token of padding, since a softmax over no token is NaN; it has no loss.
 
     Raises:
-        PlanError: a row holds several documents, which the mask would let see each other; or a batch that was rebuilt.
-        SettingsError: a ``multiple_of`` that is none.
+        PlanError: a row holds several documents, which the mask would let see each other; or a batch that was
+            rebuilt.
+        SettingsError: an invalid ``multiple_of``.
     """
     step = as_int(multiple_of)
     if step is None or step < 1:
@@ -61,7 +63,7 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     return _derive_batch(
         batch,
         {
-            # Sums are copies of their own, so that the wide rows can go.
+            # The addition copies, so that the wide rows can be freed.
             "input_ids": like[:, :width] + 0,
             "labels": batch["labels"][:, :width] + 0,
             "attention_mask": _convert_like(like, mask),
@@ -72,10 +74,13 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
 
 
 def to_shifted(batch: Batch) -> Batch:
-    """The batch with next-token targets, for a loss that does not shift: what ``Loader(labels="shifted")`` gives.
+    """Return the batch with next-token targets, as ``Loader(labels="shifted")`` does.
+
+    Use it with a loss that does not shift.
 
     Returns:
-        The same arrays, with other ``labels``: int64 of the same shape, -100 at each span's last token and wherever the
+        The same arrays, with other ``labels``: int64 of the same shape, -100 at each span's last token and
+            wherever the
         next token carries no loss.
 
     Raises:
@@ -87,7 +92,7 @@ def to_shifted(batch: Batch) -> Batch:
 
 
 def to_varlen(batch: Batch) -> Batch:
-    """The spans back to back without padding: what ``Loader(form="varlen")`` gives of the same step.
+    """Return the spans without padding, as ``Loader(form="varlen")`` does.
 
     Returns:
         ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T]; ``cu_seq_lens_q`` and
@@ -121,18 +126,21 @@ def to_varlen(batch: Batch) -> Batch:
 
 
 def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
-    """What Megatron-core's ``GPTDataset`` gives, stacked: next-token labels, and a mask that says where the loss is.
+    """Return the arrays of Megatron-core's ``GPTDataset``, stacked.
 
     Args:
         batch: R rows.
-        attention_mask: whether to give one, as ``create_attention_mask`` does; packed rows need it, or ``to_varlen``
-            and ``packed_seq_params``, to be kept apart.
+        attention_mask: whether to add one, as ``create_attention_mask`` does. Packed rows need it, or ``to_varlen``
+            and ``packed_seq_params``, to keep documents apart.
 
     Returns:
-        ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], 1 where there is a loss; ``position_ids``
-        int64 [R, S], restarting with each span as under ``reset_position_ids``. Where there is no loss labels are 0:
-        Megatron looks scores up by them before it masks. ``attention_mask`` bool [R, 1, S, S] is True where a token
-        must *not* be seen, as Megatron has it.
+        ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], 1 on tokens with a loss;
+        ``position_ids``
+        int64 [R, S], restarting with each span as under ``reset_position_ids``. Labels are next-token targets,
+        and 0
+        without a loss: Megatron indexes scores by them before it masks. ``attention_mask`` bool [R, 1, S, S] is
+            True
+        for tokens that must *not* be seen, as in Megatron.
 
     Raises:
         PlanError: a batch that was rebuilt.
@@ -146,7 +154,10 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
 
 
 def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_mask: bool) -> dict[str, Any]:
-    """Ids, next-token labels and positions of rows, each [R, S], under Megatron's names: see :func:`to_megatron`."""
+    """Rename ids, next-token labels and positions of rows as in :func:`to_megatron`.
+
+    Each array is [R, S].
+    """
     trained = labels != IGNORE_INDEX
     arrays = {
         "tokens": tokens,
@@ -158,11 +169,11 @@ def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_
 
 
 def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
-    """Labels as next-token targets, in an array of their own."""
+    """Return next-token targets in a new array."""
     labels = batch["labels"]
     if layout.labels == "shifted":
         return labels + 0
-    # A span's first token has no label, so that none comes from the span behind.
+    # A span's first token has no label, so no span takes a label from the next one.
     following = labels + 0
     following[:, :-1] = labels[:, 1:]
     following[:, -1] = IGNORE_INDEX
@@ -170,7 +181,7 @@ def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
 
 
 def _require_layout(batch: Batch, form: str) -> BatchLayout:
-    """What a batch knows of its rows.
+    """Return the layout of a batch.
 
     Raises:
         PlanError: it was rebuilt from its arrays, or holds media.
@@ -188,10 +199,10 @@ def _require_layout(batch: Batch, form: str) -> BatchLayout:
 
 
 def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
-    """Where the spans of a batch of whole rows lie.
+    """Return the layout of a batch of complete rows.
 
     Raises:
-        PlanError: it was rebuilt, is of another form, or the slice of a context-parallel rank.
+        PlanError: it was rebuilt, has another form, or is the slice of a context-parallel rank.
     """
     layout = _require_layout(batch, form)
     if "cu_seq_lens_q" in batch:
@@ -202,12 +213,12 @@ def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
 
 
 def _derive_batch(batch: Batch, arrays: dict[str, Any], layout: BatchLayout | None = None) -> Batch:
-    """A batch of the same step and origin."""
+    """Return a batch with the same step and origin."""
     return Batch(arrays, batch.step, batch.origin, layout)
 
 
 def _convert_like(array: Any, values: NDArray[Any]) -> Any:
-    """An array as what another is: numpy, or a tensor on its device."""
+    """Convert numpy values to the kind of ``array``: numpy, or a tensor on its device."""
     if isinstance(array, np.ndarray):
         return values
     return to_torch({"": values})[""].to(array.device)

@@ -1,8 +1,8 @@
-"""Whether a model keeps the documents of a packed row apart, shown on documents of the store.
+"""Measurement of how far a model keeps the documents of a packed row apart.
 
-A row of several documents is put through the model three times: packed as in training,
-document by document, and with positions that run on, as if nothing kept them apart. Packed
-must be as alone; how far apart the third is says what a leak would look like in this model,
+A row of several documents goes through the model three times: packed as in training,
+document by document, and with continuous positions, as if the row were one document. The packed
+losses must equal those of single documents. The third pass shows the size of a leak in this model,
 so that the verdict does not depend on the scale of its weights.
 """
 
@@ -20,10 +20,10 @@ from batchloom.store import Store
 
 LogitsFunction = Callable[[Batch], Tensor]
 ScoreFunction = Callable[[Batch], Callable[[int, slice], Tensor]]
-# Of what no isolation would do, the part that is a leak: in float32, in kernels of half precision, and where nobody
-# says which of the two it is.
+# Share of the full-leak distance that counts as a leak, by whether kernels compute in half precision; None is
+# unknown.
 _LEAK_THRESHOLDS = {False: 0.02, True: 0.2, None: 0.05}
-# In nats a token; float32 is exact to about a tenth of it.
+# In nats per token; float32 is exact to about a tenth of it.
 _NOISE_FLOOR = 1e-5
 _PROBE_DOCUMENTS = 4
 _MAX_TOKENS = 256
@@ -32,11 +32,11 @@ _PLAIN_NDIM = 2
 
 
 def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
-    """The beginnings of a few documents that fit into a row together, [tokens] int64 each.
+    """Return the starts of documents that fit into one row, each int64 [tokens].
 
     Args:
-        store: with at least one document of two tokens.
-        seq_len: of the rows in training.
+        store: a store with at least one document of two tokens.
+        seq_len: tokens of a row in training.
     """
     longest = max(2, min(_MAX_TOKENS, seq_len // 2))
     count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
@@ -53,16 +53,17 @@ def _iter_probe_documents(store: Store) -> Iterator[int]:
 
 @torch.no_grad()
 def measure_leakage(logits: LogitsFunction, documents: list[Tensor], rows: int) -> tuple[float, float]:
-    """How far the losses of packed tokens are from those of the documents one by one.
+    """Return the distance of packed losses from those of the single documents.
 
     Args:
-        logits: scores of a batch in the rows form, [rows, tokens, vocabulary], or its rows back to back,
-            [1, rows x tokens, vocabulary]; tokens behind them are not looked at.
+        logits: function that returns the scores of a batch in the rows form, [rows, tokens, vocabulary], or its
+            rows
+            back to back, [1, rows x tokens, vocabulary]; further tokens are ignored.
         documents: two or more, [tokens] int64 each, on the model's device.
-        rows: of a pass; some kernels keep apart what lies in a single row only.
+        rows: rows of a pass; some kernels keep documents apart in single rows only.
 
     Returns:
-        The mean distance in nats a token, and the same where nothing keeps them apart.
+        The mean distance in nats per token, and the same without any isolation.
     """
     orders = [documents, documents[::-1]][: min(rows, 2)]
     alone = [_compute_losses(logits, [[document]], as_one_document=True) for document in documents]
@@ -75,19 +76,21 @@ def measure_leakage(logits: LogitsFunction, documents: list[Tensor], rows: int) 
 
 @torch.no_grad()
 def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
-    """The same of batches that are there already, whose documents hold media.
+    """Measure the leakage of existing batches, whose documents hold media.
 
     Args:
-        scored: gives of a batch what gives the scores of some tokens of a row, [tokens, vocabulary].
-        packed: rows of several whole documents.
-        alone: each of these in a batch of its own, in the order of rows.
+        scored: function of a batch that returns a function of (row, slice), which returns the scores of these
+            tokens,
+            [tokens, vocabulary].
+        packed: rows of several complete documents.
+        alone: one batch per document, in the order of rows.
 
     Returns:
         As :func:`measure_leakage`.
     """
     expected = torch.cat([_compute_span_losses(scored, batch) for batch in alone])
     positions = packed["position_ids"].clone()
-    # Of models with positions in time, height and width those of the text come first.
+    # M-RoPE positions begin with those of the text.
     text = positions[0] if positions.ndim > _PLAIN_NDIM else positions
     text.copy_(torch.arange(text.shape[1]).expand_as(text))
     running = Batch({**packed, "position_ids": positions}, layout=packed.layout)
@@ -96,7 +99,10 @@ def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[
 
 
 def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
-    """The losses of the tokens of all spans but their firsts, row by row, of a bounded number at a time."""
+    """Return the losses of all span tokens but the first, row by row.
+
+    Scores are computed for a bounded number of tokens at a time.
+    """
     layout = batch.layout
     if layout is None:
         raise AssertionError("asked of batches that know their spans")
@@ -112,19 +118,19 @@ def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
 
 
 def is_leaking(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE_FLOOR) -> bool:
-    """Whether such distances say that documents see each other; those that are no numbers do.
+    """Return whether the distances show that documents see each other; NaN counts.
 
     Args:
-        packed: of the documents in their rows, in nats a token.
-        mixed: the same where nothing keeps them apart.
-        half: whether it was computed in half precision; None where that is not known.
-        noise: a distance that is not worth a name.
+        packed: distance of the packed documents, in nats per token.
+        mixed: the same without any isolation.
+        half: whether the model computes in half precision; None if unknown.
+        noise: largest distance that counts as noise.
     """
     return not packed <= max(noise, _LEAK_THRESHOLDS[half] * mixed)
 
 
 def accepts_argument(model: Any, name: str) -> bool:
-    """Whether a model can be called with an argument of a name, be it as one of ``**kwargs``."""
+    """Return whether a model's ``forward`` takes an argument, also by ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -132,13 +138,13 @@ def accepts_argument(model: Any, name: str) -> bool:
 
 
 def find_unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
-    """An id that the embedding of a model has no row for, and its rows where that is known; None where it has all.
+    """Return an id outside a model's embedding, and the embedding's rows if known.
 
-    A look-up of it ends in a traceback, or in a dead GPU.
+    Returns None if all ids are valid. Looking up an invalid id raises a traceback or crashes the GPU.
     """
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     rows = getattr(embedding, "num_embeddings", None)
-    # Both at once: each number that is read has a GPU waited for.
+    # Read both at once: each number that is read synchronizes with the GPU.
     lowest, highest = torch.stack(ids.aminmax()).tolist()
     if lowest < 0 or (rows is not None and highest >= rows):
         return (lowest if lowest < 0 else highest), rows
@@ -146,11 +152,11 @@ def find_unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
 
 
 def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, as_one_document: bool) -> Tensor:
-    """The losses of the tokens of all documents but their firsts, row by row."""
+    """Return the losses of all document tokens but the first, row by row."""
     batch = _make_probe_batch(orders, as_one_document=as_one_document)
     rows, tokens = batch["input_ids"].shape
     scores = logits(batch)
-    # Rows back to back are one.
+    # Rows back to back have one batch entry.
     flat = len(scores) == 1
     own = scores[0, : rows * tokens].reshape(rows, tokens, -1) if flat else scores[:, :tokens]
     return torch.cat(
@@ -163,7 +169,7 @@ def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, as_on
 
 
 def _make_probe_batch(orders: list[list[Tensor]], *, as_one_document: bool) -> Batch:
-    """Rows of these documents as a loader gives them; each row as if it were one document, where asked for."""
+    """Build the rows as a loader does; optionally treat each row as one document."""
     lengths = [[sum(map(len, order))] if as_one_document else [len(document) for document in order] for order in orders]
     ids = torch.stack([torch.cat(order) for order in orders])
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
@@ -181,11 +187,11 @@ def _make_probe_batch(orders: list[list[Tensor]], *, as_one_document: bool) -> B
 
 
 def compute_token_losses(scores: Tensor, document: Tensor) -> Tensor:
-    """The loss of each token of a document but the first, in nats, [tokens - 1] float32.
+    """Return the loss of each token but the first, in nats, float32 [tokens - 1].
 
     Args:
-        scores: of every next token, [tokens, vocabulary].
-        document: its ids, [tokens] int64, on any device.
+        scores: next-token scores, [tokens, vocabulary].
+        document: token ids, [tokens] int64, on any device.
     """
     targets = document[1:].to(scores.device)
     return functional.cross_entropy(scores[:-1].float(), targets, reduction="none")

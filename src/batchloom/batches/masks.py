@@ -1,6 +1,6 @@
-"""Attention masks that keep the documents of packed rows apart, for models that do not read ``position_ids``.
+"""Attention masks for packed rows, for models that do not read ``position_ids``.
 
-torch is imported late: flex_attention's mask is a type of it.
+torch is imported late: flex_attention's mask is a torch type.
 """
 
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class SlidingWindow(NamedTuple):
-    """The sliding window of a model's attention.
+    """Sliding window of a model's attention.
 
     Attributes:
-        size: tokens that a token sees, itself among them.
-        some_layers: whether other layers see the whole document, and each kind takes a mask of its own.
+        size: number of tokens that a token sees, including itself.
+        some_layers: whether other layers see the full document, so that each kind of layer takes its own mask.
     """
 
     size: int
@@ -28,7 +28,7 @@ class SlidingWindow(NamedTuple):
 
 
 def get_sliding_window(config: Any) -> SlidingWindow | None:
-    """Return the sliding window of a transformers config; None where every layer sees whole documents."""
+    """Return the sliding window of a transformers config; None without one."""
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     size, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
     if not size or (layers is not None and "sliding_attention" not in layers):
@@ -37,24 +37,27 @@ def get_sliding_window(config: Any) -> SlidingWindow | None:
 
 
 def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None) -> Batch:
-    """The batch with a mask of who attends to whom: causal, inside each span (padding is one more).
+    """Return the batch with a causal mask within each span (padding is one more span).
 
-    It takes R x S x S places: 2,048 x 2,048 x 32 are 128 MiB as bool. flex_attention and the varlen form need none.
+    The mask has R x S x S elements: 2,048 x 2,048 x 32 are 128 MiB as bool. flex_attention and the varlen form
+    need none.
 
     Args:
-        batch: of the rows form, R rows of S tokens, numpy arrays or tensors on any device.
-        additive: None for bool; or the float type of scores the mask is added to, as eager attention of transformers
-            takes it: ``float32``, ``bfloat16`` (tensors alone), ``float16`` or ``float64``.
+        batch: a batch of the rows form, R rows of S tokens, numpy arrays or tensors on any device.
+        additive: None for bool; or the float type of the scores that the mask is added to, as in transformers'
+            eager
+            attention: ``float32``, ``bfloat16`` (tensors only), ``float16`` or ``float64``.
         config: ``model.config``, for a model with a sliding window (Mistral, Gemma 2 and 3, Qwen with
             ``use_sliding_window``): tokens outside the window are not seen.
 
     Returns:
-        The same arrays, and ``attention_mask`` [R, 1, S, S]: True where a token is seen. With ``additive`` it is
-        0 there and the smallest number of the type elsewhere. A config with ``layer_types`` gives a dict of two masks,
+        The same arrays, and ``attention_mask`` [R, 1, S, S]: True for tokens that are seen. With ``additive``
+        these are
+        0 and all others the smallest number of the type. A config with ``layer_types`` gives a dict of two masks,
         ``full_attention`` and ``sliding_attention``. Such a batch cannot be split: call ``split`` first.
 
     Raises:
-        SettingsError: no such type.
+        SettingsError: an unknown type.
         PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
     positions, window = _require_positions(batch, "add_dense_mask"), get_sliding_window(config)
@@ -66,15 +69,16 @@ def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = N
 
 
 def add_block_mask(batch: Batch) -> Batch:
-    """The batch with the same mask for flex_attention, which leaves out blocks nobody sees.
+    """Return the batch with the same mask as a flex_attention ``BlockMask``.
 
-    It is of all rows together: ``split`` comes before it.
+    It skips blocks without visible tokens. The mask covers all rows: call ``split`` first.
 
     Args:
-        batch: of the rows form, R rows of S tokens, as tensors.
+        batch: a batch of the rows form, R rows of S tokens, as tensors.
 
     Returns:
-        The same arrays, and ``attention_mask``: a ``torch.nn.attention.flex_attention.BlockMask`` of [R, 1, S, S] on
+        The same arrays, and ``attention_mask``: a ``torch.nn.attention.flex_attention.BlockMask`` of [R, 1, S,
+            S] on
         their device.
 
     Raises:
@@ -97,14 +101,14 @@ def add_block_mask(batch: Batch) -> Batch:
 
 
 def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
-    """The batch with the masks of Gemma 3: the tokens of an image see each other, all others what came before.
+    """Return the batch with Gemma 3's masks: bidirectional in an image, else causal.
 
-    transformers (5.23) puts images of packed rows elsewhere in the masks of sliding layers: there a document that does
-    not begin its row would have another loss than alone. These are right.
+    transformers (5.23) misplaces the images of packed rows in the masks of sliding layers: a document that does
+    not begin its row gets another loss than alone. These masks are correct.
 
     Args:
-        batch: of the rows form, R rows of S tokens, with ``token_type_ids``.
-        sliding_window: of the model's text config.
+        batch: a batch of the rows form, R rows of S tokens, with ``token_type_ids``.
+        sliding_window: window of the model's text config.
 
     Returns:
         The same arrays, and ``attention_mask``, a dict of bool [R, 1, S, S]: ``full_attention`` and
@@ -118,7 +122,7 @@ def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
         raise PlanError("image_masks is for stores of Gemma 3's processor: the batch has no token_type_ids.")
     images = batch["token_type_ids"] == 1
     before = images[:, 1:] & images[:, :-1]
-    # Each image has a number of its own, and so has each other token.
+    # Number each image, and each other token.
     numbers = (positions >= 0).cumsum(1)
     numbers[:, 1:] -= before.cumsum(1)
     spans = (positions == 0).cumsum(1)
@@ -134,11 +138,11 @@ def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
 
 
 def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
-    """The batch with :func:`add_image_masks` where its model needs them, Gemma 3; else as it is.
+    """Apply :func:`add_image_masks` to a batch of Gemma 3; return others unchanged.
 
     Args:
-        batch: of the rows form, whatever it holds.
-        sliding_window: of the model's text config; None where it has none.
+        batch: any batch of the rows form.
+        sliding_window: window of the model's text config; None if it has none.
     """
     if "token_type_ids" not in batch:
         return batch
@@ -146,11 +150,11 @@ def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
 
 
 def compute_visibility(positions: Any, window: int | None = None) -> Any:
-    """Return which tokens of whole rows each token sees, bool [R, 1, S, S].
+    """Return which tokens of complete rows each token sees, bool [R, 1, S, S].
 
     Args:
-        positions: they restart with each span.
-        window: tokens that a token sees at most, itself among them; None for all before it.
+        positions: position ids, which restart with each span.
+        window: number of tokens that a token sees at most, including itself; None for no limit.
     """
     spans = (positions == 0).cumsum(1)
     columns = (spans[:1] >= 0).cumsum(1)
@@ -167,22 +171,22 @@ def _make_dense_mask(positions: Any, additive: str | None, window: int | None = 
 
 
 def _require_positions(batch: Batch, form: str) -> Any:
-    """The ``position_ids`` of whole rows.
+    """Return the ``position_ids`` of complete rows.
 
     Raises:
-        PlanError: the batch is a context-parallel rank's slice, in which spans need not begin, or no batch that says.
+        PlanError: the batch is a context-parallel rank's slice, which may begin within a span, or a plain dict.
     """
     if not isinstance(batch, Batch):
         raise missing_layout_error(form)
     if batch.layout is not None and batch.layout.sliced:
         raise whole_rows_error(form)
     positions = batch["position_ids"]
-    # Of models with positions in time, height and width those of the text come first.
+    # M-RoPE positions begin with those of the text.
     return positions[0] if positions.ndim > _ROWS_AND_TOKENS else positions
 
 
 def missing_layout_error(form: str) -> PlanError:
-    """What is said of a batch that does not know its spans."""
+    """Return the error for a batch without a layout."""
     return PlanError(
         f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of what "
         "the Loader gives (or of a part that split gave), and move that."
@@ -190,7 +194,7 @@ def missing_layout_error(form: str) -> PlanError:
 
 
 def whole_rows_error(form: str) -> PlanError:
-    """What is said of a slice where a form takes whole rows."""
+    """Return the error for a context-parallel slice in place of complete rows."""
     return PlanError(
         f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
         "Loader(form='varlen', plan=PlanOptions(align=...)) for documents in slices, or a mesh without context."
@@ -198,7 +202,7 @@ def whole_rows_error(form: str) -> PlanError:
 
 
 def _to_additive_mask(visible: Any, name: str) -> Any:
-    """0 where a token is seen, the smallest number of a type elsewhere."""
+    """Return 0 for visible tokens, and the smallest number of the type for others."""
     numpy = isinstance(visible, np.ndarray)
     dtype_names = tuple(dtype_name for dtype_name in _FLOAT_DTYPES if not (numpy and dtype_name == "bfloat16"))
     if name not in dtype_names:

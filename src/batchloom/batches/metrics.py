@@ -1,6 +1,6 @@
-"""Figures of a run, flat, for any logger: what lengths tell of all ranks, and what the clock of this one says.
+"""Run metrics as a flat dict: from lengths over all ranks, and this rank's clock.
 
-``docs/metrics.md`` names every figure, with its unit.
+``docs/metrics.md`` lists every metric with its unit.
 """
 
 import time
@@ -20,7 +20,7 @@ from batchloom.batches.step_facts import StepFacts, collect_step_facts
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
-# Of a long while without a look, the last steps are told of: so many sequences at most, and steps.
+# Limits of one :meth:`Meter.metrics` call: the last steps, up to this many sequences and steps.
 _MAX_ROWS = 1 << 16
 _MAX_STEPS = 1024
 _PUBLISH_SECONDS = 1.0
@@ -28,11 +28,11 @@ _PUBLISH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """Floating-point operations that a model needs, forward and backward.
+    """Floating-point operations of a model, forward and backward.
 
     Attributes:
-        per_token: for each token, whatever it sees.
-        per_pair: for each pair of tokens of one span: a span of n tokens has n * n of them.
+        per_token: operations for each token, regardless of its context.
+        per_pair: operations for each pair of tokens of a span; a span of n tokens has n * n pairs.
     """
 
     per_token: float
@@ -50,18 +50,19 @@ class ModelCost:
 
 
 def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> ModelCost:
-    """The cost of a dense transformer: 6 N + 12 L H Q T a token (PaLM, appendix B, arXiv:2204.02311).
+    """Return the cost of a dense transformer: 6 N + 12 L H Q T per token (PaLM).
 
-    The T tokens that a token sees there are those of its own span here. As there, a causal mask saves nothing, and
-    what is computed again for less memory is not counted.
+    See PaLM, appendix B, arXiv:2204.02311; T is the length of the token's span here. As in PaLM, a causal mask
+    saves
+    nothing, and recomputation to save memory is not counted.
 
     Args:
-        parameters: N; of a mixture of experts those that a token passes.
+        parameters: N; for a mixture of experts the parameters that a token passes.
         layers: L; 0 leaves attention out.
-        width: H * Q, attention heads times the width of one.
+        width: H * Q, number of attention heads times the width of one.
 
     Raises:
-        SettingsError: numbers that are none.
+        SettingsError: invalid numbers.
     """
     values = {"parameters": parameters, "layers": layers, "width": width}
     raise_problems(
@@ -75,10 +76,10 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Mod
 
 
 class _StepRecord(NamedTuple):
-    """A step that was done.
+    """A completed step.
 
-    ``tokens`` are of this rank, where only the step itself tells them (streams); ``trained`` is of all ranks, as given;
-    ``trained_labels`` are this rank's labels that carry a loss, where nothing else tells: a number, or a tensor of one.
+    ``tokens`` is of this rank, for streams only; ``trained`` is of all ranks, as given;
+    ``trained_labels`` counts this rank's labels with a loss if no other source has it: a number or a scalar tensor.
     """
 
     step: int
@@ -91,21 +92,23 @@ class _StepRecord(NamedTuple):
 
 @final
 class Meter:
-    """Counts steps as they are done and gives figures when asked.
+    """Counter of completed steps that computes metrics on request.
 
-    Either ``for batch in meter.over(loader): ...``, which measures the wait for data, too; or ``meter.step(batch)``
-    once an optimizer step. Cheap on every step; what lengths tell is worked out in :meth:`figures`.
+    Use ``for batch in meter.over(loader): ...``, which also measures the wait for data; or call
+    ``meter.step(batch)``
+    once per optimizer step. A step is cheap; :meth:`metrics` computes the values from lengths.
 
     Args:
-        loader: whose steps they are.
-        cost: of the model, for its share of ``peak_flops``; see :func:`transformer_cost`.
-        peak_flops: what one device can do, operations a second; the number of its data sheet for the dtype used.
-        devices: that the run uses; None for one a process.
-        exchange: whether ranks leave their clocks for each other, where ``torch.distributed`` is initialised: never
-            by a collective (see :mod:`batchloom.batches.metrics_exchange`).
+        loader: loader of the steps.
+        cost: cost of the model, for its share of ``peak_flops``; see :func:`transformer_cost`.
+        peak_flops: peak operations per second of one device, from its data sheet for the dtype used.
+        devices: number of devices of the run; None for one per process.
+        exchange: whether ranks publish their clocks to each other if ``torch.distributed`` is initialised; this
+            never
+            uses a collective (see :mod:`batchloom.batches.metrics_exchange`).
 
     Raises:
-        SettingsError: numbers that are none, or a peak without a cost.
+        SettingsError: invalid numbers, or a peak without a cost.
     """
 
     def __init__(
@@ -133,16 +136,16 @@ class Meter:
         self._records: deque[_StepRecord] = deque(maxlen=_MAX_STEPS)
         self._last: int | None = None
         self._count = 0
-        # Of steps that were not yet told to the others: how many, seconds, seconds waited; and when the last were.
+        # Steps not yet published: count, seconds, seconds waited; and the time of the last publication.
         self._unpublished = (0, 0.0, 0.0)
         self._published_at = float("-inf")
         self._began = time.perf_counter()
         self._waited: float | None = None
 
     def over(self, batches: Iterable[Batch] | None = None) -> Iterator[Batch]:
-        """The batches of the loader, or of what hands them on, each counted when the next one is asked for.
+        """Yield batches, of the loader by default, and count each at the next request.
 
-        A step that is told by :meth:`step` is counted then: what comes after it (an evaluation, a checkpoint) is no
+        A step reported to :meth:`step` is counted then: later work (an evaluation, a checkpoint) is not
         part of its time.
         """
         source = iter(self._loader if batches is None else batches)
@@ -158,35 +161,36 @@ class Meter:
                 self.step(batch)
 
     def begin(self) -> None:
-        """Begin the clock of the next step now: what came since the last one is no part of it."""
+        """Start the clock of the next step now, to exclude the time since the last step."""
         self._began, self._waited = time.perf_counter(), None
 
     def step(self, batch: Batch | int, *, trained: float | None = None) -> None:
-        """Note that an optimizer step is done.
+        """Record a completed optimizer step.
 
-        What is told of one step several times in a row, as of its micro-batches, is one step: time and ``trained`` are
+        Consecutive reports of one step, for example of its micro-batches, count as one step: time and
+        ``trained`` are
         summed.
 
         Args:
-            batch: of the step, or its number.
-            trained: tokens with a loss over all ranks, where the training has summed them anyway.
+            batch: batch of the step, or its number.
+            trained: tokens with a loss over all ranks, if the training has summed them anyway.
 
         Raises:
             PlanError: a batch that was rebuilt from its arrays and does not know its step.
-            SettingsError: a number of a step or of tokens that is none.
+            SettingsError: an invalid number of a step or of tokens.
         """
         step = _get_step(batch)
         if trained is not None and not is_positive_number(trained, zero=True):
             raise SettingsError([f"trained: {quote_value(trained)} is no number of tokens from 0 on"])
         again, self._count = step == self._last, self._count + 1
         if again and not self._records:
-            # Its figures were given; what more it took is the next one's time.
+            # Its metrics were already returned; further time counts for the next step.
             return
         seconds, waited = time.perf_counter() - self._began, self._waited
         tokens = self._loader.tokens(step) if self._loader.streamed else None
         trained_labels = None
         if trained is None and isinstance(batch, Mapping) and self._needs_labels:
-            # Of a tensor this is one, too: a device is not waited for.
+            # The sum of a tensor stays a tensor, so this does not synchronize with the device.
             trained_labels = (batch["labels"] != IGNORE_INDEX).sum()
         record = _StepRecord(step, seconds, waited, tokens, trained, trained_labels)
         self._records.append(_merge_step_records(self._records.pop(), record) if again else record)
@@ -196,18 +200,20 @@ class Meter:
 
     @property
     def _needs_labels(self) -> bool:
-        """Whether only labels tell which tokens are trained."""
+        """True if only the labels show which tokens carry a loss."""
         loader = self._loader
         drops = loader.augmentation is not None and loader.augmentation.drops_loss
         return loader.streamed or loader.store.masked or drops
 
     def metrics(self) -> dict[str, float]:
-        """The figures of the steps since the last look, at most the latest 1,024 of 65,536 sequences in all.
+        """Return the metrics of the steps since the last call.
 
-        Of a stream nobody knows the other ranks' rows: what is ``perf/`` else is of this rank alone and ``rank/``.
+        They cover at most the latest 1,024 steps and 65,536 sequences. A stream does not know the other ranks'
+        rows, so
+        its metrics are of this rank and named ``rank/`` instead of ``perf/``.
 
         Raises:
-            SettingsError: more trained tokens were told of a step than it has.
+            SettingsError: more trained tokens were reported for a step than it has.
         """
         loader = self._loader
         metrics = {"data/synthetic": float("source=synthetic" in loader.origin)}
@@ -228,7 +234,7 @@ class Meter:
         return metrics | self._compute_rank_spread()
 
     def _select_latest(self) -> list[_StepRecord]:
-        """The latest steps that are worked out together."""
+        """Return the latest steps within the limit of sequences."""
         rows = 0
         records: list[_StepRecord] = []
         for record in reversed(self._records):
@@ -243,7 +249,7 @@ class Meter:
         return plan.spec if self._loader.streamed else plan.spec_at(step)
 
     def _compute_global_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
-        """Of the steps over all ranks, from their lengths."""
+        """Compute the metrics of the steps over all ranks, from their lengths."""
         facts = [collect_step_facts(self._loader, record.step) for record in records]
         _check_trained_tokens(records, facts)
         ranks = np.stack([fact.tokens for fact in facts])
@@ -274,7 +280,7 @@ class Meter:
         return metrics
 
     def _compute_utilization(self, flops: float, seconds: float) -> dict[str, float]:
-        """How much the devices do of what they can."""
+        """Return the devices' throughput, and its share of their peak."""
         if not flops or not seconds:
             return {}
         each = flops / seconds / self._devices
@@ -284,7 +290,7 @@ class Meter:
     def _compute_trained_metrics(
         self, records: list[_StepRecord], facts: list[StepFacts], tokens: int
     ) -> dict[str, float]:
-        """The share of tokens with a loss: of all ranks where that was given or lengths tell it, else of this rank."""
+        """Return the share of tokens with a loss, over all ranks if it is known."""
         trained_counts = [
             record.trained if record.trained is not None else fact.trained
             for record, fact in zip(records, facts, strict=True)
@@ -297,11 +303,11 @@ class Meter:
 
     @property
     def _context(self) -> int:
-        """Processes that each hold a slice of a rank's rows."""
+        """Number of processes that each hold a slice of a rank's rows."""
         return self._loader.spec.mesh.context
 
     def _compute_rank_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
-        """Of this rank's part of the steps of a stream."""
+        """Compute the metrics of this rank's part of stream steps."""
         tokens = sum(record.tokens or 0 for record in records)
         capacity = sum(
             self._loader.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
@@ -315,7 +321,7 @@ class Meter:
         }
 
     def _publish(self, seconds: float, waited: float, *, steps: int) -> None:
-        """Leave this rank's clock for the others, now and then."""
+        """Publish this rank's clock to the other ranks, at most once a second."""
         before, total, waits = self._unpublished
         self._unpublished = (before + steps, total + seconds, waits + waited)
         now = time.monotonic()
@@ -326,7 +332,7 @@ class Meter:
             spec = self._loader.spec
             store = open_default_store() if spec.world_size > 1 else None
             if store is None:
-                # Looked for again, but not at every step.
+                # Retry later, but not at every step.
                 self._published_at = now
                 return
             self._metrics_exchange = MetricsExchange(store, spec.rank, spec.world_size, self._name)
@@ -336,7 +342,7 @@ class Meter:
         self._unpublished, self._published_at = (0, 0.0, 0.0), now
 
     def _compute_rank_spread(self) -> dict[str, float]:
-        """What ranks have left of their clocks, as far as it was read."""
+        """Return the spread of the published rank clocks, as last read."""
         rank_metrics = (
             list(self._metrics_exchange.get_rank_metrics().values()) if self._metrics_exchange is not None else []
         )
@@ -352,14 +358,14 @@ class Meter:
 
 
 def _get_step(batch: Batch | int) -> int:
-    """The step of a batch, or the number that was given."""
+    """Return the step of a batch, or the given step number."""
     if not isinstance(batch, Mapping):
         if (number := as_int(batch)) is None or number < 0:
             raise SettingsError(
                 [f"step: {quote_value(batch)} is no whole number from 0 on; give that of a step, or its batch"]
             )
         return number
-    # Frameworks make a plain dict of it, too.
+    # Frameworks also turn a batch into a plain dict.
     step: int = getattr(batch, "step", -1)
     if step < 0:
         raise PlanError(
@@ -370,7 +376,7 @@ def _get_step(batch: Batch | int) -> int:
 
 
 def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) -> None:
-    """Refuse more trained tokens than a step has."""
+    """Reject more trained tokens than a step has."""
     for record, fact in zip(records, facts, strict=True):
         most = int(fact.tokens.sum())
         if record.trained is not None and record.trained > most:
@@ -379,7 +385,7 @@ def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) ->
 
 
 def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
-    """Two notes of one step as one."""
+    """Merge two records of one step."""
     return _StepRecord(
         first.step,
         first.seconds + more.seconds,
@@ -391,13 +397,13 @@ def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
 
 
 def _sum_known(*values: Any) -> Any:
-    """The sum of what is told; None where nothing is."""
+    """Return the sum of the known values; None if there are none."""
     known_values = [value for value in values if value is not None]
     return reduce(add, known_values) if known_values else None
 
 
 def _compute_time_metrics(records: list[_StepRecord], prefix: str, tokens: int, devices: int) -> dict[str, float]:
-    """Time and speed of steps, and the share of it that was waited for data."""
+    """Return time and throughput of steps, and the share of the wait for data."""
     seconds = sum(record.seconds for record in records)
     waits = [record.waited for record in records if record.waited is not None]
     metrics = {
@@ -413,7 +419,7 @@ def _compute_time_metrics(records: list[_StepRecord], prefix: str, tokens: int, 
 
 
 def _compute_trained_share(records: list[_StepRecord], tokens: int) -> dict[str, float]:
-    """The share of this rank's tokens that carries a loss, where its labels were seen."""
+    """Return the share of this rank's tokens with a loss, if its labels were seen."""
     if any(record.trained_labels is None for record in records):
         return {}
     return {"rank/trained_share": sum(int(record.trained_labels) for record in records) / max(tokens, 1)}

@@ -1,9 +1,8 @@
-"""Where ranks leave their latest figures for the others, who read what is there and wait for nobody.
+"""Non-blocking exchange of the latest metrics between ranks.
 
-No collective: one that a rank does not join would hang all others. A thread talks to the key-value store that
-``torch.distributed`` has anyway, over a connection of its own; training only hands it figures and takes what it has
-read. A rank that never says anything is not heard, one that died stays at its last word, and where the store is gone
-the thread ends.
+It uses no collective: a collective that one rank does not join would hang all others. A thread uses the key-value
+store of ``torch.distributed`` over its own connection; training only passes metrics to it and takes the latest it
+has read. A silent rank is not included, a dead one keeps its last values, and the thread ends if the store fails.
 """
 
 import json
@@ -17,32 +16,32 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 _LOG = logging.getLogger("batchloom")
-# Ranks not heard so far that are asked for at a time, since each is a question of its own.
+# Silent ranks to check per read, since each check is one request.
 _MAX_NEW_RANKS_PER_READ = 64
 
 
 class KeyValueStore(Protocol):
-    """What is used of a store of ``torch.distributed``."""
+    """Interface of a ``torch.distributed`` store."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Leave a value."""
+        """Set a value."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether there are values of all keys; does not wait for them."""
+        """Return whether all keys have values, without waiting for them."""
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """The values of keys that are there."""
+        """Return the values of existing keys."""
 
 
 def open_default_store() -> KeyValueStore | None:
-    """A connection of our own to the store of the default process group; None where there is no group."""
+    """Open a connection to the default process group's store; None without a group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    # torch names it so that it is not taken for stable: what else has it is asked for by its name, too.
+    # torch marks this function private, so newer versions may lack it: access it by name.
     group = getattr(distributed, "distributed_c10d", None)
     store: Any = getattr(group, "_get_default_store", lambda: None)()
-    # Of an older torch, without clone, a call of ours might hold up one of the group's.
+    # An older torch has no clone; a call on the shared connection might block one of the group's.
     clone = getattr(store, "clone", None)
     try:
         return None if clone is None else clone()
@@ -52,10 +51,10 @@ def open_default_store() -> KeyValueStore | None:
 
 @dataclass(slots=True)
 class _ExchangeState:
-    """What the thread and the training hand to each other."""
+    """State that the thread and the training share."""
 
     wake: threading.Event = field(default_factory=threading.Event)
-    # The latest only; taken out in one move, so that none left meanwhile is lost.
+    # Holds the latest message only; an atomic pop loses no concurrent message.
     outgoing: deque[str] = field(default_factory=lambda: deque(maxlen=1))
     rank_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     read_requested: threading.Event = field(default_factory=threading.Event)
@@ -64,13 +63,13 @@ class _ExchangeState:
 
 @final
 class MetricsExchange:
-    """The board as one rank sees it; no call waits.
+    """One rank's view of the metrics exchange; no call blocks.
 
     Args:
-        store: where values are left.
-        rank: of this process.
-        world_size: of so many.
-        name: tells this board from others; the same on all ranks.
+        store: key-value store of the metrics.
+        rank: rank of this process.
+        world_size: number of ranks.
+        name: name of this exchange, the same on all ranks.
     """
 
     def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
@@ -85,12 +84,12 @@ class MetricsExchange:
         ).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        """Leave the figures of this rank in place of those before."""
+        """Replace the published metrics of this rank."""
         self._slots.outgoing.append(json.dumps(dict(metrics)))
         self._slots.wake.set()
 
     def get_rank_metrics(self) -> dict[int, dict[str, float]]:
-        """What ranks had left when the board was read last, by rank; it is read again now, for the next time."""
+        """Return the last read metrics by rank, and request a read for the next call."""
         self._slots.read_requested.set()
         self._slots.wake.set()
         return dict(self._slots.rank_metrics)
@@ -102,7 +101,7 @@ def _stop_exchange(slots: _ExchangeState) -> None:
 
 
 def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
-    """What the thread does until the board is dropped or the store is gone."""
+    """Run the exchange thread until it is closed or the store fails."""
     active_ranks: list[int] = []
     silent_ranks = list(range(len(keys)))
     while not slots.is_closed:
@@ -119,7 +118,7 @@ def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], 
                 "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
-            # What is known of them would stay for ever, and look like news.
+            # Old values would stay forever and look current.
             slots.rank_metrics = {}
             return
 
@@ -127,7 +126,10 @@ def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], 
 def _read_rank_metrics(
     store: KeyValueStore, keys: list[str], active_ranks: list[int], silent_ranks: list[int]
 ) -> dict[int, dict[str, float]]:
-    """What ranks have left; ``active_ranks`` are those that ever left anything, ``silent_ranks`` the rest."""
+    """Read the published metrics.
+
+    ``active_ranks`` have published before, ``silent_ranks`` have not; both lists are updated.
+    """
     for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(silent_ranks))):
         rank = silent_ranks.pop(0)
         (active_ranks if store.check([keys[rank]]) else silent_ranks).append(rank)

@@ -1,4 +1,4 @@
-"""A mixture as people write it: a YAML file, or on the command line a text of stores and weights."""
+"""Parsing of mixtures: YAML files, and command-line text of stores and weights."""
 
 import os
 import re
@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 _MIXTURE_KEYS = [field.name for field in fields(Mixture)]
 _STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify", "media")
-# How a weight is written elsewhere.
+# Syntax of weights in other tools.
 _COLON_WEIGHT = re.compile(r":[0-9.]+$")
 _INLINE_SYNTAX = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
 _STORES_REMEDY = "write stores: and weights:, each with the names of the sources"
 
 
 def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
-    """The mixture in a YAML file, or in a text such as ``stores/web=0.7,stores/code=0.3``.
+    """Read a mixture from a YAML file or text like ``stores/web=0.7,stores/code=0.3``.
 
-    In a file the keys are the fields of :class:`Mixture`; a store is a path from the file's folder (or
-    ``{path: ..., generation: ...}``, with what else ``open_store`` takes), or a name of synthetic data. In a text
-    sources are called by the last name of their path, and a path without a weight waits for an edit.
+    In a file the keys are the fields of :class:`Mixture`; a store is a path relative to the file's folder (or
+    ``{path: ..., generation: ...}``, with other options of ``open_store``), or a name of synthetic data. In a text
+    the last name of a path is the source name, and a path without a weight is reserved for an edit.
 
     Raises:
         SettingsError: unknown keys, stores that cannot be opened, weights that cannot be met; all at once,
             each with its path in the file.
-        InputMissingError: there is no such file.
-        RecordError: it is no YAML; says at which line.
+        InputMissingError: the file does not exist.
+        RecordError: invalid YAML; names the line.
         PlanError: stores of different tokenizers.
     """
     text = os.fspath(text_or_path)
@@ -106,11 +106,11 @@ def _read_mixture_file(file: Path) -> Mixture:
 
 
 def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list[str]:
-    """What a mixture of stores by these names refuses, told at once, whether or not the stores can be opened.
+    """List all problems of a mixture's values, even if stores cannot be opened.
 
     Args:
-        values: of the file.
-        ready: the same as fields of a mixture, without what could not be made of them.
+        values: values of the file.
+        ready: values as fields of a mixture, without invalid ones.
     """
     source_names = values.get("stores")
     weight_entries = [("weights", values.get("weights"))]
@@ -133,7 +133,7 @@ def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list
 
 
 def _list_weight_names(weights: Any) -> list[str]:
-    """The sources that weights name, whatever else is wrong with them."""
+    """Return the source names in weights, even if the weights are invalid."""
     if not isinstance(weights, Mapping):
         return []
     names: list[Any] = []
@@ -176,7 +176,10 @@ def _open_stores(entries: Any, folder: Path, problems: list[str]) -> dict[str, S
 
 
 def _resolve_store_path(folder: Path, path: str) -> str:
-    """A path from the folder of a file; names of synthetic data where nothing of that name is, and URLs, stay."""
+    """Resolve a path from a folder; URLs and names of synthetic data stay.
+
+    An existing file takes precedence over a name of synthetic data.
+    """
     is_synthetic = path.partition(":")[0] in SYNTHETIC_NAMES and not os.path.lexists(folder / path)
     return path if is_synthetic or "://" in path else str(folder / path)
 
@@ -187,7 +190,7 @@ def _open_store_entry(
     try:
         return open_store(path, **options)
     except BatchloomError as error:
-        # What cannot be opened is told with all else that is wrong.
+        # Report stores that cannot be opened together with all other problems.
         problems.append(f"{key_path}: {error}")
         return None
 
@@ -209,7 +212,7 @@ def _parse_stages(entries: Any, problems: list[str]) -> list[Stage]:
 
 
 def _parse_settings(cls: type[T], values: Any, key_path: str, problems: list[str]) -> T | None:
-    """The settings of a mapping; None where something is wrong with them, which is told."""
+    """Parse the settings of a mapping; add problems and return None if it is invalid."""
     if not isinstance(values, Mapping):
         problems.append(f"{key_path}: {quote_value(values)} is no mapping of settings")
         return None

@@ -1,4 +1,7 @@
-"""One producer thread ahead of its consumer: bounded, in order, errors passed on in place."""
+"""A producer thread that runs ahead of its consumer: bounded and in order.
+
+Errors reach the consumer at their position in the order.
+"""
 
 import queue
 import threading
@@ -13,38 +16,38 @@ import numpy as np
 T = TypeVar("T")
 R = TypeVar("R")
 
-# glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
+# glibc retains no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
 _MAX_RETAINED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PendingItem(Generic[T]):
-    """An item whose making has begun.
+    """An item that has been started.
 
     Attributes:
-        finish: waits for what it takes and gives it; called once.
-        drop: ends what nobody waits for any more, in place of ``finish``.
+        finish: waits for the item and returns it; called once.
+        drop: cancels an unwanted item; called instead of ``finish``.
     """
 
     finish: Callable[[], T]
     drop: Callable[[], None] = lambda: None
 
     def then(self, transform: Callable[[T], R]) -> "PendingItem[R]":
-        """What is made of the item when it is finished."""
+        """Return a pending item with a transform applied on finish."""
         return PendingItem(lambda: transform(self.finish()), self.drop)
 
 
-# Begins the item of a number; None behind the last.
+# Starts the item of a number; returns None after the last.
 ItemStarter = Callable[[int], PendingItem[T] | None]
 
 
 @final
 class PrefetchWindow(Generic[T]):
-    """Makes items in their order, of which so many are begun together: who makes parts of one goes on with the next.
+    """Maker of ordered items that starts several together to keep workers busy.
 
     Args:
-        begin: begins the item of a number.
-        size: items that may be begun, at least 1.
+        begin: starts the item of a number.
+        size: number of items that may be started at once, at least 1.
     """
 
     def __init__(self, begin: ItemStarter[T], size: int) -> None:
@@ -53,7 +56,7 @@ class PrefetchWindow(Generic[T]):
         self._exhausted = False
 
     def make(self, number: int) -> T | None:
-        """The item of a number, the one after the last that was made; None behind the last."""
+        """Return the item of the next number; None after the last."""
         while not self._exhausted and len(self._pending) < self._size:
             self._begin_item(number + len(self._pending))
         return self._pending.popleft().finish() if self._pending else None
@@ -61,7 +64,7 @@ class PrefetchWindow(Generic[T]):
     def _begin_item(self, number: int) -> None:
         try:
             pending = self._begin(number)
-        except Exception as error:  # noqa: BLE001 - raised in place: the items before it are whole
+        except Exception as error:  # noqa: BLE001 - raised in order: earlier items are complete
             pending, self._exhausted = _make_failed_item(error), True
         if pending is None:
             self._exhausted = True
@@ -69,7 +72,7 @@ class PrefetchWindow(Generic[T]):
             self._pending.append(pending)
 
     def drop(self) -> None:
-        """End what was begun and is not wanted."""
+        """Cancel started items that are not wanted."""
         while self._pending:
             self._pending.popleft().drop()
 
@@ -83,7 +86,7 @@ def _make_failed_item(error: Exception) -> PendingItem[Any]:
 
 @dataclass(slots=True)
 class _ProducedItem(Generic[T]):
-    """One made item: None after the last, with the error that ended them, if one did."""
+    """A made item, or None after the last one, with the error that ended the items."""
 
     item: T | None
     error: BaseException | None
@@ -92,18 +95,17 @@ class _ProducedItem(Generic[T]):
 
 @final
 class PrefetchIterator(Generic[T]):
-    """Iterates ``make(first)``, ``make(first + 1)``, ... until it gives None.
+    """Iterator over ``make(first)``, ``make(first + 1)``, ... until it returns None.
 
-    A consumer that finds nothing ready makes the next item itself rather than sleeping until
-    the thread is done with it, and one that comes back at once gets no thread beside it:
-    handing over every item costs a quarter of the throughput of a consumer that is faster than
-    the producer, and the thread gains nothing there.
+    A consumer that finds no ready item makes the next one itself instead of waiting for
+    the thread. While the consumer is faster than the producer, the thread gets no room to run:
+    handing over every item would cost a quarter of the throughput, and the thread would gain nothing.
 
     Args:
         make: makes the item of a number; None ends. Called by one thread at a time.
-        first: the first number.
-        depth: items that may wait, at least 1.
-        end: called when nothing is made any more, by the thread.
+        first: first number.
+        depth: number of items that may wait, at least 1.
+        end: called by the thread after the last item.
     """
 
     def __init__(
@@ -143,8 +145,9 @@ class PrefetchIterator(Generic[T]):
                     self._release_items(slots_to_release)
                     slots_to_release = 0
         finally:
-            # The thread is not waited for: this may run inside a garbage collection, in that very
-            # thread or while a lock is held that it needs. It ends by itself, after its item.
+            # Do not join the thread: this may run inside a garbage collection, in that very thread, or while a
+            # lock is held
+            # that it needs. The thread ends by itself after its item.
             self._ended = True
             self._release_items(1)
 
@@ -164,7 +167,7 @@ class PrefetchIterator(Generic[T]):
         begin = time.perf_counter()
         try:
             produced_item = _ProducedItem(self._make(self._number), None, ahead)
-        except BaseException as error:  # noqa: BLE001 - the consumer raises it, in place
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it, in order
             produced_item = _ProducedItem(None, error, ahead)
         if produced_item.item is None:
             self._ended = True
@@ -174,13 +177,13 @@ class PrefetchIterator(Generic[T]):
 
 
 def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
-    """Items from a number on until ``begin`` gives None.
+    """Yield items from a number on until ``begin`` returns None.
 
     Args:
-        begin: begins the item of a number.
-        first: that number.
-        ahead: items that are made ahead; with 0 each is begun when it is asked for.
-        together: whether those are all begun before the first of them is finished.
+        begin: starts the item of a number.
+        first: first number.
+        ahead: number of items made ahead; with 0 each is started on request.
+        together: whether all items ahead are started before the first is finished.
     """
     size = ahead if ahead and together else 1
     window = PrefetchWindow(begin, size)
@@ -194,10 +197,10 @@ def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bo
 
 
 def reserve_allocator_blocks(size: int) -> None:
-    """Let the allocator keep blocks that items of so many bytes are made of, instead of giving them back each time.
+    """Make the allocator retain blocks of ``size`` bytes instead of returning them.
 
-    glibc learns from the largest block freed so far which sizes to keep (mallopt(3),
-    M_MMAP_THRESHOLD): without this, freed items go back to the system and come again as
-    page faults. The block is never touched, so it costs no memory.
+    glibc learns from the largest block freed so far which sizes to retain (mallopt(3),
+    M_MMAP_THRESHOLD): without this, freed items are returned to the system and every reuse
+    causes page faults. The block is never touched, so it costs no memory.
     """
     np.empty(min(size, _MAX_RETAINED_BYTES), np.uint8)

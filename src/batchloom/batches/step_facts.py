@@ -1,4 +1,4 @@
-"""What a step of a plan holds, over all ranks: told of lengths by arithmetic, without asking a rank."""
+"""Statistics of a plan's step over all ranks, computed locally from lengths."""
 
 from dataclasses import dataclass
 
@@ -21,17 +21,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One step, over all ranks.
+    """Statistics of one step over all ranks.
 
     Attributes:
-        tokens: that each data-parallel rank is given, without padding, int64 [ranks].
+        tokens: tokens of each data-parallel rank without padding, int64 [ranks].
         sources: tokens of each source of the plan, int64 [sources].
         squares: sum of the squared lengths of all spans.
-        trained: tokens that carry a loss; None where only masks tell.
+        trained: tokens that carry a loss; None if it depends on masks.
         capacity: tokens that its sequences can hold.
-        computed_tokens: tokens that all ranks compute, padding included.
-        imbalance: of its cost, see ``Loader.imbalance``; None where ranks cannot differ.
-        banned: spans that are padding, since their documents are banned or their media gone.
+        computed_tokens: tokens that all ranks compute, including padding.
+        imbalance: imbalance of its cost, see ``Loader.imbalance``; None if ranks cannot differ.
+        banned: spans that are padding because their documents are banned or their media missing.
     """
 
     tokens: Ints
@@ -45,7 +45,7 @@ class StepFacts:
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
-    """The facts of a step of a loader over a plan."""
+    """Collect the statistics of a step of a loader over a plan."""
     plan, batch_spec = loader.plan, loader.spec
     spec = plan.spec_at(step)
     share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
@@ -79,7 +79,7 @@ def collect_step_facts(loader: Loader, step: int) -> StepFacts:
 
 
 def _requires_masks(loader: Loader) -> bool:
-    """Whether which tokens are trained does not follow from lengths."""
+    """Return whether masks, not lengths alone, decide which tokens carry a loss."""
     drops = loader.augmentation is not None and loader.augmentation.drops_loss
     return loader.store.masked or drops
 
@@ -91,5 +91,5 @@ def _sum_by_rank(rows: Rows, served: Ints, owners: Ints, ranks: int, copies: int
 
 
 def _sum_by_key(keys: NDArray[np.integer], values: Ints, count: int) -> Ints:
-    """Sums of values by what each is of; exact below 2**53."""
+    """Sum values by key; exact below 2**53."""
     return np.bincount(keys, values, count).astype(np.int64)
