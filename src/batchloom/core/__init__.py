@@ -1,7 +1,7 @@
-"""Foundations that every other package may use.
+"""Foundations shared by all other packages.
 
-Errors, settings, documents, fingerprints, locks and small text helpers. Its modules are its interface:
-import from `batchloom.core.errors` and so on. Read `errors.py` and `document.py` first.
+Errors, settings, documents, fingerprints, locks and small text helpers. Other packages import from its modules
+(`batchloom.core.errors` and so on). Read `errors.py` and `document.py` first.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Conversations, and texts with media, as they travel from a source to the tokens."""
+"""Conversations, and texts with media, between a source and tokenization."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,18 +8,18 @@ from batchloom.core.medium import Medium
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation, every turn of it, untouched.
+    """A conversation with all its turns, unchanged.
 
     Attributes:
-        messages: the turns as Hugging Face chat templates take them: dicts with ``role`` and
-            ``content`` (a string or typed parts), and whatever else the record held
+        messages: turns as Hugging Face chat templates take them: dicts with ``role`` and
+            ``content`` (a string or typed parts), and all other fields of the record
             (``tool_calls``, ``name``, ``reasoning_content``, ...).
-        tools: the tools the template is given, None where the record has none.
-        trained: for each message whether the record itself says that it is trained (a ``train``
-            flag, a ``weight``); None where it does not say and ``train_on`` decides.
-        completion: number of the first message of the completion, for prompt-completion records;
-            None where the record makes no such difference.
-        media: what the parts of the contents stand for whose type is that of a medium, in their order.
+        tools: tools for the template, None if the record has none.
+        trained: for each message, whether the record itself marks it as trained (a ``train``
+            flag, a ``weight``); None if it does not, and ``train_on`` decides.
+        completion: index of the first message of the completion, for prompt-completion records;
+            None for others.
+        media: media of the typed content parts, in their order.
     """
 
     messages: list[dict[str, Any]]
@@ -31,11 +31,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedText:
-    """A text with media in it.
+    """A text with embedded media.
 
     Attributes:
-        texts: what stands before, between and behind the media: one more than there are media; ``""`` for nothing.
-        media: in their order.
+        texts: texts before, between and after the media, one more than there are media; ``""`` if empty.
+        media: media in their order.
     """
 
     texts: list[str]
@@ -44,11 +44,11 @@ class InterleavedText:
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """A preference: two answers to one prompt, two documents that share a pair id.
+    """Two answers to one prompt, stored as two documents that share a pair id.
 
     Attributes:
-        chosen: what is preferred; a text where the record holds two texts and no prompt.
-        rejected: what is not, of the same type as ``chosen``.
+        chosen: the preferred answer; a text if the record holds two texts and no prompt.
+        rejected: the rejected answer, of the same type as ``chosen``.
     """
 
     chosen: Conversation | str
@@ -57,11 +57,11 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class LabelledConversation:
-    """A conversation somebody called good or bad (KTO's unpaired preference).
+    """A conversation labelled good or bad (KTO's unpaired preference).
 
     Attributes:
-        conversation: the conversation, which knows where the answer that is judged begins.
-        label: True where it is called good.
+        conversation: the conversation, with the start of the judged answer.
+        label: True for good.
     """
 
     conversation: Conversation

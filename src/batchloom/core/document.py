@@ -1,4 +1,4 @@
-"""What a stretch of a source holds: texts or whole rows, in columns, many at a time."""
+"""Batches of records from a source: texts or complete rows, in columns."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that cannot be used: it goes to the quarantine file.
+    """A record that cannot be used and goes to the quarantine file.
 
     Attributes:
-        record: 0-based number of the record inside its part of the source.
+        record: 0-based index of the record in its part of the source.
         offset: byte offset of the record in the (decompressed) source.
-        column: 1-based column of the fault, None where it is the record as a whole.
-        reason: what is wrong and how to mend it, one sentence.
-        snippet: the first characters of the record, for a person to recognise it.
-        line: 1-based line of the source where the fault lies, where the reader counts lines
+        column: 1-based column of the fault, None for the full record.
+        reason: the fault and its remedy, one sentence.
+        snippet: first characters of the record, for recognition.
+        line: 1-based line of the fault in the source, if the reader counts lines
             that are not records; else None.
     """
 
@@ -31,13 +31,13 @@ class Records:
     """Records of one source, in columns of equal length, in source order.
 
     Attributes:
-        values: of each record its text (str), where the source is text or a text field was
-            named; else the whole row (``dict[str, Any]``), every value as it was found.
-        records: 0-based number of each record inside its part of the source.
-        offsets: byte offset of each record in the (decompressed) source; of a columnar source,
+        values: text (str) of each record, if the source is text or a text field was
+            named; else the complete row (``dict[str, Any]``) with unchanged values.
+        records: 0-based index of each record in its part of the source.
+        offsets: byte offset of each record in the (decompressed) source; for a columnar source,
             of the row group or record batch that holds it.
-        bad: records of the same stretch that cannot be used.
-        records_read: records read in this stretch, good, bad and empty ones alike.
+        bad: records of the same range that cannot be used.
+        records_read: number of records read in this range: good, bad and empty ones.
     """
 
     values: list[Any] = field(default_factory=list)

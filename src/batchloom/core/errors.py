@@ -1,6 +1,6 @@
-"""The one tree of exceptions: each says the fact, the value and the remedy in one sentence or two.
+"""Exception classes; each message states the fact, the value and the remedy.
 
-Every class also derives from the built-in people already catch, so that
+Every class also derives from the matching built-in, so that
 ``except FileNotFoundError`` and ``except ValueError`` keep working.
 """
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-# How the reason begins where a record is no JSON.
+# Prefix of the reason if a record is not JSON.
 INVALID_JSON_PREFIX = "not valid JSON: "
 
 
@@ -21,19 +21,19 @@ class InputError(BatchloomError, ValueError):
 
 
 class InputMissingError(InputError, FileNotFoundError):
-    """An input does not exist, or holds nothing that can be used."""
+    """An input does not exist, or holds nothing usable."""
 
 
 class AccessError(InputError, PermissionError):
-    """An input exists, or may exist, and is not given to whoever asks with these credentials."""
+    """An input exists, or may exist, but these credentials give no access to it."""
 
 
 class DownloadError(InputError, ConnectionError):
-    """An input lies elsewhere and cannot be reached, or its bytes did not come."""
+    """A remote input cannot be reached, or its download failed."""
 
 
 class NoRangesError(DownloadError):
-    """A file is there, and its server gives it as a whole only."""
+    """A file exists, but its server does not support range requests."""
 
 
 class RecordError(InputError):
@@ -41,10 +41,10 @@ class RecordError(InputError):
 
     Attributes:
         file: the input as the user named it.
-        line: 1-based line of the fault, None where lines have no meaning.
-        column: 1-based column of the fault, None where it is the record as a whole.
-        reason: what is wrong and how to mend it.
-        row: 1-based row of the record, where people count rows; else None.
+        line: 1-based line of the fault, None if lines have no meaning.
+        column: 1-based column of the fault, None for the full record.
+        reason: the fault and its remedy.
+        row: 1-based row of the record, for formats with rows; else None.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RecordError(InputError):
 
 
 class InvalidJsonError(RecordError, json.JSONDecodeError):
-    """One record of an input is no JSON; also a ``json.JSONDecodeError``."""
+    """One record of an input is not JSON; also a ``json.JSONDecodeError``."""
 
     def __init__(
         self,
@@ -97,16 +97,16 @@ class InvalidJsonError(RecordError, json.JSONDecodeError):
 def make_record_error(
     file: str, line: int | None, column: int | None, reason: str, row: int | None = None
 ) -> RecordError:
-    """The error of a bad record, of the class that its reason asks for."""
+    """Return the error of a bad record, with a class that fits the reason."""
     kind = InvalidJsonError if reason.startswith(INVALID_JSON_PREFIX) else RecordError
     return kind(file, line, column, reason, row)
 
 
 class UnusableRecordError(InputError):
-    """A record, looked at by itself, cannot be used; who knows its place makes a RecordError of it.
+    """A single record cannot be used; callers add its location with a RecordError.
 
     Attributes:
-        reason: where in the record, what is wrong, what was there and how to mend it.
+        reason: the field, the fault, the value and the remedy.
     """
 
     def __init__(self, reason: str) -> None:
@@ -115,11 +115,11 @@ class UnusableRecordError(InputError):
 
 
 class SchemaError(InputError):
-    """No schema fits the records of a source, or the columns named for it are not there.
+    """No schema fits the records of a source, or its named columns are missing.
 
     Attributes:
-        columns: the columns the first records have.
-        suggestion: what ``--map`` would make it work, None where there is no guess.
+        columns: the columns of the first records.
+        suggestion: a ``--map`` value that would work, None without a guess.
     """
 
     def __init__(self, reason: str, columns: Sequence[str] = (), suggestion: str | None = None) -> None:
@@ -135,7 +135,7 @@ class SettingsError(BatchloomError, ValueError):
     """Settings that are unknown or contradict each other; all problems at once.
 
     Attributes:
-        problems: one sentence each, starting with the path of the setting.
+        problems: one sentence per problem, starting with the path of the setting.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -163,36 +163,36 @@ class StoreError(BatchloomError, ValueError):
 
 
 class MediumError(InputError):
-    """A medium of a stored document cannot be read, or is not what it was when the store was made."""
+    """A medium of a stored document cannot be read, or has changed since preparation."""
 
 
 class StoreMissingError(StoreError, FileNotFoundError):
-    """There is no store where one was expected."""
+    """A store does not exist at the expected path."""
 
 
 class GenerationError(StoreError):
-    """A store has no such generation, or has it no longer."""
+    """A store does not have the generation, or no longer has it."""
 
 
 class StoreConflictError(StoreError, FileExistsError):
-    """The output folder holds something else than this job would write."""
+    """The output folder holds something other than this job's output."""
 
 
 class OutputError(BatchloomError, OSError):
-    """The output cannot be written: no room, no permission, not a folder."""
+    """The output cannot be written: disk full, permission denied, not a folder."""
 
 
 class WorkerError(BatchloomError, RuntimeError):
-    """Workers cannot be started, reached or kept, or what one raised cannot be sent on."""
+    """Workers cannot be started, reached or kept alive, or an error cannot be sent."""
 
 
 class PlanError(BatchloomError, ValueError):
-    """A plan cannot be made or asked so: sizes, positions, ranks that do not fit."""
+    """A plan cannot be made or used this way: sizes, positions or ranks do not fit."""
 
 
 class StateError(BatchloomError, ValueError):
-    """A state belongs to another plan, store or tokenizer; names the fields that differ."""
+    """A state of another plan, store or tokenizer; names the fields that differ."""
 
 
 class TrainError(BatchloomError, RuntimeError):
-    """Training cannot start or go on."""
+    """Training cannot start or continue."""

@@ -1,4 +1,4 @@
-"""Files that may be anything: only regular ones are read, and a refusal says what to do."""
+"""Safe reading of files: only regular files are read, and errors name a remedy."""
 
 import errno
 import mmap
@@ -14,9 +14,9 @@ import msgspec
 from batchloom.core.errors import InputError
 from batchloom.core.settings import suggest
 
-# A scheme of one letter is a drive.
+# A one-letter scheme is a drive.
 _URL_PATTERN = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
-# What reading JSON with msgspec may raise, whatever its annotations say.
+# Exceptions that msgspec's JSON decoder may raise, despite its annotations.
 JSON_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _NOT_REGULAR_REMEDY = "it is a pipe or a device, and only regular files are read; write what it gives into a file first"
@@ -34,7 +34,7 @@ _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some room, then give the same command again",
     errno.ENOMEM: "out of memory; give the process more",
 }
-# What to do where files of ours cannot be written.
+# Remedies for output files that cannot be written.
 WRITE_REMEDIES = {
     errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
     errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
@@ -55,24 +55,22 @@ _MAX_SIBLINGS = 4096
 
 
 def describe_os_error(error: OSError, special: Mapping[int, str] | None = None) -> str:
-    """Why the system refused and what to do about it, in the middle of a sentence.
+    """Return the reason and remedy of an OSError, for the middle of a sentence.
 
-    Args:
-        error: the refusal.
-        special: other remedies by errno, for what was tried.
+    ``special`` holds other remedies by errno.
     """
     remedies = {**_REMEDIES, **(special or {})}
     return remedies.get(error.errno or 0, to_mid_sentence(error.strerror or str(error)))
 
 
 def to_mid_sentence(reason: str) -> str:
-    """A reason as it stands in the middle of a sentence; ``CRC check failed`` keeps its name."""
+    """Return a reason for the middle of a sentence; ``CRC check failed`` stays."""
     plain = reason.rstrip(".")
     return plain if plain[1:2].isupper() else plain[:1].lower() + plain[1:]
 
 
 def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading; a pipe or a device is refused where it would be waited for.
+    """Open a regular file for reading; reject pipes and devices, which could block.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
@@ -89,11 +87,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """The content of a regular file.
-
-    Args:
-        path: the file.
-        most: bytes it may have at most.
+    """Return the content of a regular file of at most ``most`` bytes.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than ``most``.
@@ -107,9 +101,9 @@ def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> 
 
 
 def release_pages(array: Any) -> None:
-    """Take the memory of a mapped numpy array out of the process; what is touched again is mapped again.
+    """Release the pages of a mapped numpy array; access maps them again.
 
-    Where a large file is read from front to back, all of it would count as the process's memory.
+    Otherwise all of a large file that is read sequentially would count as the process's memory.
     """
     base = array
     while base is not None and not isinstance(base, mmap.mmap):
@@ -119,23 +113,21 @@ def release_pages(array: Any) -> None:
 
 
 def make_absolute(path: str) -> str:
-    """What ``os.path.abspath`` gives, several times as fast for a path that has nothing to tidy."""
+    """Return ``os.path.abspath(path)``, several times as fast for a normalized path."""
     if not path or path[-1] == "/" or path[0] == "." or "//" in path or "/." in path:
         return os.path.abspath(path)  # noqa: PTH100 - a string stays a string
     return path if path[0] == "/" else f"{os.getcwd().rstrip('/')}/{path}"  # noqa: PTH109
 
 
 def decode_file_name(name: str) -> str:
-    """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
+    """Return a file name as text; bytes that are not UTF-8 become U+FFFD."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
 def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
-    """Refuse a URL where a path of this machine is wanted; its address may hold secrets, and is not repeated.
+    """Reject a URL in place of a local path, without repeating its secrets.
 
-    Args:
-        location: what was given, also as a ``Path``, which takes one of the two slashes.
-        subject: what it was given for.
+    ``location`` may be a ``Path``, which drops one of the two slashes; ``subject`` names its use.
 
     Raises:
         InputError: it is a URL.
@@ -150,17 +142,15 @@ def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
 
 
 def describe_missing_path(path: str, remedy: str) -> str:
-    """Return the one sentence about a path where nothing is, with a name that was perhaps meant.
+    """Return a sentence about a path that does not exist, with a suggestion.
 
-    Args:
-        path: as it was given.
-        remedy: what to name in its place, without a full stop.
+    ``remedy`` says what to name instead, without a full stop.
     """
     return f"There is no file or folder {path}: {remedy}{suggest_path(path)}"
 
 
 def suggest_path(path: str) -> str:
-    """The end of a sentence about a path that does not exist: what was meant, if that can be told."""
+    """Return the end of a sentence about a missing path, with a similar name if any."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string
         return "; it is a link that leads nowhere."
     parent, name = os.path.split(os.path.normpath(path))

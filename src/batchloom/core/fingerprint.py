@@ -1,4 +1,4 @@
-"""Fingerprints: 128-bit hashes of plain values, equal wherever the values are equal."""
+"""Fingerprints: 128-bit hashes of plain values, equal for equal values."""
 
 import hashlib
 import json
@@ -6,23 +6,26 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-# What both writers spell alike: floats are not among it.
+# Types that both writers encode the same; floats are not among them.
 _ORJSON_SAFE_TYPES = {str, int, bool, type(None)}
 
 
 def encode_canonical(value: object) -> bytes:
-    """The one JSON spelling of a plain value: sorted keys, no spaces, UTF-8."""
+    """Return the canonical JSON of a plain value: sorted keys, no spaces, UTF-8."""
     if _is_orjson_safe([value]):
         try:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
         except orjson.JSONEncodeError:
-            # Integers beyond 64 bits, keys that are no text: what follows knows them, or says what is wrong.
+            # Integers beyond 64 bits and keys that are not text: json encodes them or reports the error.
             pass
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _is_orjson_safe(values: Iterable[object]) -> bool:
-    """Whether the faster writer spells all of these as the one that decides does; a vocabulary is large."""
+    """Return whether orjson encodes these values exactly as json does.
+
+    orjson is faster, which matters for a vocabulary.
+    """
     values = list(values)
     kinds = set(map(type, values)) - _ORJSON_SAFE_TYPES
     if not kinds <= {dict, list, tuple}:
@@ -37,14 +40,14 @@ def _is_orjson_safe(values: Iterable[object]) -> bool:
 
 
 def fingerprint(value: object) -> str:
-    """32 hex digits that name a plain value (BLAKE2b-128 of its canonical JSON)."""
+    """Return 32 hex digits for a plain value (BLAKE2b-128 of its canonical JSON)."""
     return hashlib.blake2b(encode_canonical(value), digest_size=16).hexdigest()
 
 
 def find_broken_link(first: object, entries: Iterable[Mapping[str, object]]) -> int | None:
-    """Number of the first entry of a chain that was changed after it was written; None where none was.
+    """Return the index of the first modified entry of a hash chain; None if all match.
 
-    Each entry has its ``fingerprint``: that of the one before it (at first of ``first``) and of its other fields.
+    The ``fingerprint`` of an entry covers that of the previous one (initially of ``first``) and its other fields.
     """
     name: object = fingerprint(first)
     for number, entry in enumerate(entries):
@@ -56,10 +59,9 @@ def find_broken_link(first: object, entries: Iterable[Mapping[str, object]]) -> 
 
 
 def derive_key(*parts: str | int) -> tuple[int, int]:
-    """A 128-bit key for a purpose, as two 64-bit halves.
+    """Derive a 128-bit key for a purpose, as two 64-bit halves.
 
-    Keys come from hashing all their parts together, never from adding them, so that
-    (seed 1, epoch 2) and (seed 2, epoch 1) share nothing.
+    All parts are hashed together, never added, so that (seed 1, epoch 2) and (seed 2, epoch 1) are independent.
     """
     digest = hashlib.blake2b(encode_canonical(list(parts)), digest_size=16, person=b"batchloom.key").digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -1,4 +1,4 @@
-"""Pages that need nothing else: one file, styles inside, no script, and everything that is said of data escaped."""
+"""Self-contained HTML pages: one file, inline styles, no script, escaped data."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,13 +14,13 @@ _BASE_TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def render_page(template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]) -> str:
-    """A page as text.
+    """Render a page as text.
 
     Args:
-        template: which extends ``page``: its block ``main`` is the body, ``sources`` what its security policy allows
-            besides styles.
-        values: what it shows; ``title`` is the page's.
-        filters: of the template, besides ``seen`` (every character visible) and ``count`` (``1,234``).
+        template: template that extends ``page``: its block ``main`` is the body, and ``sources`` what its security
+            policy allows besides styles.
+        values: values of the template; ``title`` is the page's title.
+        filters: template filters besides ``seen`` (makes every character visible) and ``count`` (``1,234``).
     """
     environment = _make_environment(template)
     environment.filters |= filters
@@ -29,8 +29,8 @@ def render_page(template: Path, values: Mapping[str, Any], filters: Mapping[str,
 
 @cache
 def _make_environment(template: Path) -> "Environment":
-    """Compile a template once: that takes as long as preparing a small store."""
-    # jinja2 takes its time to import.
+    """Compile a template once, which takes as long as preparing a small store."""
+    # jinja2 is slow to import.
     from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415
 
     own = template.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Locks: one process at a time is at a file or folder, or the others are told who is."""
+"""Exclusive file locks between processes."""
 
 import fcntl
 import os
@@ -17,23 +17,22 @@ def lock_exclusively(
     ended: str,
     unable: Callable[[str], str] | None = None,
 ) -> None:
-    """Be the only one at an open file or folder until it is closed, or the process dies.
+    """Lock an open file or folder until it is closed or the process dies.
 
     Args:
-        descriptor: of the file or folder.
-        path: the name it was opened by.
-        busy: the sentence where another process is at it.
-        ended: the sentence where whoever was at it has deleted or renamed it meanwhile: what is open
-            is locked by nobody, and may be what the other one has finished.
-        unable: the sentence where the file system has no locks, from the reason; None: the OSError of
-            the system is left to the caller.
+        descriptor: descriptor of the file or folder.
+        path: the path it was opened by.
+        busy: returns the message if another process holds the lock.
+        ended: message if the previous holder has deleted or renamed the path meanwhile: the open file
+            then has no lock, and may be the other process's finished output.
+        unable: returns the message for a reason if the file system has no locks; None re-raises the OSError.
 
     Raises:
-        StoreConflictError: another process is at it, or has just ended.
-        OutputError: it cannot be locked.
+        StoreConflictError: another process holds the lock, or has just ended.
+        OutputError: the file cannot be locked.
     """
     try:
-        # The kernel lets go of it when the process dies, however it dies.
+        # The kernel releases it when the process dies, even if it is killed.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise StoreConflictError(busy()) from error
@@ -46,7 +45,7 @@ def lock_exclusively(
 
 
 def has_same_inode(path: Path, descriptor: int) -> bool:
-    """Whether what is open still has this name."""
+    """Return whether the open file still has this path."""
     try:
         now = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Media as they travel with a document, from its source to the store."""
+"""Media of a document, as passed from its source to the store."""
 
 import re
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ _TAR_RANGE_PATTERN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL |
 
 
 def format_tar_location(file: str, start: int, size: int) -> str:
-    """The place of a medium that is a stretch of a tar: ``FILE#START+SIZE``, in bytes."""
+    """Return the location of a medium in a tar, ``FILE#START+SIZE`` in bytes."""
     return f"{file}#{start}+{size}"
 
 
 def parse_tar_location(location: str) -> tuple[str, tuple[int, int] | None]:
-    """The file of a place, and where in it the medium begins and how many bytes it has; None where it is the file."""
+    """Return the file of a location, and the (start, size) of a tar member or None."""
     match = _TAR_RANGE_PATTERN.fullmatch(location)
     return (location, None) if match is None else (match[1], (int(match[2]), int(match[3])))
 
 
 def detect_medium_kind(name: str) -> MediumKind | None:
-    """The kind of medium that a file is by the ending of its name; None where it is none."""
+    """Return the kind of medium for a file extension; None if it is none."""
     return _KIND_BY_EXTENSION.get(name.rpartition(".")[2].lower())
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What decides how many tokens an image becomes.
+    """Properties of an image that decide its number of tokens.
 
     Attributes:
-        width: in pixels, turned upright as its EXIF orientation says.
-        height: in pixels.
-        animated: whether the file holds several pictures, of which the first is read.
+        width: width in pixels, after EXIF rotation.
+        height: height in pixels, after EXIF rotation.
+        animated: whether the file holds several pictures; only the first is read.
     """
 
     width: int
@@ -50,12 +50,12 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class FrameFacts(ImageFacts):
-    """A frame of a video, which stands as an image.
+    """Properties of a video frame, which is used as an image.
 
     Attributes:
-        width: in pixels, upright and made as large as it is to be seen.
-        height: in pixels.
-        time: when it is shown, in microseconds from the beginning.
+        width: display width in pixels, after rotation.
+        height: display height in pixels.
+        time: time from the start in microseconds.
     """
 
     time: int = 0
@@ -63,12 +63,12 @@ class FrameFacts(ImageFacts):
 
 @dataclass(frozen=True, slots=True)
 class AudioFacts:
-    """What decides how many tokens a sound becomes.
+    """Properties of audio that decide its number of tokens.
 
     Attributes:
-        samples: of each channel.
-        rate: samples a second.
-        channels: they are read as their mean.
+        samples: samples of each channel.
+        rate: samples per second.
+        channels: number of channels, which are averaged.
     """
 
     samples: int
@@ -76,12 +76,12 @@ class AudioFacts:
     channels: int = 1
 
     def samples_at(self, rate: int) -> int:
-        """Samples after a change of rate: what lasts as long, rounded up."""
+        """Return the number of samples after resampling to a rate, rounded up."""
         return -(-self.samples * rate // self.rate)
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration in seconds."""
         return self.samples / self.rate
 
 
@@ -90,12 +90,12 @@ MediumFacts = ImageFacts | AudioFacts
 
 @dataclass(frozen=True, slots=True)
 class MediumInfo:
-    """What was found where a medium lies.
+    """Result of reading a medium's header.
 
     Attributes:
-        facts: what its header says.
-        digest: what tells it from others, 16 bytes (:func:`batchloom.media.hash_edges`).
-        size: bytes of its file.
+        facts: properties from the header.
+        digest: 16-byte digest that identifies the medium (:func:`batchloom.media.hash_edges`).
+        size: size of its file in bytes.
     """
 
     facts: MediumFacts
@@ -105,14 +105,14 @@ class MediumInfo:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image, a sound or a video of a record.
+    """An image, audio or video of a record.
 
     Attributes:
-        kind: which of them; each frame of a video that was looked at is an image.
-        location: its path or URL as the record has it, of one in a tar as :func:`format_tar_location` writes it; empty
-            where the record holds its bytes.
-        data: its bytes where the record holds them, else None.
-        info: what was found there; None before anybody has looked.
+        kind: media kind; each sampled video frame is an image.
+        location: path or URL as in the record, or :func:`format_tar_location` for a tar member; empty
+            if the record holds the bytes.
+        data: bytes from the record, else None.
+        info: header information; None before the header is read.
     """
 
     kind: MediumKind

@@ -1,4 +1,4 @@
-"""Writing aside: the name of a file that is not finished, and what is said when the system refuses it."""
+"""Suffix of unfinished files, and errors of writing them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,19 +12,17 @@ PARTIAL_SUFFIX = ".partial"
 
 @contextlib.contextmanager
 def wrap_os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn the system's refusal of ``path`` into one sentence with its remedy.
+    """Turn an OSError about ``path`` into one sentence with its remedy.
 
-    Args:
-        action: what is tried, as in "Cannot write".
-        path: the file or folder.
+    ``action`` is the failed action, for example "write" for "Cannot write".
 
     Raises:
-        OutputError: in place of any OSError of the system raised inside.
+        OutputError: replaces any OSError of the system raised inside.
     """
     try:
         yield
     except BatchloomError:
-        # Some of ours are OSErrors too, and say already what is wrong.
+        # Some BatchloomErrors are OSErrors with a complete message.
         raise
     except OSError as error:
         raise OutputError(f"Cannot {action} {path}: {describe_os_error(error, WRITE_REMEDIES)}.") from error

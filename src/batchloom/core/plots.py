@@ -1,4 +1,4 @@
-"""Pictures that matplotlib draws: their words, and how they land on disk."""
+"""Text and output files of matplotlib figures."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ _MAX_TITLE_LENGTH = 160
 
 
 def escape_plot_text(text: str) -> str:
-    """A text as matplotlib can draw it: in names are letters the font lacks, bytes that are no text, dollars.
+    """Escape a text for matplotlib: characters missing in the font, and dollars.
 
-    Of many stores a title cannot name all: it is cut.
+    Long titles, for example of many stores, are cut.
     """
     title = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
     return title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
 
 
 def save_figure(figure: Any, png: Path) -> None:
-    """Write a figure as PNG, aside first.
+    """Write a figure as PNG, through a temporary file.
 
     Raises:
         OutputError: it cannot be written.

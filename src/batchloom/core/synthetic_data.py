@@ -1,7 +1,7 @@
-"""Synthetic data: documents that are arithmetic on their settings, their number and a place.
+"""Synthetic documents, computed from their settings, number and token position.
 
-Nothing is drawn in order and nothing is kept, so any token of any document is had at once. This
-module alone makes tokens up; what is made of it says ``source=synthetic`` wherever it goes.
+Any token of any document is computed independently, without state. This module alone generates
+tokens; all data made from it is labelled ``source=synthetic``.
 """
 
 from dataclasses import dataclass, fields
@@ -23,12 +23,12 @@ from batchloom.core.settings import (
 )
 
 SyntheticContent = Literal["random", "text"]
-# The same batch on every rank, and a share for each.
+# The first gives the same batch on every rank, the second a share for each.
 DUMMY, DISTRIBUTED_DUMMY = "dummy", "distributed_dummy"
 SYNTHETIC_NAMES = (DUMMY, DISTRIBUTED_DUMMY)
-# What manifests, log lines and batches call it.
+# Label in manifests, log lines and batches.
 SYNTHETIC = "synthetic"
-# Lengths and ids change with this number; docs/synthetic.md describes each version.
+# Version of lengths and ids; docs/synthetic.md describes each version.
 SYNTHETIC_VERSION = 1
 
 _MAX_SEED = (1 << 128) - 1
@@ -39,7 +39,8 @@ _BOUNDS = {
     "seed": (-_MAX_SEED, _MAX_SEED),
 }
 _CONTENTS = ("random", "text")
-# A run of text begins anew at each multiple of _RUN_PERIOD, and elsewhere once in _RESTART_PERIOD places (powers of 2).
+# A run of text restarts at each multiple of _RUN_PERIOD, and at one in _RESTART_PERIOD other positions (powers
+# of 2).
 _RUN_PERIOD, _RESTART_PERIOD = 16, 8
 _STEP = np.uint64(GOLDEN)
 _U3, _U29, _U32 = np.uint64(3), np.uint64(29), np.uint64(32)
@@ -50,16 +51,16 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSpec:
-    """What synthetic data is made of; equal settings are equal documents on any machine.
+    """Settings of synthetic data; equal settings give equal documents on any machine.
 
     Attributes:
         name: ``dummy`` (every rank reads rank 0's share) or ``distributed_dummy`` (each its own).
-        documents: how many, at most 10**8.
-        vocab: every id is below it; the highest one ends documents and is nowhere else.
-        lengths: tokens of the shortest and of the longest document, its end counted; each length
-            between is as frequent.
+        documents: number of documents, at most 10**8.
+        vocab: exclusive upper bound of the ids; the highest id ends documents and occurs nowhere else.
+        lengths: tokens of the shortest and of the longest document, including the end; lengths are
+            uniform.
         seed: any integer of at most 128 bits.
-        kind: ``random`` (each id as likely as any other) or ``text`` (ids that follow each other by
+        kind: ``random`` (uniform ids) or ``text`` (ids that follow each other by
             rules a model can learn).
     """
 
@@ -92,7 +93,7 @@ class SyntheticSpec:
 
     @property
     def spec_string(self) -> str:
-        """The whole of it as one word, which :func:`parse_synthetic_spec` takes."""
+        """All settings as one word, which :func:`parse_synthetic_spec` takes."""
         shortest, longest = self.lengths
         return (
             f"{self.name}:documents={self.documents},vocab={self.vocab},lengths={shortest}-{longest},"
@@ -101,15 +102,15 @@ class SyntheticSpec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides a document, as plain values."""
+        """All settings that decide a document, as plain values."""
         return {"source": SYNTHETIC, "version": SYNTHETIC_VERSION, **to_plain(self)}
 
 
 def parse_synthetic_spec(text: str) -> SyntheticSpec | None:
-    """The settings in ``dummy:documents=1000,kind=text``; None where it is no name of synthetic data.
+    """Parse ``dummy:documents=1000,kind=text``; None if it names no synthetic data.
 
     Raises:
-        SettingsError: settings nobody knows, given twice, or out of bounds; all at once.
+        SettingsError: settings that are unknown, repeated or out of bounds; all at once.
     """
     name, _, options = text.partition(":")
     if name not in SYNTHETIC_NAMES:
@@ -137,7 +138,7 @@ def parse_synthetic_spec(text: str) -> SyntheticSpec | None:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """A setting as its type has it; what is no number stays as it is, for the spec to refuse."""
+    """Parse a setting by its type; leave an invalid number for the spec to reject."""
     try:
         if key == "lengths":
             shortest, dash, longest = text.partition("-")
@@ -149,10 +150,10 @@ def _parse_value(key: str, text: str) -> Any:
 
 @final
 class SyntheticDocuments:
-    """The documents of a spec.
+    """Documents of a spec.
 
     Args:
-        spec: what they are made of.
+        spec: their settings.
     """
 
     def __init__(self, spec: SyntheticSpec) -> None:
@@ -162,12 +163,12 @@ class SyntheticDocuments:
 
     @property
     def end_id(self) -> int:
-        """The id that ends every document."""
+        """Id that ends every document."""
         return self.spec.vocab - 1
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents; adds up their lengths."""
+        """Tokens of all documents, the sum of their lengths."""
         count, (shortest, longest) = self.spec.documents, self.spec.lengths
         if shortest == longest:
             return count * shortest
@@ -177,18 +178,18 @@ class SyntheticDocuments:
         )
 
     def lengths(self, documents: Ids) -> NDArray[np.uint32]:
-        """Tokens of these documents, uint32 of the same length."""
+        """Return the tokens of these documents, uint32 [N]."""
         shortest, longest = self.spec.lengths
         offsets = _scale_below(hash_indices(documents, self._length_key) >> _U32, longest - shortest + 1)
         return (offsets + np.uint64(shortest)).astype(np.uint32)
 
     def ids(self, documents: Ids, starts: Ids, lengths: Ids) -> Ids:
-        """The ids of spans of documents back to back.
+        """Return the ids of document spans, concatenated.
 
         Args:
-            documents: number of each span's document [N].
-            starts: first token of each span inside its document [N].
-            lengths: tokens of each span [N]; a span lies in its document.
+            documents: document number of each span [N].
+            starts: first token of each span in its document [N].
+            lengths: tokens of each span [N]; a span must be inside its document.
         """
         streams = hash_indices(documents, self._id_key)
         if self.spec.kind == "random":
@@ -200,9 +201,9 @@ class SyntheticDocuments:
         return ids.view(np.int64)
 
     def _text(self, streams: NDArray[np.uint64], starts: Ids, lengths: Ids) -> NDArray[np.uint64]:
-        """Words by Zipf's law, each followed by its successor until a run begins anew.
+        """Return words by Zipf's law, each followed by its successor until a run restarts.
 
-        A span is made from the multiple of the longest run before it on, and cut.
+        A span is generated from the multiple of the longest run before it, and cut.
         """
         words, early = self.spec.vocab - 1, starts % _RUN_PERIOD
         longer = lengths + early
@@ -211,7 +212,7 @@ class SyntheticDocuments:
         positions = np.arange(hashes.size) + np.repeat((starts - early) - before, longer)
         fresh = (positions & (_RUN_PERIOD - 1) == 0) | (hashes & np.uint64(_RESTART_PERIOD - 1) == 0)
         begins, runs = np.flatnonzero(fresh), np.cumsum(fresh) - 1
-        # Where in its run a word stands is added to the first word of the run.
+        # The position of a word in its run is added to the first word of the run.
         firsts = _sample_zipf(hashes[begins], words) - begins.astype(np.uint64)
         ids: NDArray[np.uint64] = firsts[runs] + np.arange(hashes.size, dtype=np.uint64)
         if words > _RUN_PERIOD:
@@ -224,23 +225,24 @@ class SyntheticDocuments:
 
 
 def _hash_tokens(streams: NDArray[np.uint64], starts: Ids, lengths: Ids) -> NDArray[np.uint64]:
-    """64 random bits of each token of spans: SplitMix64's output at its place in its document's stream."""
+    """Return 64 random bits for each span token: SplitMix64's output at its position."""
     before = np.cumsum(lengths) - lengths
     states = streams + (starts - before).astype(np.uint64) * _STEP
     return mix_in_place(np.repeat(states, lengths) + np.arange(int(lengths.sum()), dtype=np.uint64) * _STEP)
 
 
 def _scale_below(bits: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:
-    """Numbers below ``bound`` (at most 2**32) from 32 random bits each."""
+    """Return numbers below ``bound`` (at most 2**32) from 32 random bits each."""
     numbers: NDArray[np.uint64] = bits * np.uint64(bound)
     numbers >>= _U32
     return numbers
 
 
 def _sample_zipf(hashes: NDArray[np.uint64], words: int) -> NDArray[np.uint64]:
-    """Numbers below ``words``, each octave (1, 2, 4, 8, ... of them) as likely as any other.
+    """Sample numbers below ``words``, with equal probability for each octave.
 
-    In whole numbers alone: powers of floats differ between machines in their last bit.
+    Octaves hold 1, 2, 4, 8, ... numbers. The arithmetic is integer only: float powers differ between machines in
+    their last bit.
     """
     one = np.uint64(1)
     octave = _scale_below(hashes >> _U32, words.bit_length())

@@ -1,4 +1,4 @@
-"""Plain values in the words of a sentence for people."""
+"""Formatting of plain values for messages."""
 
 import re
 
@@ -13,23 +13,23 @@ _JSON_TYPE_NAMES = {
     type(None): "null",
     bytes: "bytes",
 }
-# What to do about columns of bytes where text is wanted.
+# Remedy for columns of bytes if text is required.
 BYTES_REMEDY = "make text of its bytes first (pyarrow: column.cast('string'); pandas: column.str.decode('utf-8'))"
 
 
 def describe_json_type(value: object) -> str:
-    """``an object``, ``a number``, ``null`` ... as JSON calls it, else the name of its type."""
+    """Return the JSON name of a value's type: ``an object``, ``a number``, ``null``."""
     return _JSON_TYPE_NAMES.get(type(value)) or f"a {type(value).__name__}"
 
 
 def format_count(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
+    """Return ``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def escape_unprintable(text: str) -> str:
-    r"""A text whose every character can be seen: control and direction characters as ``\x1b``, ``\u202e``."""
+    r"""Make every character visible: control and direction characters as ``\x1b``, ..."""
     if text.isprintable():
         return text
     return "".join(
@@ -38,7 +38,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def format_size(size: float) -> str:
-    """A number of bytes in the unit people would say it in."""
+    """Format a number of bytes in a readable unit."""
     if size < 10**3:
         return f"{size:,.0f} bytes"
     if size < 10**5:
@@ -47,7 +47,7 @@ def format_size(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time in the unit people would say it in."""
+    """Format a duration in a readable unit."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -58,7 +58,7 @@ _SIZE_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_size(text: str) -> int | None:
-    """``50GB``, ``1.5 TB``, ``64MiB`` or ``1000000`` as a number of bytes; None where it is none."""
+    """Parse ``50GB``, ``1.5 TB``, ``64MiB`` or ``1000000`` as bytes; None if invalid."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?)B?", text.strip().upper())
     if match is None or (match[3] and not match[2]):
         return None

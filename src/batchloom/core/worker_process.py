@@ -1,4 +1,4 @@
-"""Whether this process is a worker, whose death its coordinator survives and reports."""
+"""Mark of worker processes, whose death a coordinator survives and reports."""
 
 import multiprocessing
 
