@@ -42,7 +42,7 @@ from batchloom.tokens import Tokenizer
 _LOG = logging.getLogger("batchloom")
 _BEGUN_FILE = "begun"
 _WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
-# What the command line of prepare names, in the words of a stream.
+# Replaces command-line options in messages of prepare by keywords of a stream.
 _MESSAGE_REPLACEMENTS = (
     (
         r"; give --restart .*, or choose another --out",
@@ -57,7 +57,7 @@ _MESSAGE_REPLACEMENTS = (
 
 @contextmanager
 def rename_out_in_errors() -> Iterator[None]:
-    """Have what ``prepare`` says of ``--out`` said of ``keep``."""
+    """Replace ``--out`` by ``keep`` in the error messages of ``prepare``."""
     try:
         yield
     except (StoreConflictError, OutputError) as error:
@@ -68,7 +68,7 @@ def rename_out_in_errors() -> Iterator[None]:
 
 
 def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
-    """The folder of ``keep``; None where nothing is to be kept.
+    """Return the folder of ``keep``; None without one.
 
     Raises:
         SettingsError: it is no path.
@@ -84,10 +84,10 @@ def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
 
 
 def check_keep(inputs: Sequence[str], out: Path) -> None:
-    """Refuse a folder that is, or holds, an input, or something else than a store or the work of one.
+    """Reject a folder that is or holds an input, or is neither a store nor its work.
 
     Raises:
-        StoreConflictError: it does.
+        StoreConflictError: the folder is rejected.
     """
     with rename_out_in_errors():
         check_separate(inputs, out)
@@ -96,16 +96,14 @@ def check_keep(inputs: Sequence[str], out: Path) -> None:
 
 
 def is_unfinished(out: Path) -> bool:
-    """Whether a stream has kept something in a folder of which no store was made yet."""
+    """Return whether a stream has cached data in a folder without a finished store."""
     return (out / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists() and not (out / MANIFEST_NAME).exists()
 
 
 def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None") -> Path | None:
-    """Where a stream kept what it read before it went on, where it does so no more and no store was made of it.
+    """Return the previous ``keep`` folder if it is no longer used and holds no store.
 
-    Args:
-        before: where it kept it.
-        keeping: where it does now.
+    ``before`` is the previous folder, ``keeping`` the current store.
     """
     if before is None or not is_unfinished(Path(before)):
         return None
@@ -115,22 +113,23 @@ def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None
 
 @final
 class StreamStoreWriter:
-    """A store that grows while a stream is read; ``prepare`` ends it, and reads nothing twice.
+    """A store that grows while a stream is read; ``prepare`` completes it.
 
-    What a lane reads from a stretch's beginning to its end is kept; units all of whose stretches are
-    kept need not be read again. Of the others ``prepare`` reads the input.
+    A range group that a lane reads from its beginning to its end is cached. ``prepare`` does not read units
+    again if all
+    their range groups are cached; it reads the input of the others.
 
     Args:
-        out: the store's folder, which every rank sees.
-        recipe: of the store.
+        out: folder of the store, which every rank can access.
+        recipe: recipe of the store.
         listing: its inputs.
-        settings: the sizes that decide units.
-        units: of the inputs.
-        tokenizer: of the store.
+        settings: sizes that decide units.
+        units: units of the inputs.
+        tokenizer: tokenizer of the store.
 
     Raises:
-        StoreConflictError: there is a finished store of other inputs or of another recipe.
-        StoreError: there is one, and it is damaged.
+        StoreConflictError: the folder holds a finished store of other inputs or of another recipe.
+        StoreError: the folder holds a damaged store.
     """
 
     def __init__(
@@ -152,11 +151,11 @@ class StreamStoreWriter:
 
     @property
     def finished(self) -> bool:
-        """Whether the store is there."""
+        """True if the store is finished."""
         return (self.out / MANIFEST_NAME).exists()
 
     def count_cached_units(self) -> int:
-        """How many units are kept whole."""
+        """Return the number of completely cached units."""
         units = self._batches_folder.with_name("units")
         return sum(
             (units / name).exists() or read_stream_batches(self._batches_folder / name) is not None
@@ -164,10 +163,12 @@ class StreamStoreWriter:
         )
 
     def keep(self, rank: int) -> CachedRanges | None:
-        """Where a rank's stretches are kept; the first rank begins the job. None where the store is there.
+        """Return the cache for a rank's range groups; None if the store is finished.
+
+        Rank 0 begins the job; other ranks wait for it.
 
         Raises:
-            StoreConflictError: the folder holds another job's work, or another run is at work in it.
+            StoreConflictError: the folder holds another job's work, or another run is writing to it.
             OutputError: it cannot be written.
         """
         if self.finished:
@@ -178,7 +179,7 @@ class StreamStoreWriter:
                 self._begin()
         until = time.monotonic() + _WAIT_SECONDS
         while not (self._batches_folder / _BEGUN_FILE).exists() and time.monotonic() < until:
-            # What is read before the first rank has begun would not be kept.
+            # Records that are read before rank 0 has started the job would not be cached.
             time.sleep(_POLL_SECONDS)
         attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
         return CachedRanges(self._batches_folder, self._names, attempt, self._batches_folder / _BEGUN_FILE)
@@ -196,10 +197,10 @@ class StreamStoreWriter:
     def finish(
         self, range_groups: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
     ) -> PrepareResult:
-        """Make the store of what was kept; what was not is read by ``prepare``.
+        """Complete the store; ``prepare`` reads all records that are not cached.
 
         Raises:
-            BatchloomError: whatever ``prepare`` finds wrong.
+            BatchloomError: any error of ``prepare``.
         """
         settings = replace(self._settings, execution=execution)
         with rename_out_in_errors():
@@ -208,7 +209,7 @@ class StreamStoreWriter:
         return result
 
     def _write_bounds(self, range_groups: Sequence[RangeGroup]) -> None:
-        """Lay beside the store where stretches begin, so that a plan can repeat the stream."""
+        """Write the starts of range groups to the store, so a plan can repeat the stream."""
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
             _LOG.warning(

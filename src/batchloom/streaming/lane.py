@@ -1,4 +1,4 @@
-"""One lane in the process that reads it: its stretches as documents, its documents as pools."""
+"""Reader of one lane: tokenizes its range groups and forms pools of documents."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,16 +37,16 @@ _MAX_CACHED_BOUNDS = 256
 
 
 class LanePosition(NamedTuple):
-    """Where a lane goes on: before the next document of a pool that begins.
+    """Resume position of a lane, before the next document of a new pool.
 
     Attributes:
-        epoch: of the lane.
-        pool: number of the pool in that epoch.
-        slot: place of the stretch in the order in which the epoch takes them.
-        range_index: number of the piece in the stretch.
-        record: number of the record in the piece.
-        documents_taken: documents of that record that pools before have taken.
-        offset: byte of the record in its source.
+        epoch: epoch of the lane.
+        pool: index of the pool in that epoch.
+        slot: index of the range group in the epoch's order.
+        range_index: index of the record range in the group.
+        record: index of the record in the range.
+        documents_taken: number of documents of that record that earlier pools have taken.
+        offset: byte offset of the record in its source.
     """
 
     epoch: int = 0
@@ -60,19 +60,19 @@ class LanePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamPool:
-    """The documents of one pool.
+    """Documents of one pool.
 
     Attributes:
-        lane, epoch, pool: name it.
-        tokens: of its documents back to back.
-        lengths: of each, uint32 [N].
-        trained: of each token whether it is trained; None where every one is.
-        next: where the lane goes on.
-        records: records that were read for it, in the lane's first epoch alone where no media are read.
-        bad: how many of these cannot be used.
-        bad_messages: what is wrong with the first of them.
-        conversations: whether the lane has come to conversations by now.
-        media: what its documents hold; None where media are not read.
+        lane, epoch, pool: identify the pool.
+        tokens: tokens of its documents, concatenated.
+        lengths: tokens of each document, uint32 [N].
+        trained: whether each token carries a loss; None if all do.
+        next: resume position of the lane.
+        records: number of records read for it; without media, in the lane's first epoch only.
+        bad: number of these that cannot be used.
+        bad_messages: messages about the first of these.
+        conversations: whether the lane has read any conversation so far.
+        media: media of its documents; None if media are not read.
     """
 
     lane: int
@@ -91,9 +91,9 @@ class StreamPool:
 
 @dataclass(slots=True)
 class _LaneBatch:
-    """Documents of the train subset, in order, of one stretch.
+    """Documents of the train subset from one range group, in order.
 
-    ``media`` is of each document, nothing where none holds any; ``spill_file`` is the file of their bytes.
+    ``media`` has one entry per document, or is empty without media; ``spill_file`` holds their bytes.
     """
 
     slot: int
@@ -107,7 +107,7 @@ class _LaneBatch:
         return len(self.rows)
 
     def split(self, count: int) -> tuple["_LaneBatch", "_LaneBatch"]:
-        """The first documents, and the others."""
+        """Split off the first ``count`` documents."""
         at = int(self.rows["length"][:count].sum(dtype=np.int64))
         flags = (None, None) if self.trained is None else (self.trained[:at], self.trained[at:])
         media = self.media[:count], self.media[count:]
@@ -118,7 +118,7 @@ class _LaneBatch:
 
 
 class _RangeDocuments(NamedTuple):
-    """What a stretch gives at once."""
+    """A batch of documents from a range group."""
 
     tokens: NDArray[np.generic]
     rows: NDArray[np.void]
@@ -128,13 +128,13 @@ class _RangeDocuments(NamedTuple):
 
 @dataclass(slots=True)
 class RangeCollector:
-    """Takes what comes of a stretch: the documents of the train subset, and what is wrong with others.
+    """Collector of a range group's train documents and bad records.
 
     Attributes:
-        documents: tokens, rows, flags and media, in order.
-        bad: records that cannot be used, each with the number of its piece.
-        log: keeps everything for the store; None where nothing is kept.
-        shares: how many documents each subset has.
+        documents: batches of tokens, rows, flags and media, in order.
+        bad: records that cannot be used, each with the index of its record range.
+        log: writes everything for the store; None without ``keep``.
+        shares: number of documents of each subset.
     """
 
     documents: deque[_RangeDocuments] = field(default_factory=deque)
@@ -149,11 +149,11 @@ class RangeCollector:
         codes: NDArray[np.uint8],
         trained: NDArray[np.bool_] | None = None,
         *,
-        added: tuple[int, int] = (0, 0),  # noqa: ARG002 - as files of a unit have it
+        added: tuple[int, int] = (0, 0),  # noqa: ARG002 - part of the interface of unit files
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
-        """Take documents."""
+        """Collect documents."""
         if self.log is not None:
             self.log.add(tokens, rows, codes, trained, media)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
@@ -167,25 +167,25 @@ class RangeCollector:
             self.documents.append(_RangeDocuments(tokens, rows, trained, media))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Take bad records."""
+        """Collect bad records."""
         if self.log is not None:
             self.log.add_bad(part, bad_records)
         self.bad += [(part, bad) for bad in bad_records]
 
     def checksums(self) -> dict[str, str]:
-        """Nothing: there are no files."""
+        """Return no checksums, since there are no files."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRanges:
-    """Where stretches are kept for the store, by the names of their units.
+    """Cache of range groups for the store, by the names of their units.
 
     Attributes:
-        folder: of all stretches.
-        names: of the units, by number.
-        attempt: sets the files of this process apart from those of another one.
-        start_marker: is there once the job of the store is begun.
+        folder: folder of all range groups.
+        names: unit names, by unit number.
+        attempt: distinguishes the files of this process from those of others.
+        start_marker: file that exists once the store's job has begun.
     """
 
     folder: Path
@@ -194,7 +194,10 @@ class CachedRanges:
     start_marker: Path
 
     def begin(self, range_group: RangeGroup) -> StreamBatchWriter | None:
-        """Keep what comes of a stretch; None where it is kept already."""
+        """Start to cache a range group.
+
+        Returns None if it is cached already, or if the store's job has not started.
+        """
         folder = self.folder / self.names[range_group.unit] / f"{range_group.group_index:06d}"
         if folder.exists() or not self.start_marker.exists():
             return None
@@ -203,17 +206,17 @@ class CachedRanges:
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """What the lanes of a process share.
+    """Shared context of a process's lanes.
 
     Attributes:
         task: turns records into documents.
-        chat: makes tokenizer and template, when the first conversation comes.
-        range_groups: those of the lanes, by number.
-        count: how many stretches there are in all.
-        spec: of the order.
-        lanes: how many lanes there are.
-        keep: where stretches are kept for a store; None where none is.
-        media_spill: where the bytes of media are laid that stand in records; None where media are not read.
+        chat: creates tokenizer and template at the first conversation.
+        range_groups: range groups of the lanes, by number.
+        count: number of all range groups.
+        spec: settings of the data order.
+        lanes: number of lanes.
+        keep: cache of range groups for a store; None without one.
+        media_spill: spill folder of media bytes from records; None if media are not read.
     """
 
     task: EncodeContext
@@ -227,7 +230,7 @@ class LaneContext:
     _bounds: dict[str, RecordBounds] = field(default_factory=dict)
 
     def bounds(self, source: Source) -> RecordBounds:
-        """What finds where pieces of a source meet, and remembers what it has passed over."""
+        """Return the finder of a source's record bounds, cached with its progress."""
         record_bounds = self._bounds.pop(source.path, None)
         if record_bounds is None:
             record_bounds = RecordBounds(self.task.record_parsers.get_parser(source).rules)
@@ -239,12 +242,12 @@ class LaneContext:
 
 @final
 class LaneReader:
-    """Reads a lane from a place on; pools are given one after the other.
+    """Reader of a lane from a position on, pool by pool.
 
     Args:
-        context: what all lanes share.
-        lane: which it is.
-        position: where to begin.
+        context: context shared by all lanes.
+        lane: lane number.
+        position: start position.
     """
 
     def __init__(
@@ -270,7 +273,7 @@ class LaneReader:
         self._source = self._iter_epoch(position)
 
     def next(self) -> StreamPool:
-        """The next pool.
+        """Return the next pool.
 
         Raises:
             InputError: a source cannot be read.
@@ -319,7 +322,7 @@ class LaneReader:
         )
 
     def _iter_epoch(self, position: LanePosition) -> Iterator[_LaneBatch]:
-        """The documents of an epoch from a place on."""
+        """Yield the documents of an epoch from a position on."""
         self._record_counts = RecordCounts()
         order = order_lane_ranges(self._count, self._lanes, self._spec, self._lane, position.epoch)
         for slot in range(position.slot, len(order)):
@@ -329,7 +332,7 @@ class LaneReader:
 
     def _read_range_group(self, number: int, slot: int, begin: LanePosition) -> Iterator[_LaneBatch]:
         range_group = self._range_groups[number]
-        # What inputs hold does not change under a run; media that they name may.
+        # Inputs do not change during a run; media that they name may.
         counts_records = begin.epoch == 0 or self._media_spill is not None
         from_start = not (begin.range_index or begin.record or begin.documents_taken)
         log = None
@@ -376,13 +379,12 @@ class LaneReader:
                 log.abandon()
 
     def _count_progress(self, message: Any) -> None:
-        """Count records as they are read."""
         if isinstance(message, UnitProgress):
             self._records += message.records - self._last_progress.records
             self._last_progress = message
 
     def _get_encode_context(self, range_group: RangeGroup) -> EncodeContext:
-        """The task, with a template where the stretch has conversations."""
+        """Return the encode context, with a template if the range group has conversations."""
         templated = False
         for source in dict.fromkeys(record_range.unit_part.source for record_range in range_group.ranges):
             reading = self._task.record_parsers.get_parser(source)
@@ -400,7 +402,7 @@ class LaneReader:
     def _drain_batches(
         self, sink: RangeCollector, range_group: RangeGroup, slot: int, *, counts_records: bool
     ) -> Iterator[_LaneBatch]:
-        """What a sink holds by now; bad records are said and counted where ``counts_records``."""
+        """Yield the collected documents; record bad ones if ``counts_records`` is set."""
         bad, sink.bad = sink.bad, []
         if counts_records:
             self._bad += len(bad)
@@ -418,7 +420,7 @@ class LaneReader:
         rows: NDArray[np.void],
         range_group: RangeGroup,
     ) -> tuple[list[DocumentMedia], Path | None]:
-        """What documents hold; the bytes of media that stand in records are laid aside."""
+        """Return the media of documents; write media bytes from records to a spill file."""
         if not media or self._media_spill is None:
             return [], None
         stored_media, path = self._media_spill.write_media(media)
@@ -436,7 +438,7 @@ class LaneReader:
         return document_media, path
 
     def _media_of(self, batches: Sequence[_LaneBatch]) -> PoolMedia:
-        """The media of the documents of a pool."""
+        """Return the media of a pool's documents."""
         media_by_document: dict[int, DocumentMedia] = {}
         first = 0
         for batch in batches:
@@ -467,7 +469,7 @@ def _join_trained(batches: Sequence[_LaneBatch]) -> NDArray[np.bool_] | None:
 
 
 def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> LanePosition:
-    """The place behind documents that were taken from another one."""
+    """Return the position after the documents of ``batches``, taken from ``before``."""
     last = batches[-1]
     row = last.rows[-1]
     range_index, record = int(row["part"]), int(row["record"])
@@ -494,4 +496,4 @@ def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> La
 
 
 def _ignore_message(_message: Any) -> None:
-    """Counts nothing: all of it was counted in the first epoch of the lane."""
+    """Ignore progress: the lane's first epoch has counted all records."""

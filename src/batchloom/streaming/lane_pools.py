@@ -1,4 +1,4 @@
-"""Who makes the pools of lanes: this process, or worker processes that each have lanes of their own."""
+"""Production of lane pools, in this process or in workers with lanes of their own."""
 
 import queue
 import threading
@@ -22,31 +22,31 @@ _WAIT_SECONDS = 0.2
 
 
 def choose_worker_count(workers: int | Literal["auto"], lanes: int, local_ranks: int) -> int:
-    """How many processes make the pools of a rank's lanes; 0: none but its own."""
+    """Return the number of worker processes for a rank's lanes; 0 means no workers."""
     worker_count = count_cores() // max(local_ranks, 1) if workers == "auto" else workers
     return min(max(worker_count, 1 if workers == "auto" else 0), lanes)
 
 
 @final
 class InlinePools:
-    """Makes pools in this process, when they are taken."""
+    """Maker of pools in this process, on demand."""
 
     def __init__(self, setup: StreamSetup) -> None:
         self._setup = setup
         self._work: TaskFunction | None = None
 
     def ask(self, lane: int, position: LanePosition) -> None:
-        """Nothing is made ahead."""
+        """Do nothing: pools are made on demand."""
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:
-        """The pool at a place of a lane."""
+        """Return the pool at a lane's position."""
         if self._work is None:
             self._work = self._setup()
         pool: StreamPool = self._work(PoolTask(lane, position), lambda _: None)
         return pool
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Release open files."""
         self._work = None
 
 
@@ -58,15 +58,15 @@ class _PendingPool:
 
 @final
 class WorkerPools:
-    """Makes pools ahead, in worker processes: one pool a lane waits, or is being made.
+    """Maker of pools ahead in worker processes, one pool per lane at a time.
 
-    A lane belongs to one worker, which has its files open. A thread of its own hands out orders, since
+    A lane belongs to one worker, which keeps its files open. A separate thread submits tasks, since
     Linux ends a process with the thread that started it.
 
     Args:
-        setup: what workers need to know.
-        workers: how many.
-        lanes: that will be asked for.
+        setup: setup of the workers.
+        workers: number of workers.
+        lanes: lanes that will be requested.
     """
 
     def __init__(self, setup: StreamSetup, workers: int, lanes: range) -> None:
@@ -81,11 +81,11 @@ class WorkerPools:
         self._thread.start()
 
     def ask(self, lane: int, position: LanePosition) -> None:
-        """Have the pool at a place of a lane made."""
+        """Request the pool at a lane's position."""
         self._tasks.put(PoolTask(lane, position))
 
-    def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - it was asked for
-        """The pool that was asked for of a lane, when it is there."""
+    def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - the request names it
+        """Return the requested pool of a lane, when it is ready."""
         with self._changed:
             while lane not in self._ready_pools:
                 if self._error is not None:
@@ -96,7 +96,7 @@ class WorkerPools:
             return self._ready_pools.pop(lane)
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -109,7 +109,7 @@ class WorkerPools:
                 worker_lanes = [lane for lane, owner in self._worker_by_lane.items() if owner == worker]
                 executors.append(ProcessPool(self._setup.for_lanes(worker_lanes), 1))
             self._run_executors(executors)
-        except BaseException as error:  # noqa: BLE001 - who takes a pool raises it
+        except BaseException as error:  # noqa: BLE001 - take() raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -146,7 +146,7 @@ class WorkerPools:
             self._changed.notify_all()
 
     def _handle_worker_loss(self, executor: ProcessPool, event: TaskLoss, pending_pool: _PendingPool) -> None:
-        """Have the pool made again by the next process; what it was in the middle of is read again."""
+        """Resubmit the pool of a dead worker; its input is read again."""
         pending_pool.deaths += 1
         if pending_pool.deaths > _MAX_WORKER_DEATHS:
             raise WorkerError(

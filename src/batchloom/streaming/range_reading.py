@@ -1,4 +1,4 @@
-"""Reading one piece of a part: from its beginning, or from a record on."""
+"""Reader of one record range, from its beginning or from a record on."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,24 +10,24 @@ from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import choose_read_method
 from batchloom.streaming.record_ranges import RecordRange, is_sequential_text
 
-# Ways in which a record is found by its first byte alone.
+# Read methods that find a record by its first byte alone.
 _BYTE_KINDS = ("jsonl", "line", "cut")
 
 
 @final
 class RangeRecordReader:
-    """The records of a piece, numbered from 0 inside it; use as a context manager.
+    """Records of a range, numbered from 0 inside it; use as a context manager.
 
     Args:
-        record_range: what to read.
-        rules: how its source is read.
-        bounds: finds where pieces meet.
-        record: the first record to give; those before it are read over.
-        offset: its byte in the source, which is gone to where that is possible.
+        record_range: the range to read.
+        rules: read rules of its source.
+        bounds: finds the record bounds between ranges.
+        record: first record to return; earlier ones are skipped.
+        offset: byte offset of that record in the source, used to seek if possible.
 
     Attributes:
-        start: the first byte of the piece in the (decompressed) source.
-        stop: one after its last; of a compressed source known after ``finish``.
+        start: first byte of the range in the (decompressed) source.
+        stop: one after its last byte; for a compressed source known after ``finish``.
 
     Raises:
         InputError: the source cannot be read or has changed.
@@ -77,14 +77,14 @@ class RangeRecordReader:
                 return
 
     def _trim_to_range(self, records: Records) -> bool:
-        """Leave out what lies outside of the piece; whether nothing more of it can follow."""
+        """Remove records outside of the range; return True at its end."""
         if self._low < 0 and self._high < 0:
             return False
         low, high = self._low, self._high if self._high >= 0 else 1 << 63
         offsets = [*records.offsets, *(bad.offset for bad in records.bad)]
         is_past_end = any(offset >= high for offset in offsets)
         before = sum(offset < low for offset in offsets)
-        # Every record of a text is a document or a bad one.
+        # Every record of a text is a document or a bad record.
         self._first += before
         records.records_read = sum(low <= offset < high for offset in offsets)
         indices = [n for n, offset in enumerate(records.offsets) if low <= offset < high]
@@ -93,7 +93,7 @@ class RangeRecordReader:
         return is_past_end
 
     def _number(self, records: Records) -> None:
-        """Number records inside of the piece, and leave out those before the first that is asked for."""
+        """Number records inside of the range, and remove those before the first requested."""
         shift = self._base - self._first
         if shift:
             records.records = [number + shift for number in records.records]
@@ -110,7 +110,7 @@ class RangeRecordReader:
         return self._reader.consumed
 
     def finish(self) -> bytes:
-        """The XXH3-128 of a part that was read whole, 16 bytes; of any other one nothing.
+        """Return the XXH3-128 of a completely read part, 16 bytes; else empty bytes.
 
         Raises:
             InputError: the file was changed while it was read.
@@ -123,7 +123,7 @@ class RangeRecordReader:
 
 
 def digest_part(part: SourcePart, rules: ReadRules, bounds: RecordBounds) -> tuple[int, int, bytes]:
-    """First byte, end and XXH3-128 of a part, whose records nobody looks at."""
+    """Return first byte, end and XXH3-128 of a part without parsing its records."""
     with ExitStack() as stack:
         reader = stack.enter_context(PartReader(part, rules, bounds))
         digest = reader.finish()

@@ -1,4 +1,4 @@
-"""A rank's share of a stream: pools come in lane by lane, the sequences of steps go out."""
+"""Steps of a rank's share of a stream, made from the pools of its lanes."""
 
 import logging
 import shutil
@@ -29,25 +29,25 @@ from batchloom.streaming.lane import LanePosition, StreamPool
 from batchloom.streaming.stream_media import PoolMedia
 
 _LOG = logging.getLogger("batchloom")
-# Batches that a loader may have ahead of the one it gave last; beyond it a state is not asked for.
+# Maximum number of batches that a loader makes ahead; a state needs no older steps.
 _MAX_CACHED_STEPS = 1024 + 8
 _MAX_EMPTY_EPOCHS = 2
 
-# Where each lane goes on, and its sequences before that.
+# Resume position of each lane, and its number of sequences before that.
 LaneCursors = Mapping[int, tuple[LanePosition, int]]
 
 
 class PoolSource(Protocol):
-    """Gives the pools of lanes; what is asked for ahead is made meanwhile."""
+    """Source of lane pools, which may make requested pools ahead."""
 
     def ask(self, lane: int, position: LanePosition) -> None:
-        """The pool at this place will be taken next of its lane."""
+        """Announce that the pool at this position is taken next from its lane."""
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:
-        """The pool at this place."""
+        """Return the pool at this position."""
 
     def close(self) -> None:
-        """End whatever makes pools."""
+        """Stop making pools."""
 
 
 @final
@@ -62,13 +62,13 @@ class _ActivePool:
 
     @property
     def end(self) -> int:
-        """Sequences of the lane up to the end of the pool."""
+        """Number of sequences of the lane up to the end of the pool."""
         return self.before + len(self.rows)
 
 
 @final
 class StreamStepReader:
-    """The tokens of one step; documents are numbered through the pools it was made of."""
+    """Tokens of one step; documents are numbered across its pools."""
 
     def __init__(self, pools: Sequence[_ActivePool], end_id: int) -> None:
         self._pools, self.end_id = pools, end_id
@@ -77,7 +77,7 @@ class StreamStepReader:
         self.masked = any(pool.stream_pool.trained is not None for pool in pools)
 
     def _spans(self, documents: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Number of the pool of each span, and the place of its first token there."""
+        """Return the pool index of each span, and the offset of its first token there."""
         pools = self.bases.searchsorted(documents, side="right") - 1
         begins = starts.copy()
         for number in np.unique(pools).tolist():
@@ -86,7 +86,7 @@ class StreamStepReader:
         return pools.tolist(), begins.tolist()
 
     def media(self, documents: NDArray[np.int64]) -> list[tuple[PoolMedia, tuple[StoredMedium, ...]]]:
-        """Where the media of documents lie, and which they are, in the order of their tokens."""
+        """Return the source and the media of each document, in token order."""
         pools = self.bases.searchsorted(documents, side="right") - 1
         document_media = []
         for pool, document in zip(pools.tolist(), documents.tolist(), strict=True):
@@ -102,7 +102,7 @@ class StreamStepReader:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.generic]]:
-        """The ids of spans, as views."""
+        """Return the ids of spans, as views."""
         pools, begins = self._spans(documents, starts)
         tokens = [pool.stream_pool.tokens for pool in self._pools]
         spans = zip(pools, begins, lengths.tolist(), strict=True)
@@ -114,7 +114,7 @@ class StreamStepReader:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.bool_]]:
-        """For the tokens of spans whether each is trained."""
+        """Return for each span whether each of its tokens carries a loss."""
         pools, begins = self._spans(documents, starts)
         flags = [pool.stream_pool.trained for pool in self._pools]
         span_masks = []
@@ -126,15 +126,15 @@ class StreamStepReader:
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """What a feed serves.
+    """Settings of a feed.
 
     Attributes:
-        spec: of the order.
-        lanes: how many there are.
-        rank: which of them are served: those of this rank.
-        world_size: of so many.
+        spec: settings of the data order.
+        lanes: number of lanes.
+        rank: rank whose lanes are served.
+        world_size: number of ranks.
         end_id: the id that fills padding.
-        max_bad: how many records may be bad, as a recipe says it.
+        max_bad: limit of bad records, as in a recipe.
     """
 
     spec: PlanSpec
@@ -157,8 +157,8 @@ class _LaneFeed:
         self._long: list[tuple[int, int]] = []
 
     def add(self, pool: StreamPool, rows: Rows, share: FeedSettings) -> None:
-        """Take the next pool."""
-        # One without sequences, too, so that it is let go of after those before it: they may share a file.
+        """Add the next pool."""
+        # Also queue pools without sequences, so that pools are released in order: they may share a spill file.
         self.open.append(_ActivePool(pool, rows, self.before))
         if len(rows):
             self._barren = None
@@ -171,7 +171,7 @@ class _LaneFeed:
         self.pool_starts.append((self.before, self.position))
 
     def _record_empty_pool(self, pool: StreamPool, share: FeedSettings) -> None:
-        """Note that a pool gave no sequence; whole epochs of such pools end the stream."""
+        """Record a pool without sequences; full epochs of such pools end the stream."""
         if self._barren is None:
             self._barren, self._long = pool.epoch, []
         if pool.epoch == self._barren + 1:
@@ -182,17 +182,17 @@ class _LaneFeed:
             raise make_no_sequence_error(self.lane, share.lanes, *why)
 
     def release_pools(self, sequence: int) -> None:
-        """Let go of pools that end before a sequence."""
+        """Release pools that end at or before a sequence."""
         while self.open and self.open[0].end <= sequence:
             _release_media(self.open.popleft().stream_pool)
 
     def cursor(self, sequence: int) -> tuple[int, LanePosition]:
-        """The last pool that begins at or before a sequence."""
+        """Return the start of the last pool that begins at or before a sequence."""
         at = bisect_right(self.pool_starts, sequence, key=lambda pool_start: pool_start[0]) - 1
         return self.pool_starts[max(at, 0)]
 
     def forget(self, sequence: int) -> None:
-        """Forget where pools began that end before a sequence."""
+        """Remove the start positions of pools that end before a sequence."""
         while len(self.pool_starts) > 1 and self.pool_starts[1][0] <= sequence:
             self.pool_starts.popleft()
 
@@ -204,16 +204,16 @@ def _release_media(pool: StreamPool) -> None:
 
 @final
 class RankFeed:
-    """The steps of one rank, one after the other.
+    """Steps of one rank, in order.
 
-    One thread takes them; any may ask for tokens and cursors meanwhile.
+    One thread takes steps; any thread may call :meth:`tokens` and :meth:`cursors` meanwhile.
 
     Args:
-        share: what is served.
-        pools: makes pools.
-        cursors: where each lane of the rank begins.
-        progress: is told of each pool that came in.
-        media: the folder in which bytes of media are laid aside, which goes with the feed; None where none are.
+        share: settings of the feed.
+        pools: source of pools.
+        cursors: start position of each lane of the rank.
+        progress: called with each received pool.
+        media: spill folder of media bytes, deleted on close; None without media.
     """
 
     def __init__(
@@ -229,23 +229,23 @@ class RankFeed:
         rank_lanes = list_rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in rank_lanes]
         self._round = share.spec.global_batch_size // share.lanes
-        # Records and bad ones of each epoch of lanes.
+        # Records and bad records of each lane epoch.
         self._counts: dict[int, tuple[int, int]] = {}
         self._tokens: dict[int, int] = {}
-        # Around where pools began and the tokens of steps; never held while a pool is waited for.
+        # Guards pool starts and step tokens; never held while waiting for a pool.
         self._lock = Lock()
-        # The first sequence of a lane that a batch may still read.
+        # First sequence of a lane that a batch may still read.
         self._needed = 0
         for lane in self._lanes:
             pools.ask(lane.lane, lane.position)
 
     def take(self, step: int) -> tuple[StreamStepReader, Rows]:
-        """The rows of a step and what reads their tokens; steps are taken in order.
+        """Return the reader and the rows of a step; steps are taken in order.
 
         Raises:
             InputError: a source cannot be read, or too many records are bad.
             PlanError: a lane has no sequence.
-            WorkerError: workers die for ever.
+            WorkerError: workers die repeatedly.
         """
         first = step * self._round
         pools: list[_ActivePool] = []
@@ -273,16 +273,16 @@ class RankFeed:
         return reader, reorder_rows(step_rows, np.argsort(np.concatenate(row_positions)))
 
     def done(self, step: int) -> None:
-        """Say that the batch of a step that was taken is made: what no later step needs is let go of.
+        """Mark the batch of a step as made, and release pools that no later step needs.
 
-        Until then the media of its documents are read. Steps are done in order, by the thread that takes them.
+        The media of its documents are read until then. The thread that takes steps calls this in step order.
         """
         self._needed = (step + 1) * self._round
         for lane in self._lanes:
             lane.release_pools(self._needed)
 
     def _iter_sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _ActivePool]]:
-        """The sequences of a lane from ``first`` on, pool by pool."""
+        """Return the sequences of a lane from ``first`` to ``stop``, by pool."""
         sequences = []
         while lane.before < stop:
             self._start_pool(lane)
@@ -294,7 +294,7 @@ class RankFeed:
         return sequences
 
     def _start_pool(self, lane: _LaneFeed) -> None:
-        """Take the next pool of a lane, and have the one after it made."""
+        """Take the next pool of a lane, and request the one after it."""
         with rename_out_in_errors():
             pool = self._pools.take(lane.lane, lane.position)
         self._pools.ask(lane.lane, pool.next)
@@ -305,7 +305,7 @@ class RankFeed:
         self._progress(pool)
 
     def _count(self, pool: StreamPool) -> None:
-        """Tell of bad records, and stop where there are too many."""
+        """Log bad records, and raise if there are too many."""
         records, bad = self._counts.get(pool.epoch, (0, 0))
         records, bad = records + pool.records, bad + pool.bad
         self._counts[pool.epoch] = records, bad
@@ -321,15 +321,15 @@ class RankFeed:
             )
 
     def tokens(self, step: int) -> int:
-        """Tokens of the rank's rows of a step that was taken."""
+        """Return the tokens of the rank's rows of a taken step."""
         with self._lock:
             return self._tokens[step]
 
     def cursors(self, step: int) -> dict[int, tuple[LanePosition, int]]:
-        """Where each lane of the rank goes on at a step; replay is at most a pool.
+        """Return the resume position of each lane at a step; at most one pool is replayed.
 
         Raises:
-            PlanError: the step lies before those that are remembered.
+            PlanError: the positions of the step are no longer stored.
         """
         cursors = {}
         for lane in self._lanes:
@@ -341,8 +341,8 @@ class RankFeed:
         return cursors
 
     def close(self) -> None:
-        """End whatever makes pools."""
+        """Stop making pools and delete spilled media."""
         self._pools.close()
         if self._media is not None:
-            # A worker that is not done yet may put a file there meanwhile: it goes with the stream.
+            # A running worker may still write a file there; it is deleted with the stream's folder.
             shutil.rmtree(self._media, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``stream``: raw inputs as something a ``Loader`` takes, with nothing prepared before."""
+"""``stream``: raw inputs for a ``Loader``, without a prepared store."""
 
 import logging
 import os
@@ -91,7 +91,7 @@ _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
 
-def stream(  # noqa: D417 - the fields of the recipe, told there
+def stream(  # noqa: D417 - the fields of the recipe, documented there
     inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     seq_len: int,
@@ -124,29 +124,28 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     workers: int | Literal["auto"] = "auto",
     keep: str | os.PathLike[str] | None = None,
 ) -> "Stream":
-    """Train on raw inputs: what ``prepare`` would make of them, tokenized when it is needed.
+    """Train on raw inputs, tokenized on demand as ``prepare`` would tokenize them.
 
     ``Loader(stream)`` gives the batches of one rank. The sequence at a position depends only on
     inputs, recipe, seed, ``lanes`` and the settings of the order: not on ranks or workers. Duplicates
-    stay. Documents of the shares of ``val`` and ``test`` are left out, as ``prepare`` would lay them aside.
+    are not removed. Documents of the ``val`` and ``test`` fractions are left out, as ``prepare`` separates them.
 
     Args:
         inputs, recipe, tokenizer, end_token, text_field, mapping, ignore, split_on, normalize, clean, dtype,
-        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media, follow_links: as ``prepare``
-            takes them.
+        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media, follow_links: see ``prepare``.
         seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
         global_batch_size: sequences of a step over all ranks.
-        steps: of the run; a stream has no length of its own.
-        lanes: how many parts of the input are read side by side: divides ``global_batch_size`` and is
+        steps: steps of the run; a stream has no length of its own.
+        lanes: number of parallel read streams: divides ``global_batch_size`` and is
             a multiple of every world size. None: the greatest common divisor of the batch and 64.
-        pool_size: documents of a lane that are packed together; None: 8,192, or 1,024 where media are read.
-        overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
+        pool_size: documents of a lane that are packed together; None: 8,192, or 1,024 with media.
+        overlong: policy for documents longer than ``seq_len``; None: ``drop`` if every input holds
             conversations, or documents may hold media, else ``split``.
-        workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
-        keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
+        workers: tokenizer processes of each rank; 0: only its own process; ``auto``: its number of cores.
+        keep: folder where the store of these inputs grows during training; ``Stream.finish`` completes it.
 
     Raises:
-        SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
+        SettingsError, InputMissingError, InputError, TokenizerError: invalid settings or inputs.
         PlanError: lanes that do not fit.
         StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
     """
@@ -174,7 +173,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """The order of a stream as it was asked for; see :func:`stream`."""
+    """Requested data order of a stream; see :func:`stream`."""
 
     seq_len: int
     global_batch_size: int
@@ -195,7 +194,7 @@ class StreamOrder:
             raise SettingsError([f"lanes: {quote_value(lanes)} is no whole number of at least 1"])
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
-        """The settings of the order, with what becomes of long documents where nobody said so."""
+        """Return the settings of the order, with a default overlong policy."""
         return PlanSpec(
             seq_len=self.seq_len,
             global_batch_size=self.global_batch_size,
@@ -210,12 +209,12 @@ class StreamOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """How a stream is carried out; it decides no token.
+    """Execution settings of a stream; they do not affect tokens.
 
     Attributes:
-        workers: processes of each rank; 0 for none but its own.
-        keep: the folder of a store that grows meanwhile.
-        run: sizes that decide units, other than the default only in tests.
+        workers: worker processes of each rank; 0 for only its own process.
+        keep: folder of a store that grows during training.
+        run: sizes that decide units, not the defaults only in tests.
     """
 
     workers: int | Literal["auto"] = "auto"
@@ -236,13 +235,13 @@ class Stream:
 
     Attributes:
         recipe: how inputs become documents.
-        spec: settings of the order.
-        lanes: how many lanes there are.
-        fingerprint: 32 hex digits that name the order.
-        identity: the fields it is made of.
-        tokenizer: what encodes.
-        processor: the state of what makes features of images and audio; None where none are read.
-        keeping: the store that grows meanwhile; None where none does.
+        spec: settings of the data order.
+        lanes: number of lanes.
+        fingerprint: 32 hex digits that identify the order.
+        identity: fields of the fingerprint.
+        tokenizer: tokenizer of the stream.
+        processor: state of the media processor; None if no media are read.
+        keeping: the store that grows during training; None without one.
     """
 
     def __init__(
@@ -277,7 +276,7 @@ class Stream:
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
         self._range_groups = make_range_groups(self._units, readings.rules, settings.run.unit_bytes)
         sources = self._listing.sources
-        # The first file of each input: a stream looks at the others when it comes to them.
+        # Only the first file of each input is checked; a stream checks others when it reads them.
         first = {source.input: source for source in reversed(sources)}
         unused = dict.fromkeys(name for source in first.values() for name in readings.get_parser(source).unused_columns)
         if unused:
@@ -286,7 +285,7 @@ class Stream:
         if media:
             check_no_cuts(order.packing, order.overlong)
         self.spec = order.spec(order.overlong or choose_overlong(sources, readings))
-        # Nobody has said that conversations may be cut, and those that there are will be.
+        # By default, conversations mixed with texts are cut, which deserves a warning.
         cuts_all = order.overlong is None and self.spec.overlong == "split"
         cuts_conversations = cuts_all and has_conversations(sources, readings)
         self._pending_warning = (
@@ -309,7 +308,7 @@ class Stream:
         )
 
     def _processor(self) -> dict[str, Any] | None:
-        """The state of the recipe's processor, whose tokens the tokenizer knows."""
+        """Return the processor state of the recipe, and check it against the tokenizer."""
         media = self.recipe.reading.media
         if media is None:
             return None
@@ -356,48 +355,48 @@ class Stream:
 
     @property
     def vocab_size(self) -> int:
-        """Every id is below this."""
+        """Exclusive upper bound of the ids."""
         return self.tokenizer.vocab_size
 
     @property
     def control(self) -> Mapping[str, int]:
-        """The ids of control tokens."""
+        """Ids of the control tokens."""
         return self.tokenizer.control
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps of the run."""
         return int(self.spec.steps or 0)
 
     @property
     def origin(self) -> str:
-        """Where the data comes from, as batches and log lines say it."""
+        """Origin of the data, as in batches and log lines."""
         name = self._listing.sources[0].name
         more = f" and {len(self._listing.sources) - 1:,} more" if len(self._listing.sources) > 1 else ""
         return f"source=real stream of {name}{more} {self.fingerprint[:12]}"
 
     def begin(self, rank: int, world_size: int) -> LaneCursors:
-        """Where the lanes of a rank begin.
+        """Return the start positions of a rank's lanes.
 
         Raises:
-            PlanError: a world size the lanes cannot be dealt to; names those that fit.
+            PlanError: a world size that does not divide the lanes; names those that fit.
         """
         check_lane_world(self.lanes, rank, world_size)
         return {lane: (LanePosition(), 0) for lane in list_rank_lanes(self.lanes, rank, world_size)}
 
     def state(self, step: int, cursors: LaneCursors) -> dict[str, Any]:
-        """A step as plain JSON values, with where the lanes of this rank go on."""
+        """Return a step as plain JSON values, with the lane positions of this rank."""
         position = step * self.spec.global_batch_size
         return make_stream_state(self._facts, position, cursors)
 
     @property
     def abandoned(self) -> Path | None:
-        """Where the stream kept what it read before it went on, and does no more; None where a store was made of it."""
+        """Previous ``keep`` folder that is no longer used; None if it holds a store."""
         return find_abandoned_folder(self._kept_in, self.keeping)
 
     @property
     def _facts(self) -> StreamIdentity:
-        """What states know of the stream."""
+        """Identity of the stream in its states."""
         keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
         keep_path = None if keep is None else str(keep)
         return StreamIdentity(
@@ -406,10 +405,10 @@ class Stream:
         )
 
     def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, LaneCursors]:
-        """The step of a state, and where the lanes of a rank go on.
+        """Return the step of a state, and the rank's lane positions.
 
         Raises:
-            StateError: it is of another stream, was changed, or lacks a lane of this rank.
+            StateError: the state is of another stream, was changed, or lacks a lane of this rank.
         """
         rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
         position, cursors, self._kept_in = read_stream_state(state, self._facts, rank_lanes)
@@ -422,23 +421,23 @@ class Stream:
         return position // self.spec.global_batch_size, cursors
 
     def check_state_stream(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of another stream.
+        """Reject the state of another stream.
 
         Raises:
-            StateError: it is; names each field that differs.
+            StateError: names each field that differs.
         """
         check_same_stream(state, self._facts)
 
     def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state of those of all ranks, which any number of ranks can go on with; see ``merge_states``."""
+        """Merge the states of all ranks; see :func:`merge_states`."""
         return merge_states(states)
 
     def count_cached_units(self) -> tuple[int, int]:
-        """How many units of the input are kept whole, and how many there are."""
+        """Return the number of completely cached units, and of all units."""
         return (self.keeping.count_cached_units() if self.keeping is not None else 0), len(self._units)
 
     def open(self, rank: int, world_size: int, cursors: LaneCursors) -> RankFeed:
-        """The steps of a rank from where its lanes stand; close it at the end."""
+        """Return the steps of a rank from its lane positions; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
         groups_by_number = dict(enumerate(self._range_groups))
         media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
@@ -469,18 +468,19 @@ class Stream:
         workers: int | Literal["auto"] = "auto",
         progress: Callable[[Note | Progress], None] | None = None,
     ) -> PrepareResult:
-        """End the store of ``keep``: it is that of ``prepare(..., dedup="none")``, to the byte.
+        """Complete the store of ``keep``, as ``prepare(..., dedup="none")`` writes it.
 
-        What the stream has read whole is not read again, what it has not is. On one process, when no
-        other reads the stream any more.
+        The stores are byte-identical. Units that the stream has read completely are not read again. Call it in
+        one process,
+        when no other reads the stream any more.
 
         Args:
-            workers: as ``prepare`` takes it.
-            progress: as ``prepare`` takes it.
+            workers: see ``prepare``.
+            progress: see ``prepare``.
 
         Raises:
-            SettingsError: nothing is kept.
-            BatchloomError: whatever ``prepare`` finds wrong.
+            SettingsError: ``keep`` was not given.
+            BatchloomError: any error of ``prepare``.
         """
         if self.keeping is None:
             raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
@@ -501,7 +501,7 @@ class Stream:
         )
 
     def _announce_cut_conversations(self, pool: StreamPool) -> None:
-        """Tell of conversations that are cut, where they were not known of before."""
+        """Warn about cut conversations when they first appear."""
         if pool.conversations and self._cuts_unknown:
             self._cuts_unknown = False
             _LOG.warning("%s", describe_cut_conversations(self.spec))
@@ -530,7 +530,7 @@ class Stream:
 
 
 def _remove_stream_folder(folder: Path, lock_file: IO[bytes], owner: int) -> None:
-    """Delete a stream's folder and let go of it, in the process that made it alone."""
+    """Delete a stream's folder and release its lock, only in the process that made it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
         lock_file.close()

@@ -1,4 +1,4 @@
-"""What came of the records of a lane, for when no document did."""
+"""Record statistics of a lane, to explain why it has no document."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ class RecordCounts:
     """Counts of an epoch of a lane.
 
     Attributes:
-        records: that were read.
-        reasons: why they gave no document to train on, and how many for each.
+        records: number of records read.
+        reasons: number of records without a train document, by reason.
     """
 
     records: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: UnitFacts, shares: NDArray[np.int64]) -> None:
-        """Count a stretch, and how many documents each subset has of it."""
+        """Add a range group's records, and its number of documents per subset."""
         for part in facts.parts:
             self.records += part.records
             self.reasons.update({_BAD_PREFIX: part.bad, _EMPTY_REASON: part.empty, **part.dropped})
@@ -37,10 +37,9 @@ class RecordCounts:
             self.reasons[_SHARE_PREFIX + name] += count
 
     def explain_no_document(self, bad: Sequence[str]) -> tuple[str, str]:
-        """Why there is no document, and what would mend it.
+        """Return why there is no document, and a remedy.
 
-        Args:
-            bad: what is said of the first bad records.
+        ``bad`` holds the messages about the first bad records.
         """
         nonzero_reasons = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
         if not nonzero_reasons:

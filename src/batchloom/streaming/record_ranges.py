@@ -1,4 +1,4 @@
-"""Stretches: what lanes take turns at, cut out of the units of ``prepare`` by listing alone."""
+"""Range groups: the read units of lanes, cut from ``prepare``'s units by size."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from batchloom.preparation.units import Unit
 from batchloom.sources import ReadRules, SourcePart
 from batchloom.sources.files import choose_read_method, is_splittable
 
-# So many at least, where the input is large enough: then the lanes have about equal shares.
+# Minimum number if the input is large enough, so that lanes have about equal shares.
 _MIN_RANGES = 1024
 _MIN_RANGE_BYTES = 1 << 10
-# A text is read from the beginning of its part to where a stretch begins.
+# Reading a range of a text starts at the beginning of its part.
 _MAX_TEXT_CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """A part of a unit, or a piece of one.
+    """A part of a unit, or a range of one.
 
     Attributes:
-        unit_part: the part as the unit has it.
-        part_index: number of that part inside the unit.
+        unit_part: the part of the unit.
+        part_index: index of that part in the unit.
         start: first byte, nominal until record bounds are looked up.
-        stop: one after its last.
+        stop: one after its last byte.
     """
 
     unit_part: SourcePart
@@ -33,25 +33,25 @@ class RecordRange:
 
     @property
     def part(self) -> SourcePart:
-        """The piece as a part of its source."""
+        """The range as a part of its source."""
         return SourcePart(self.unit_part.source, self.start, self.stop)
 
     @property
     def covers_part(self) -> bool:
-        """Whether it is all of its part."""
+        """True if it is all of its part."""
         return (self.start, self.stop) == (self.unit_part.start, self.unit_part.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeGroup:
-    """Neighbouring pieces of one unit, which a lane reads together.
+    """Neighbouring record ranges of one unit, which a lane reads together.
 
     Attributes:
         unit: number of the unit.
-        first_part: number of the unit's first part in the manifest's list of parts.
-        group_index: number of the stretch inside the unit.
-        last: whether it is the unit's last one.
-        ranges: in order.
+        first_part: index of the unit's first part in the manifest's list of parts.
+        group_index: index of the group in the unit.
+        last: whether it is the unit's last group.
+        ranges: record ranges in order.
     """
 
     unit: int
@@ -62,14 +62,17 @@ class RangeGroup:
 
 
 def choose_group_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
-    """About how many bytes a stretch has: a power of two, so that there are a thousand; a unit's at most."""
+    """Return the approximate bytes of a range group, a power of two up to a unit.
+
+    There are about a thousand groups.
+    """
     total = sum(unit.bytes for unit in units)
     target_bytes = max(_MIN_RANGE_BYTES, total // _MIN_RANGES)
     return min(unit_bytes, 1 << (target_bytes.bit_length() - 1))
 
 
 def make_range_groups(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[RangeGroup]:
-    """The stretches of all units, in the order of the input; they know nothing of lanes or workers."""
+    """Return the range groups of all units in input order, independent of lanes."""
     size = choose_group_bytes(units, unit_bytes)
     range_groups: list[RangeGroup] = []
     for unit in units:
@@ -93,7 +96,7 @@ def _iter_ranges(unit: Unit, rules: ReadRules, size: int) -> Iterator[RecordRang
 
 
 def is_sequential_text(part: SourcePart, rules: ReadRules) -> bool:
-    """Whether documents of a part are told apart only by reading on from its beginning."""
+    """Return whether a part must be read from its beginning to find its documents."""
     return choose_read_method(part.source, rules) == "cut"
 
 

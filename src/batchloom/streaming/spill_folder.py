@@ -1,4 +1,4 @@
-"""The folder of what a stream lays aside: what a process that was killed left is deleted by the next stream."""
+"""Spill folder of a stream; the next stream deletes those of killed processes."""
 
 import fcntl
 import os
@@ -12,24 +12,24 @@ _FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
 
 
 def make_spill_folder() -> tuple[Path, IO[bytes]]:
-    """A folder among those for temporary files, and the open file by which others see that it is in use.
+    """Create a temporary folder and the open, locked file that marks it as in use.
 
-    The file is locked for as long as it is open in any process: a lock goes with its holder, however that ends, and is
-    seen by whoever sees the file, also from another container.
+    The lock lasts while the file is open in any process, ends with its holder, and is
+    visible to every process that sees the file, also from another container.
     """
     _remove_orphaned_folders(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     file = (folder / f"{_OWNER_FILE}.new").open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
-    # Under its name it is locked already.
+    # The rename makes the file visible only after it is locked.
     (folder / f"{_OWNER_FILE}.new").rename(folder / _OWNER_FILE)
     return folder, file
 
 
 def _remove_orphaned_folders(home: Path) -> None:
-    """Delete the folders of this user whose owners are gone."""
+    """Delete this user's folders whose owners have ended."""
     for owner_file in home.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
-        # What is locked, or cannot be looked at, is somebody's.
+        # A folder that is locked or unreadable has an owner.
         with suppress(OSError), owner_file.open("rb") as file:
             if owner_file.lstat().st_uid == os.getuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

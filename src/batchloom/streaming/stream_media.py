@@ -1,4 +1,4 @@
-"""Images and audio of the documents of a stream: which they hold, and where these lie until their batch is made."""
+"""Media of stream documents, with temporary storage until their batch is made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from batchloom.store.write import make_folder
 
 
 class DocumentMedia(NamedTuple):
-    """What a document holds.
+    """Media of a document.
 
     Attributes:
-        media: in the order of their tokens.
-        folder: where their paths begin.
-        line: the file and the line of the document, for people.
+        media: media in token order.
+        folder: base folder of their paths.
+        line: file and line of the document, for messages.
     """
 
     media: tuple[StoredMedium, ...]
@@ -31,11 +31,11 @@ class DocumentMedia(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class PoolMedia:
-    """The media of the documents of a pool.
+    """Media of a pool's documents.
 
     Attributes:
-        documents: those that hold some, by their numbers in the pool.
-        limits: what is refused for its size.
+        documents: documents with media, by their number in the pool.
+        limits: size limits of media.
         spill_files: files of bytes that no later pool of the lane needs.
     """
 
@@ -45,14 +45,14 @@ class PoolMedia:
 
     @property
     def remedy(self) -> str:
-        """What may be done where a medium cannot be read."""
+        """Advice for a medium that cannot be read."""
         return (
             "Bring it back, or leave the record out. Of a store (batchloom prepare) a run can serve padding for "
             "documents whose media are gone."
         )
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """The bytes of a medium that stood in its record.
+        """Return the spilled bytes of a medium from a record.
 
         Raises:
             StoreError: they cannot be read.
@@ -68,30 +68,29 @@ class PoolMedia:
         return read_blob(path, begin, medium.size)
 
     def folder_of(self, document: int) -> str:
-        """Where paths of media begin that a document names."""
+        """Return the base folder of a document's media paths."""
         return self.documents[document].folder
 
     def describe_document(self, document: int) -> str:
-        """What a document is called in a sentence."""
+        """Return the name of a document for messages."""
         return f"The document at {self.documents[document].line}"
 
     def of(self, document: int) -> tuple[StoredMedium, ...]:
-        """The media of a document."""
+        """Return the media of a document."""
         document_media = self.documents.get(document)
         return () if document_media is None else document_media.media
 
     def forget(self) -> None:
-        """Delete what no later pool needs."""
+        """Delete spill files that no later pool needs."""
         for path in self.spill_files:
             path.unlink(missing_ok=True)
 
 
 @final
 class MediaSpill:
-    """Lays the bytes of media that stand in records aside, so that no pool has them in memory.
+    """Writer of media bytes from records to files, so that pools do not hold them.
 
-    Args:
-        folder: of files; it is made where it is not there.
+    ``folder`` is created on demand.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,10 +99,10 @@ class MediaSpill:
     def write_media(
         self, media: Sequence[Sequence[PlacedMedium]]
     ) -> tuple[list[tuple[StoredMedium, ...]], Path | None]:
-        """The media of documents as they are read for batches, and the file of their bytes; None where none is held.
+        """Return the stored media of documents, and their spill file; None without bytes.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: the file cannot be written.
         """
         has_data = any(placed_medium.medium.data is not None for some in media for placed_medium in some)
         if not has_data:
@@ -129,7 +128,7 @@ def _write_media_bytes(media: Sequence[PlacedMedium], path: Path, file: IO[bytes
         if data is None:
             stored_media.append(_make_stored_medium(placed_medium, None))
             continue
-        if last is None or last[0] is not data:  # the frames of a video are of the same bytes
+        if last is None or last[0] is not data:  # frames of a video share one bytes object
             last = data, file.tell()
             file.write(data)
         stored_media.append(_make_stored_medium(placed_medium, (path, last[1])))

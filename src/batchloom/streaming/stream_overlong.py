@@ -1,4 +1,4 @@
-"""Documents longer than a sequence: what becomes of them where nobody says so, and what is told of it."""
+"""Default policy and warnings for documents longer than a sequence."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -9,24 +9,24 @@ from batchloom.plan.packing import OverlongMode
 from batchloom.preparation.documents import RecordParsers
 from batchloom.sources.files import Source
 
-# So many files are looked into for a warning; what else holds conversations is told when it is come to.
+# Number of files sampled for a warning; conversations in other files are reported when they are read.
 _MAX_SAMPLED_FILES = 64
-# Kinds of files that are texts whatever they hold.
+# Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
 
 def may_hold_media(sources: Sequence[Source], readings: RecordParsers) -> bool:
-    """Whether documents of some source may hold images or audio, by how it is read."""
+    """Return whether documents of some source may hold media, by its record kind."""
     return readings.reads_media and any(
         readings.get_parser(source).record_kind in ("conversation", "interleaved") for source in sources
     )
 
 
 def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
-    """Refuse what cuts documents, of a stream with images or audio.
+    """Reject settings that cut documents, for a stream with images or audio.
 
     Raises:
-        PlanError: says what to give.
+        PlanError: names valid settings.
     """
     setting = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
     if packing == "wrap" or overlong in ("split", "truncate"):
@@ -37,13 +37,13 @@ def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
 
 
 def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> OverlongMode:
-    """``drop`` where every input holds conversations, or one may hold media, else ``split``.
+    """Return ``drop`` if all inputs hold conversations or some media, else ``split``.
 
-    As a loader over their store has it, but for conversations beside texts that a processor is given for and that name
-    no media: whether some do is known when all are read.
+    A loader over their store chooses the same, except for conversations without media next to texts, with a
+    processor:
+    only reading all inputs shows whether they hold media.
 
-    Files that are texts by their kind are not looked into, nor is any after the first that holds
-    no conversations.
+    Files that are texts by their kind are not read, nor any file after the first without conversations.
     """
     if may_hold_media(sources, readings):
         return "drop"
@@ -53,7 +53,10 @@ def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> Overl
 
 
 def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> bool:
-    """Whether some of the first files that may hold conversations do: the first of each input, then the others."""
+    """Return whether sampled files hold conversations.
+
+    The sample begins with the first file of each input that may hold them.
+    """
     unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
     first = {source.input: source for source in reversed(unsure)}
     other_sources = (source for source in unsure if first[source.input] is not source)
@@ -62,7 +65,7 @@ def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> boo
 
 
 def describe_cut_conversations(spec: PlanSpec) -> str:
-    """What is said where conversations are cut since texts lie beside them."""
+    """Return the warning that conversations mixed with texts are cut."""
     return (
         f"The inputs hold texts and conversations, and documents longer than seq_len {spec.seq_len} are cut, "
         f"conversations too: overlong='drop' leaves all of them out, stream(max_tokens={spec.seq_len}) conversations "
@@ -71,7 +74,10 @@ def describe_cut_conversations(spec: PlanSpec) -> str:
 
 
 def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
-    """What is said where something is left out; empty where nothing is. Documents with media are never cut."""
+    """Return the warning about documents left out; empty if all are read.
+
+    Documents with media are never cut.
+    """
     if spec.overlong not in ("drop", "truncate"):
         return ""
     remedy = "a larger seq_len" if media else "overlong='split'"

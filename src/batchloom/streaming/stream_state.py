@@ -1,4 +1,4 @@
-"""The state of a stream: where each of its lanes goes on."""
+"""State of a stream: the resume position of each lane."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ _CURSOR_FIELDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """What a state knows of its stream.
+    """Identity of a stream in its states.
 
     Attributes:
-        fingerprint: of the stream.
-        identity: the fields it is made of.
-        recipe: of the stream, whose fingerprint alone is one of them; empty in a state of before it was kept.
-        keep: the folder where the stream kept what it read; None where it kept nothing.
+        fingerprint: fingerprint of the stream.
+        identity: fields of the fingerprint.
+        recipe: recipe of the stream, of which ``identity`` has only the fingerprint; empty in older states.
+        keep: folder of the stream's cached data; None without one.
     """
 
     fingerprint: str
@@ -33,12 +33,9 @@ class StreamIdentity:
 
 
 def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors) -> dict[str, Any]:
-    """A position of a stream as plain JSON values.
+    """Return a position of a stream as plain JSON values.
 
-    Args:
-        facts: of the stream.
-        position: the sequence to go on with.
-        cursors: of the lanes that this process reads.
+    ``position`` is the next sequence; ``cursors`` holds the lanes that this process reads.
     """
     plain = {
         "order_version": ORDER_VERSION,
@@ -53,13 +50,13 @@ def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of the states of all ranks, which any number of ranks can go on with.
+    """Merge the states of all ranks into one that any number of ranks can resume from.
 
     Args:
-        states: what ``Loader.state_dict()`` gave on each rank of a stream, all at the same step.
+        states: ``Loader.state_dict()`` of each rank of a stream, all at the same step.
 
     Raises:
-        StateError: there are none, or they are of other streams or of other steps.
+        StateError: the list is empty, or the states are of different streams or steps.
     """
     if not states:
         raise StateError("There are no states to merge; gather state_dict() of every rank.")
@@ -84,10 +81,10 @@ def _parse_identity(state: Mapping[str, Any]) -> StreamIdentity:
 
 
 def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> StreamIdentity:
-    """What a state knows of its stream, which is this one.
+    """Return the identity in a state, after a check that it is of this stream.
 
     Raises:
-        StateError: it is no state, was changed, or belongs to another stream; names the fields that differ.
+        StateError: the state is invalid, was changed, or belongs to another stream; names the fields that differ.
     """
     saved_identity = _parse_identity(_validate_state(state))
     if saved_identity.fingerprint == facts.fingerprint:
@@ -97,7 +94,7 @@ def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> Stream
         list_recipe_differences(dict(saved_identity.recipe), dict(facts.recipe)) if saved_identity.recipe else []
     )
     if differences:
-        # They say of what these two are fingerprints.
+        # The recipe differences explain these two fingerprints.
         hidden = ("recipe", "tokenizer")[: 1 + any(difference.startswith("tokenizer:") for difference in differences)]
         saved_fields, current_fields = (
             {k: v for k, v in identity_fields.items() if k not in hidden}
@@ -113,10 +110,10 @@ def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> Stream
 def read_stream_state(
     state: Mapping[str, Any], facts: StreamIdentity, rank_lanes: range
 ) -> tuple[int, LaneCursors, str | None]:
-    """The position of a state, where the lanes of a rank go on, and where its stream kept what it read.
+    """Return a state's position, its lane positions, and its ``keep`` folder.
 
     Raises:
-        StateError: it is no state, was changed, belongs to another stream, or lacks a lane.
+        StateError: the state is invalid, was changed, belongs to another stream, or lacks a lane.
     """
     saved_identity, lanes = check_same_stream(state, facts), state["lanes"]
     missing = [lane for lane in rank_lanes if str(lane) not in lanes]

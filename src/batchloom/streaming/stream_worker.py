@@ -1,4 +1,4 @@
-"""What a worker of a stream does: one order is one pool of one lane."""
+"""Worker of a stream: each task makes one pool of one lane."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from batchloom.streaming.stream_media import MediaSpill
 
 @dataclass(frozen=True, slots=True)
 class PoolTask:
-    """The pool of a lane that begins at a place."""
+    """Request for the pool of a lane at a position."""
 
     lane: int
     position: LanePosition
@@ -27,16 +27,16 @@ class PoolTask:
 
 @dataclass(frozen=True, slots=True)
 class StreamSetup:
-    """All that a worker of a stream needs to know, as a value that other processes can be sent.
+    """Setup of a stream worker, which can be sent to other processes.
 
     Attributes:
         worker_setup: how records become documents.
-        range_groups: those of the lanes that are read here, by number.
-        count: how many stretches there are in all.
-        spec: of the order.
-        lanes: how many lanes there are.
-        keep: where stretches are kept for a store; None where none is.
-        media: a folder for the bytes of media that stand in records; None where media are not read.
+        range_groups: range groups of the lanes read here, by number.
+        count: number of all range groups.
+        spec: settings of the data order.
+        lanes: number of lanes.
+        keep: cache of range groups for a store; None without one.
+        media: spill folder of media bytes from records; None if media are not read.
     """
 
     worker_setup: WorkerSetup
@@ -48,16 +48,19 @@ class StreamSetup:
     media: Path | None = None
 
     def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
-        """The same for a worker that reads these lanes alone: of very many files it need not know all."""
+        """Return the setup of a worker of these lanes, with only their range groups.
+
+        With very many files, the full list is large.
+        """
         numbers_by_lane = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
         numbers = np.concatenate(numbers_by_lane).tolist()
         return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
 
     def __call__(self) -> TaskFunction:
-        """Make what does orders, in the process that does them.
+        """Create the task function in the process that runs it.
 
         Raises:
-            WorkerError: this process has other versions.
+            WorkerError: this process has other package versions.
         """
         check_versions(self.worker_setup.versions)
         task, recipe = self.worker_setup.load_context(), self.worker_setup.recipe
@@ -78,14 +81,14 @@ class StreamSetup:
 
 @final
 class LaneSet:
-    """The lanes that one process reads, each open at the place it has come to."""
+    """Lanes that one process reads, each open at its current position."""
 
     def __init__(self, context: LaneContext) -> None:
         self._context = context
         self._open: dict[int, LaneReader] = {}
 
     def pool(self, pool_task: PoolTask) -> StreamPool:
-        """The pool that begins at a place; a lane that stands elsewhere is begun anew there."""
+        """Return the pool at a position; reopen a lane that is at another position."""
         reader = self._open.pop(pool_task.lane, None)
         if reader is None or reader.position != pool_task.position:
             reader = LaneReader(self._context, pool_task.lane, pool_task.position)
