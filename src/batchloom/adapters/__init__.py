@@ -1,4 +1,4 @@
-"""Adapters of trainers: translation only, one module or folder a framework.
+"""Trainer adapters: translation only, one module or folder per framework.
 
 Each module is public: import from `batchloom.adapters.lightning` and so on. Read `pytorch.py` first.
 """

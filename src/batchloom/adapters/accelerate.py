@@ -1,4 +1,4 @@
-"""Accelerate: which share a process reads, what divides the loss, and checkpoints that are whole."""
+"""Accelerate: each process's share of the data, loss scaling and checkpoints."""
 
 from batchloom.adapters.requirements import ACCELERATE, TORCH, require_installed
 
@@ -27,23 +27,24 @@ from batchloom.core.errors import BatchloomError, TrainError
 
 
 def attach(accelerator: Any, loader: Loader) -> None:
-    """Have a loader's place saved and loaded with the accelerator's state; every process calls it, once.
+    """Save and load a loader's state with an accelerator's; all processes call it.
 
-    The loader reads this process's share by itself: it is not given to ``accelerator.prepare``, which would deal its
-    batches anew. :func:`save_checkpoint` keeps its place before the step it is given, whatever was fetched ahead;
-    ``accelerator.save_state`` alone, or a stream, that after the batch given last.
+    The loader reads this process's share by itself. Do not pass it to ``accelerator.prepare``, which would
+    distribute its batches a second time. :func:`save_checkpoint` saves the state before the given step, without
+    prefetched batches. ``accelerator.save_state`` alone, or a stream, saves the state after the last batch
+    returned.
 
     Args:
         accelerator: an ``accelerate.Accelerator`` whose ``gradient_accumulation_steps`` are the passes of a step.
-        loader: made with ``rank=accelerator.process_index, world_size=accelerator.num_processes`` and a
+        loader: loader made with ``rank=accelerator.process_index, world_size=accelerator.num_processes`` and a
             ``micro_batch_size``.
 
     Raises:
-        MissingDependencyError: accelerate is older than this needs.
-        PlanError: edits change how many passes a step takes, and the Accelerator does as many in all.
-        TrainError: the loader reads another share, or its rows do not make so many passes (says how many they make);
+        MissingDependencyError: accelerate is older than required.
+        PlanError: edits change the number of passes per step, which an Accelerator cannot do.
+        TrainError: the loader reads another share; its rows make another number of passes (the error names it);
             its batches went through ``prepare``; the accelerator has a loader already; or it is a stream of several
-            processes, of which Accelerate would keep the lanes of the first alone.
+            processes: Accelerate would save only the lanes of the first.
     """
     require_installed(ACCELERATE)
     if accelerator in _LOADER_STATES:
@@ -78,12 +79,12 @@ def attach(accelerator: Any, loader: Loader) -> None:
 
 
 def require_isolation(accelerator: Any, model: Any, loader: Loader) -> None:
-    """Refuse a model that lets the packed documents of a loader see each other.
+    """Reject a model in which packed documents of a loader attend to each other.
 
-    Every process calls it before the first step, with what ``accelerator.prepare`` gave.
+    Every process calls it before the first step, with the prepared model.
 
     Raises:
-        TrainError: the model ignores ``position_ids``, or does not take what batches hold; with what to change.
+        TrainError: the model ignores ``position_ids``, or rejects the batches; the error names the change to make.
     """
     half = accelerator.mixed_precision in ("fp16", "bf16", "fp8")
     check_no_leak(model, loader, _merge_parts, loader.spec.micro_batch_size or 1, half=half)
@@ -94,10 +95,10 @@ def _merge_parts(parts: list[Batch]) -> dict[str, Any]:
 
 
 def _check_not_prepared(accelerator: Any) -> None:
-    """Refuse a loader's batches that went through ``prepare``."""
-    for dataloader in accelerator._dataloaders:  # noqa: SLF001 - it has no public way to ask for them
+    """Reject batches of a loader that went through ``prepare``."""
+    for dataloader in accelerator._dataloaders:  # noqa: SLF001 - no public accessor
         dataset = dataloader.dataset
-        # Of several processes Accelerate has an iterable dataset in one of its own.
+        # With several processes Accelerate wraps an iterable dataset in one of its own.
         if isinstance(getattr(dataset, "dataset", dataset), LoaderDataset | LoaderIterable):
             raise TrainError(
                 "accelerator.prepare was given a DataLoader of a Loader's batches, which it deals anew, each to one "
@@ -107,25 +108,25 @@ def _check_not_prepared(accelerator: Any) -> None:
 
 @final
 class _LoaderState:
-    """What Accelerate keeps of a loader, whose steps are the accelerator's also by the edits that a checkpoint brings.
+    """Loader state that Accelerate saves, with a check of the passes per step.
 
     Attributes:
-        step: the steps trained, while :func:`save_checkpoint` or :func:`load_newest_checkpoint` are at it; None where
-            nobody says.
-        steps_done: the steps done by the state that was loaded last.
+        step: number of trained steps during :func:`save_checkpoint` and :func:`load_newest_checkpoint`,
+            otherwise None.
+        steps_done: number of steps done by the state that was loaded last.
     """
 
     def __init__(self, accelerator: Any, loader: Loader) -> None:
-        # Weakly: what is kept of an accelerator is kept as long as that is.
+        # A weak reference: the registry holds this object as long as its accelerator lives.
         self._accelerator, self._loader = proxy(accelerator), loader
         self.step: int | None = None
         self.steps_done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's place before the step.
+        """Return the loader's state before the step.
 
         Raises:
-            TrainError: a stream stands before another.
+            TrainError: a stream is at another step.
         """
         if self.step is None:
             return self._loader.state_dict()
@@ -142,11 +143,11 @@ class _LoaderState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there.
+        """Resume the loader from a state.
 
         Raises:
-            StateError: it is of another plan or store, or of another step than the checkpoint's name says.
-            TrainError: by its edits the steps are others than the accelerator's.
+            StateError: the state is of another plan, store or step than the checkpoint.
+            TrainError: with the state's edits, the passes per step differ from the accelerator's.
         """
         if self.step is None:
             self._loader.load_state_dict(state)
@@ -155,7 +156,7 @@ class _LoaderState:
         self.check_accumulation()
 
     def check_accumulation(self) -> None:
-        """Refuse steps of other passes than the accelerator does."""
+        """Reject an accelerator whose passes per step differ from the loader's."""
         share = make_run_share(self._loader, self._loader.next_step)
         if (accumulation_steps := self._accelerator.gradient_accumulation_steps) != share.passes:
             raise TrainError(
@@ -166,7 +167,7 @@ class _LoaderState:
             )
 
 
-# What torch and pickle raise for files that are cut off, gone or overwritten.
+# Errors of torch and pickle for truncated, missing or overwritten files.
 _DAMAGED_STATE_ERRORS = (
     EOFError,
     KeyError,
@@ -176,13 +177,13 @@ _DAMAGED_STATE_ERRORS = (
     UnpicklingError,
 )
 
-# Of each accelerator: it has no public way to ask for what was registered.
+# State of each accelerator, which has no public way to look up registered objects.
 _LOADER_STATES: WeakKeyDictionary[Any, _LoaderState] = WeakKeyDictionary()
 
 
 @contextmanager
 def _at_step(accelerator: Any, step: int) -> Iterator[_LoaderState]:
-    """The place of an accelerator's loader, which is to be that before a step."""
+    """Set the step of an accelerator's loader state for a save or a load."""
     loader_state = _get_loader_state(accelerator)
     loader_state.step = step
     try:
@@ -192,10 +193,10 @@ def _at_step(accelerator: Any, step: int) -> Iterator[_LoaderState]:
 
 
 def _get_loader_state(accelerator: Any) -> _LoaderState:
-    """The place of an accelerator's loader.
+    """Return the loader state of an accelerator.
 
     Raises:
-        TrainError: it has none, or its batches are dealt anew.
+        TrainError: it has none, or its batches went through ``prepare``.
     """
     if accelerator not in _LOADER_STATES:
         raise TrainError(
@@ -207,21 +208,21 @@ def _get_loader_state(accelerator: Any) -> _LoaderState:
 
 
 def get_loss_scale(accelerator: Any) -> int:
-    """What a loss summed over the step's trained tokens and divided by their number is multiplied by.
+    """Return the factor for a loss that is divided by the step's trained tokens.
 
-    Accelerate divides it by the accumulation steps, and averages gradients over processes, where the sum is meant.
+    Accelerate divides it by the accumulation steps and averages gradients over processes, where a sum is required.
     """
     return int(accelerator.gradient_accumulation_steps * accelerator.num_processes)
 
 
 def save_checkpoint(accelerator: Any, folder: Path, step: int) -> Path:
-    """Write ``folder/checkpoint-N`` after N steps, whole or not at all; every process calls it.
+    """Write ``folder/checkpoint-N`` after N steps, atomically; every process calls it.
 
-    The loader's place is that before step N.
+    The loader's state is the one before step N.
 
     Raises:
         OutputError: the folder cannot be written.
-        TrainError: no loader is attached, or its batches went through ``prepare``; or a stream has given other steps.
+        TrainError: no loader is attached, its batches went through ``prepare``, or a stream is at another step.
     """
     with _at_step(accelerator, step), writing_checkpoint(folder, step) as partial_folder:
         accelerator.save_state(str(partial_folder))
@@ -229,17 +230,17 @@ def save_checkpoint(accelerator: Any, folder: Path, step: int) -> Path:
 
 
 def load_newest_checkpoint(accelerator: Any, folder: Path) -> int:
-    """Go on from the newest whole checkpoint of a folder, or from the start; the steps done.
+    """Resume from the newest complete checkpoint, if any, and return the steps done.
 
-    Call it behind ``accelerator.prepare`` and :func:`attach`.
+    Call it after ``accelerator.prepare`` and :func:`attach`.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs) or of another model, its loader
-            stands before another step than its name says, or it is damaged.
-        PlanError, TrainError: by its edits the steps are others than the accelerator's; or as of
+        StateError: the checkpoint is of another plan or store (names each field that differs) or of another model,
+            its loader is at another step than in its name, or it is damaged.
+        PlanError, TrainError: with its edits, the passes per step differ from the accelerator's; or as in
             :func:`save_checkpoint`.
     """
-    from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach asked for
+    from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach requires
 
     _get_loader_state(accelerator)
     checkpoint = find_newest_checkpoint(folder)

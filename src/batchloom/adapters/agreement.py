@@ -1,4 +1,7 @@
-"""Ranks that read different data train on it without a word; here they are found out before the first step."""
+"""Check before the first step that all ranks read the same data.
+
+Ranks that read different data would train on it without an error.
+"""
 
 from batchloom.adapters.requirements import TORCH, get_installed_version, require_installed
 
@@ -26,20 +29,20 @@ def require_agreement(
     world_size: int | None = None,
     also: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make sure that all ranks read the same plan, each its own share of all there are; every rank calls it, and once.
+    """Check that all ranks read one plan, each its own share; all ranks call it once.
 
     Without torch.distributed there is one rank, and nothing to compare.
 
     Args:
-        loader: of this process.
-        group: the processes that the loader's ``world_size`` counts; None for all.
-        world_size: what it is to be where it is not the number of these processes: that of a framework which gives
-            the same share to several of them (its tensor-parallel ranks), or has processes without torch.distributed.
-        also: what else has to be equal, by name: plain values.
+        loader: loader of this process.
+        group: processes that the loader's ``world_size`` counts; None for all.
+        world_size: expected ``world_size`` if it is not the number of these processes: a framework gives the same
+            share to several of them (tensor-parallel ranks), or has processes without torch.distributed.
+        also: further plain values that have to be equal, by name.
 
     Raises:
-        TrainError: on every rank: versions, stores, settings, edits or steps differ (names the first that differs, and
-            both values), the loader is of another number of ranks, or one share is read in place of another.
+        TrainError: raised on every rank: versions, stores, settings, edits or steps differ (names the first that
+            differ, and both values), the loader is for another number of ranks, or two ranks read the same share.
     """
     description = _describe_rank(loader)
     description["equal"] |= also or {}
@@ -54,7 +57,7 @@ def require_agreement(
 
 
 def _describe_rank(loader: Loader) -> dict[str, Any]:
-    """What a rank says of itself: all that has to be equal, and its place."""
+    """Return a rank's share and all values that have to be equal."""
     plan, spec = loader.plan, loader.spec
     return {
         "place": [spec.rank, spec.world_size],
@@ -79,11 +82,11 @@ def _describe_rank(loader: Loader) -> dict[str, Any]:
 
 
 def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
-    """Which of the ranks says something else than the first, and what; None where all fit together.
+    """Return the first disagreement between ranks as a message; None if all agree.
 
     Args:
-        rank_descriptions: what each says.
-        world_size: how many shares they read; None for one each.
+        rank_descriptions: description of each rank, as of ``_describe_rank``.
+        world_size: number of shares; None for one per rank.
     """
     first_values = flatten_values(rank_descriptions[0]["equal"])
     for rank, description in enumerate(rank_descriptions):
@@ -93,7 +96,7 @@ def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: i
             for name in sorted({*first_values, *values})
             if first_values.get(name, "nothing") != values.get(name, "nothing")
         ]
-        # The fingerprint follows from the others, and says least.
+        # The fingerprint depends on the other values and explains least, so it comes last.
         names.sort(key=lambda name: name == "fingerprint")
         if names:
             differences = "; ".join(
@@ -113,7 +116,7 @@ def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: i
 
 
 def _find_share_problem(shares: Sequence[tuple[int, int]], world_size: int) -> str | None:
-    """Why ranks in these places, which are of one world, do not read all of it, each share as often as any other."""
+    """Describe why the shares do not cover the data evenly; None if they do."""
     rank, loader_world_size = shares[0]
     if loader_world_size != world_size:
         return (
@@ -124,7 +127,7 @@ def _find_share_problem(shares: Sequence[tuple[int, int]], world_size: int) -> s
     ranks_per_share = len(shares) // world_size
     for rank, share in enumerate(shares):
         earlier_ranks = [earlier_rank for earlier_rank in range(rank) if shares[earlier_rank] == share]
-        # One process alone may be any of those that nobody can ask.
+        # A single process may have any share: the other processes cannot be compared.
         if ranks_per_share and len(earlier_ranks) >= ranks_per_share:
             return (
                 f"Ranks {earlier_ranks[0]} and {rank} both read the share of rank {share[0]} of {share[1]}. {_REMEDY}"
@@ -139,7 +142,7 @@ _REMEDY = (
 
 
 def flatten_values(plain: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of plain values by their paths."""
+    """Return the leaves of nested plain values by their dotted paths."""
     if not isinstance(plain, dict):
         return {path: plain}
     branches = ((f"{path}.{name}" if path else name, value) for name, value in plain.items())
@@ -147,7 +150,7 @@ def flatten_values(plain: Any, path: str = "") -> dict[str, Any]:
 
 
 def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """What every rank of a group said, in the order of the ranks, the same on every rank; no pickle is read."""
+    """Return the message of every rank, in rank order, on every rank; without pickle."""
     size, device = dist.get_world_size(group), get_collective_device(group)
     sizes = torch.zeros(size, dtype=torch.int64, device=device)
     sizes[dist.get_rank(group)] = len(message)
@@ -162,7 +165,7 @@ def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> 
 
 
 def get_collective_device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where tensors of a group's collectives lie."""
+    """Return the device for tensors of a group's collectives."""
     if "nccl" in str(dist.get_backend(group)):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Folders of checkpoints that many processes write: each is whole, or its name does not say that it is one."""
+"""Checkpoint folders written by several processes and renamed when complete."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def parse_checkpoint_step(checkpoint: Path) -> int:
-    """Steps done before a checkpoint was taken: the number in its name.
+    """Return the steps done before a checkpoint: the number in its name.
 
     Raises:
-        StateError: it has no such name.
+        StateError: the name is not ``checkpoint-N``.
     """
     match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     if match is None:
@@ -32,7 +32,7 @@ def parse_checkpoint_step(checkpoint: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in a folder, the oldest first; what a killed run left unfinished is none."""
+    """Return the complete checkpoints in a folder, oldest first."""
     if not folder.is_dir():
         return []
     checkpoints = [path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()]
@@ -40,7 +40,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in a folder as rank 0 sees it; every rank calls it."""
+    """Return the newest complete checkpoint that rank 0 sees; every rank calls it."""
     names = [path.name for path in list_checkpoints(folder)[-1:]]
     if dist.is_initialized():
         names = json.loads(all_gather_bytes(json.dumps(names).encode())[0])
@@ -48,18 +48,12 @@ def find_newest_checkpoint(folder: Path) -> Path | None:
 
 
 def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
-    """Have a loader go on with the state that a checkpoint holds; the steps done.
+    """Load a checkpoint's state into a loader and return the steps done.
 
-    They are one less than the checkpoint's where its run ended inside a step, which a longer run fills up.
-
-    Args:
-        loader: of this process.
-        state: what the checkpoint has of a loader.
-        name: of the checkpoint.
-        step: the steps done by it.
+    That is one less than the checkpoint's if its run ended inside a step, which a longer run completes.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs), or stands before another step.
+        StateError: the state is of another plan or store (names each field that differs), or of another step.
     """
     loader.load_state_dict(state)
     state_step = loader.next_step
@@ -75,7 +69,7 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
 
 
 def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateError:
-    """What is raised where a checkpoint's files cannot be read, or do not fit."""
+    """Make the error for a checkpoint whose files cannot be read or do not fit."""
     message = " ".join(str(fault).split())[:300]
     return StateError(
         f"{checkpoint} cannot be loaded: {type(fault).__name__}: {message}. It was saved of another model or "
@@ -86,10 +80,10 @@ def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateEr
 
 @contextlib.contextmanager
 def writing_checkpoint(folder: Path, step: int) -> Iterator[Path]:
-    """An empty folder to write a checkpoint into, which gets its name when all ranks are done; every rank calls it.
+    """Yield an empty checkpoint folder and rename it at the end; all ranks call it.
 
     Raises:
-        OutputError: the folder cannot be made, or cannot get its name.
+        OutputError: the folder cannot be created or renamed.
     """
     partial_folder = begin_checkpoint(folder, step)
     yield partial_folder
@@ -97,7 +91,7 @@ def writing_checkpoint(folder: Path, step: int) -> Iterator[Path]:
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
-    """The empty folder that :func:`commit_checkpoint` gives its name; every rank calls it."""
+    """Create the folder that :func:`commit_checkpoint` renames; every rank calls it."""
     path = folder / f"checkpoint-{step}"
     partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
     if _is_first_rank():
@@ -110,15 +104,16 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
 
 
 def commit_checkpoint(partial_folder: Path) -> Path:
-    """Give a checkpoint its name, when all ranks have written their part; every rank calls it."""
+    """Rename a checkpoint when all ranks have written their part; every rank calls it."""
     barrier()
     path = partial_folder.with_name(partial_folder.name.removesuffix(PARTIAL_SUFFIX))
     if _is_first_rank():
         with wrap_os_errors("write", path):
-            # What a folder of names needs, a file of bytes does.
+            # fsync works for files as it does for folders.
             for entry in (*partial_folder.rglob("*"), partial_folder):
                 sync_folder(entry)
-            # Of the same step, from a run that went on from an earlier one: it goes when the new one is there.
+            # A run that resumed earlier replaces a checkpoint of the same step. The old one is deleted after the
+            # new one exists.
             if path.exists():
                 path.rename(_make_replaced_path(path))
             partial_folder.rename(path)
@@ -129,24 +124,23 @@ def commit_checkpoint(partial_folder: Path) -> Path:
 
 
 def _make_replaced_path(path: Path) -> Path:
-    """What the checkpoint that another takes the place of is called meanwhile."""
+    """Return the temporary path of the checkpoint that is replaced."""
     return path.with_name(f"{path.name}.former{PARTIAL_SUFFIX}")
 
 
 def remove_old_checkpoints(folder: Path, max_checkpoints: int) -> None:
-    """Remove all checkpoints but the newest ``max_checkpoints``."""
     if _is_first_rank():
         for path in list_checkpoints(folder)[:-max_checkpoints]:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def discard_later_checkpoints(folder: Path, step: int) -> None:
-    """Take the names of checkpoints after a step that a run goes back to, so that none passes for its newest.
+    """Rename checkpoints after a step that a run returns to, so none counts as newest.
 
-    They stay as ``checkpoint-N.abandoned``; every rank calls it.
+    Their new names are ``checkpoint-N.abandoned``; every rank calls it.
 
     Raises:
-        OutputError: one cannot be renamed.
+        OutputError: a checkpoint cannot be renamed.
     """
     if _is_first_rank():
         for path in list_checkpoints(folder):

@@ -1,7 +1,7 @@
-"""DeepSpeed: batch sizes that are the loader's, what divides the loss, and the loader's place in its checkpoints.
+"""DeepSpeed: batch sizes, loss scaling, and checkpoints with the loader's state.
 
-DeepSpeed's checkpoints are pickles, read without a check: load none from people you would not run code of. The
-loader's place in them is plain JSON values.
+DeepSpeed's checkpoints are pickles, which are read unchecked: load only those of people whose code you would run.
+The loader's state in them is plain JSON values.
 """
 
 from batchloom.adapters.requirements import DEEPSPEED, TORCH, require_installed
@@ -24,15 +24,15 @@ _STATE_KEY = "batchloom"
 
 
 def init_process_group() -> None:
-    """Be one of the launcher's processes, or without a launcher a group of one; call it before the loader is made.
+    """Join the launcher's processes, or a group of one, before the loader is made.
 
     Raises:
-        MissingDependencyError: DeepSpeed is missing, or older than this needs.
+        MissingDependencyError: DeepSpeed is missing, or older than required.
     """
     require_installed(DEEPSPEED)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at DeepSpeed's import
-    import deepspeed  # noqa: PLC0415 - behind the line above
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it on import.
+    import deepspeed  # noqa: PLC0415 - after the line above
 
     single_process_env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
@@ -41,10 +41,10 @@ def init_process_group() -> None:
 
 
 def make_batch_size_config(loader: Loader) -> dict[str, int]:
-    """The three sizes of a DeepSpeed configuration that make the loader's steps, from that on it goes on with.
+    """Return the three batch sizes of a DeepSpeed config for the loader's next steps.
 
     Raises:
-        PlanError: edits change how many passes a step takes; an engine does as many in all.
+        PlanError: edits change the number of passes per step, which an engine cannot do.
     """
     share = make_run_share(loader, loader.next_step)
     return {
@@ -55,11 +55,11 @@ def make_batch_size_config(loader: Loader) -> dict[str, int]:
 
 
 def check_engine(engine: Any, loader: Loader) -> None:
-    """Make sure that an engine steps where the loader's steps end, and all ranks read the same; every rank calls it.
+    """Check that engine and loader have the same steps and ranks; all ranks call it.
 
     Raises:
-        PlanError: edits change how many passes a step takes.
-        TrainError: the engine has other sizes, ranks, or reads its data by itself; names what to give.
+        PlanError: edits change the number of passes per step.
+        TrainError: the engine has other sizes or ranks, or reads its own data; the error names what to pass.
     """
     if engine.training_dataloader is not None:
         dataset_name = type(engine.training_dataloader.dataset).__name__
@@ -96,31 +96,31 @@ def _check_gradient_accumulation(engine: Any, loader: Loader) -> None:
 
 
 def loss_multiplier(engine: Any) -> int:
-    """What a loss summed over the step's trained tokens and divided by their number is multiplied by.
+    """Return the factor for a loss that is divided by the step's trained tokens.
 
-    DeepSpeed divides it by the accumulation steps, and averages gradients over ranks, where the sum is meant.
+    DeepSpeed divides it by the accumulation steps and averages gradients over ranks, where a sum is required.
     """
     return int(engine.gradient_accumulation_steps() * engine.dp_world_size)
 
 
 def save_engine_checkpoint(engine: Any, folder: Path, step: int, loader: Loader) -> None:
-    """Have DeepSpeed write ``folder/checkpoint-N`` after N steps, with the loader's place; every rank calls it.
+    """Write ``folder/checkpoint-N`` with the loader's state; every rank calls it.
 
-    DeepSpeed names it in ``folder/latest`` when all is written.
+    DeepSpeed names it in ``folder/latest`` when it is complete.
     """
     client_state = {_STATE_KEY: {"step": step, "loader": loader.state_at(step)}}
     engine.save_checkpoint(str(folder), tag=f"checkpoint-{step}", client_state=client_state)
 
 
 def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> int:
-    """Go on from the checkpoint that ``folder/latest`` names, or from the start; the steps done.
+    """Resume from the checkpoint in ``folder/latest``, if any; return the steps done.
 
-    ZeRO's part of it is read by as many ranks as wrote it; for others see DeepSpeed's universal checkpoints.
+    ZeRO's part of it needs as many ranks as wrote it; for other numbers see DeepSpeed's universal checkpoints.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs), was saved without the loader, or its
-            loader stands before another step than the checkpoint says.
-        PlanError, TrainError: by its edits the steps are others than the engine's.
+        StateError: the checkpoint is of another plan or store (names each field that differs), was saved without the
+            loader, or its loader is at another step.
+        PlanError, TrainError: with its edits, the passes per step differ from the engine's.
     """
     if not (folder / "latest").is_file():
         return 0

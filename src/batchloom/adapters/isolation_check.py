@@ -1,4 +1,4 @@
-"""Check that a model keeps packed documents apart, for the adapters."""
+"""Check that a model isolates packed documents, for the adapters."""
 
 from batchloom.adapters.requirements import TORCH, require_installed
 
@@ -27,24 +27,24 @@ from batchloom.batches.loading import first_store
 from batchloom.core.errors import TrainError
 
 Collator = Callable[[list[Batch]], Mapping[str, Any]]
-# Dimensions of a mask that names padding, [rows, tokens].
+# Dimensions of a padding mask, [rows, tokens].
 _TOKEN_MASK_NDIM = 2
 
 
 def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False) -> None:
-    """Refuse a model that lets packed documents see each other, shown on documents of the store.
+    """Reject a model that lets packed documents of the store attend to each other.
 
-    Every rank calls it: a model that is sharded needs all of them for a pass.
+    Every rank calls it: a sharded model needs all of them for a pass.
 
     Args:
-        model: as the trainer calls it.
-        loader: of the documents.
-        collator: makes of a list of one batch what the model is called with.
-        rows: of a pass.
-        half: whether it computes in half precision whatever its weights are.
+        model: model as the trainer calls it.
+        loader: loader of the documents.
+        collator: converts a list of one batch to the model's inputs.
+        rows: rows of a pass.
+        half: whether the model computes in half precision whatever the dtype of its weights.
 
     Raises:
-        TrainError: it does, or does not take what the collator gives; with what to change.
+        TrainError: documents are not isolated, or the model rejects the inputs; the error names the change to make.
     """
     document_rows = DocumentRows(loader) if loader.holds_media else None
     if document_rows is not None and (misfit := document_rows.describe_media_mismatch(model, loader.plan.spec.seq_len)):
@@ -79,11 +79,10 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
 def _measure_distances(
     model: Any, loader: Loader, document_rows: DocumentRows | None, collator: Collator, rows: int
 ) -> tuple[float, float] | None:
-    """How far packed documents of the loader's store are from single ones; None where there are none to try.
+    """Return the loss differences of packed and mixed documents from single ones.
 
-    ``document_rows`` gives those with media, None where it holds none.
-
-    See :func:`batchloom.batches.measure_leakage`.
+    The result is None if no documents can be tried. ``document_rows`` gives documents with media, and is None without
+    media. See :func:`batchloom.batches.measure_leakage`.
     """
     device = next(model.parameters()).device
 
@@ -109,10 +108,10 @@ def _measure_distances(
 
 
 def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
-    """Refuse a mask in which the model's sliding window is missing, shown on one long document.
+    """Reject a mask without the model's sliding window, tested on one long document.
 
     Raises:
-        TrainError: names the window and what gives it.
+        TrainError: the window is missing; the error names its size and the remedy.
     """
     window = get_sliding_window(getattr(model, "config", None))
     if window is None or window.size >= seq_len:
@@ -123,7 +122,7 @@ def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
     mask = collator([Batch(arrays)]).get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim <= _TOKEN_MASK_NDIM:
         return
-    # The last token lies one beyond the window of the first.
+    # The last token is one position outside the window of the first.
     if window.some_layers or mask[0, 0, -1, 0] == mask[0, 0, -1, -1]:
         raise TrainError(
             f"{type(model).__name__} has a sliding window of {window.size:,} tokens, which is missing from the mask "
@@ -137,10 +136,10 @@ def _slice_scores(scores: Tensor) -> Callable[[int, slice], Tensor]:
 
 
 def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
-    """Refuse a model that cannot be called with what it will be given.
+    """Reject a model that does not accept the collator's keys.
 
     Raises:
-        TrainError: names what it does not take.
+        TrainError: the error names the keys.
     """
     unsupported_names = [name for name in model_inputs if not accepts_argument(model, name)]
     if unsupported_names:
@@ -154,13 +153,13 @@ def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
 
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors, also those of a dict of masks."""
+    """Move tensors, also those in nested dicts of masks."""
     if isinstance(value, dict):
         return {name: _move_to_device(part, device) for name, part in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def get_logits(outputs: Any) -> Tensor:
-    """The scores [R, S, vocabulary] of what a model returned: with ``logits``, or first."""
+    """Return the logits [R, S, vocabulary] of model outputs: by name, or the first."""
     scores: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     return scores

@@ -1,4 +1,4 @@
-"""Lightning: a data module that gives a Trainer the micro-batches of a loader, and keeps its place in checkpoints.
+"""Lightning: a data module that gives micro-batches and saves the loader's state.
 
 passes = BatchOptions(micro_batch_size=4)
 data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, batch=passes))
@@ -27,18 +27,18 @@ LoaderFactory = Callable[[], Loader]
 
 @final
 class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
-    """Batches as the plan has them: Lightning puts no sampler of its own in front, and deals nothing anew.
+    """Data module of a plan's batches, without a sampler or distribution by Lightning.
 
-    An item is a micro-batch: ``micro_batch_size`` rows of the loader, so that ``accumulate_grad_batches`` of them are a
-    step. What was fetched ahead does not count: a checkpoint holds the place after ``trainer.global_step`` steps.
+    An item is a micro-batch: ``micro_batch_size`` rows of the loader, so that ``accumulate_grad_batches`` of them
+    are a step. A checkpoint holds the state after ``trainer.global_step`` steps, without prefetched batches.
 
     Args:
-        train: makes the loader of the training set; called when the processes know each other, so that the
+        train: makes the loader of the training set; called after the processes have joined, so that the
             loader finds its rank.
-        val: makes that of the validation set, if there is one; it begins anew each time, and moves nothing.
+        val: makes the loader of the validation set, if there is one; it restarts each time and is not in checkpoints.
 
     Attributes:
-        train_loader, val_loader: what they made, from ``setup`` on; else None.
+        train_loader, val_loader: loaders that they made, from ``setup`` on; else None.
     """
 
     def __init__(self, *, train: LoaderFactory, val: LoaderFactory | None = None) -> None:
@@ -54,8 +54,9 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         """Make the loaders of a stage.
 
         Raises:
-            InputError: a stream.
-            TrainError: epochs, steps or parts of a step that the plan does not have, or a set that makes no step.
+            InputError: the loader is a stream.
+            TrainError: the Trainer asks for epochs, steps or parts of a step that the plan does not have, or a
+                set has no complete step.
         """
         if stage == "fit":
             self.train_loader = self._make_train()
@@ -66,7 +67,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
             _check_evaluation(self.val_loader)
 
     def train_dataloader(self) -> "_ResumedMicroBatches":
-        """The micro-batches of the training set, from the step on that comes next."""
+        """Return the micro-batches of the training set, from the next step on."""
         loader = self._get_train_loader()
         if not self._checked:
             self._check_resumed(loader)
@@ -78,7 +79,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         return _ResumedMicroBatches(self.trainer, loader)
 
     def val_dataloader(self) -> "_MicroBatches | list[Any]":
-        """The micro-batches of the validation set, from the first on."""
+        """Return the micro-batches of the validation set, from the first on."""
         if self.val_loader is None:
             return []
         require_agreement(self.val_loader)
@@ -86,13 +87,13 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     @property
     def loss_divisor(self) -> float:
-        """What the loss of a micro-batch, summed over its tokens, is divided by.
+        """Divisor of the loss of a micro-batch, which is summed over its tokens.
 
-        Lightning takes the mean over micro-batches and ranks; with this, it is the mean over the trained tokens of
-        the whole step, whichever rank or micro-batch they are in.
+        Lightning averages over micro-batches and ranks. With this divisor the result is the mean over the trained
+        tokens of the complete step, for any distribution over ranks and micro-batches.
 
         Raises:
-            TrainError: outside of training, where no step is at work.
+            TrainError: it is read outside of a training step.
         """
         if not self.trainer.training:
             stage = self.trainer.state.stage
@@ -109,7 +110,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         return self._step_tokens[1] / (world_size * passes)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the steps trained, as plain JSON values."""
+        """Return the state after the trained steps, as plain JSON values."""
         if self.train_loader is None:
             return {}
         passes = self.trainer.accumulate_grad_batches
@@ -118,10 +119,10 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         return {"loader": state, "passes": passes, "inside": inside}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint was taken, on any number of ranks.
+        """Resume from a checkpoint's state, on any number of ranks.
 
         Raises:
-            StateError: not such a state, of another plan (names each field that differs), or taken inside a step.
+            StateError: the state is invalid, of another plan (names each field that differs), or saved inside a step.
         """
         if self.train_loader is None:
             return
@@ -142,7 +143,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         self._saved_passes, self._loaded = state_dict["passes"], True
 
     def _check_resumed(self, loader: Loader) -> None:
-        """Refuse a checkpoint that does not say what its weights have seen, or says two things."""
+        """Reject a checkpoint without a loader state, or with a state of another step."""
         first, path = self.trainer.global_step, self.trainer.ckpt_path
         if path is not None and first and not self._loaded:
             raise StateError(
@@ -164,14 +165,14 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
 @final
 class LightningMetricsCallback(Callback):  # type: ignore[misc]
-    """Sends a meter's figures every ``log_every_n_steps`` steps, to the Trainer's loggers or where it is told.
+    """Callback that sends a meter's metrics every ``log_every_n_steps`` steps.
 
-    A validation is no part of a step's time. How long data was waited for is not known here: Lightning fetches by
-    itself. Every rank counts, and rank 0 sends.
+    Validation does not count into a step's time. The time spent waiting for data is unknown, because Lightning fetches
+    by itself. Every rank counts, and rank 0 sends.
 
     Args:
-        meter: makes the meter of the training set's loader, with what it is to know of model and devices.
-        send: takes (figures, step); None for the Trainer's own loggers.
+        meter: makes the meter of the training set's loader, with settings of model and devices.
+        send: function of (metrics, step); None for the Trainer's own loggers.
     """
 
     def __init__(self, meter: Callable[[Loader], Meter] = Meter, send: SendMetrics | None = None) -> None:
@@ -180,10 +181,10 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
         self._last_step = 0
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Begin the clock.
+        """Start the clock.
 
         Raises:
-            TrainError: the Trainer's data are of no LoaderDataModule.
+            TrainError: the Trainer's data module is not a LoaderDataModule.
         """
         data = trainer.datamodule
         if not isinstance(data, LoaderDataModule) or data.train_loader is None:
@@ -194,12 +195,12 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
         self._meter, self._last_step = self._make_meter(data.train_loader), trainer.global_step
 
     def on_validation_end(self, *_: Any) -> None:
-        """Leave a validation out of the next step."""
+        """Restart the clock, so that validation does not count into the next step."""
         if self._meter is not None:
             self._meter.begin()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Count a step, and send the figures where it is time to."""
+        """Count a step, and send the metrics if they are due."""
         step = trainer.global_step
         if self._meter is None or step == self._last_step:
             return
@@ -211,12 +212,12 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
 
 
 def _send_to_logger(logger: Logger) -> SendMetrics:
-    # Lightning counts from 0 what it logs by itself.
+    # Lightning counts the steps of its own log entries from 0.
     return lambda figures, step: logger.log_metrics(dict(figures), step - 1)
 
 
 class _MicroBatches:
-    """The micro-batches of a loader, from its first step on."""
+    """Micro-batches of a loader, from its first step on."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -227,9 +228,9 @@ class _MicroBatches:
 
 
 class _ResumedMicroBatches:
-    """The micro-batches from the step on that Lightning trains next.
+    """Micro-batches from the step on that Lightning trains next.
 
-    Without a length: what is left of the plan is counted in steps, and a resumed run may cut them otherwise.
+    It has no length: the rest of the plan is counted in steps, and a resumed run may split them differently.
     """
 
     def __init__(self, trainer: Trainer, loader: Loader) -> None:
@@ -240,7 +241,7 @@ class _ResumedMicroBatches:
         _check_optimizers(trainer)
         first = trainer.global_step
         if trainer.max_epochs != 1 and first < trainer.max_steps and not loader.plan.has_step(first):
-            # It would begin one empty epoch after the other, for ever.
+            # Lightning would start empty epochs in an endless loop.
             raise TrainError(
                 f"The plan ends after {first} steps, and Trainer(max_steps={trainer.max_steps}) asks for more: give "
                 f"max_steps={first}, Trainer(max_epochs=1), or a Loader of more steps or epochs."
@@ -248,7 +249,7 @@ class _ResumedMicroBatches:
         make_run_share(loader, first)
         loader.load_state_dict(loader.state_at(first))
         for batch in loader:
-            # It asks for a micro-batch ahead.
+            # Lightning prefetches one micro-batch.
             if batch.step > trainer.global_step + 1:
                 raise TrainError(
                     f"Micro-batches of {batch.step} steps were given, and Lightning has done {trainer.global_step}: "
@@ -265,7 +266,7 @@ class _ResumedMicroBatches:
 
 
 def _check_run(trainer: Trainer, loader: Loader) -> None:
-    """Refuse what is asked of Lightning and is the plan's."""
+    """Reject Trainer settings that contradict the plan."""
     if loader.streamed:
         raise InputError(
             "A stream has no place to go back to that Lightning's steps name: prepare the data, and give a store."
@@ -285,7 +286,7 @@ def _check_run(trainer: Trainer, loader: Loader) -> None:
 
 
 def _check_passes(trainer: Trainer, loader: Loader) -> None:
-    """Refuse what would train parts of steps, the same again, or nothing."""
+    """Reject settings that would train parts of steps, repeat batches or do nothing."""
     if not loader.plan.has_step(0):
         raise _make_no_steps_error("training", loader)
     if trainer.overfit_batches:
@@ -323,7 +324,7 @@ def _make_no_steps_error(name: str, loader: Loader) -> TrainError:
 
 
 def _adjust_batch_count(trainer: Trainer, previous_passes: int, passes: int) -> None:
-    """Have Lightning's number of micro-batches be that of the same steps, each of another number of them."""
+    """Convert Lightning's count of micro-batches to another number of passes per step."""
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     ready = progress.ready
     converted_count = ready // previous_passes * passes

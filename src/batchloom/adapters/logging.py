@@ -1,4 +1,4 @@
-"""Figures to loggers: each is a function of (figures, step), and so is whatever else takes them.
+"""Metrics to loggers: each logger is a function of (metrics, step).
 
 send = send_to_all(send_to_tensorboard(writer), send_to_jsonl("run/metrics.jsonl"))
 send(meter.metrics(), step)
@@ -16,21 +16,21 @@ SendMetrics = Callable[[Mapping[str, float], int], None]
 
 
 class ScalarWriter(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+    """Protocol of ``torch.utils.tensorboard.SummaryWriter``."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """One figure of a step."""
+        """Log one metric of a step."""
 
 
 class DictLogger(Protocol):
-    """What is used of a run of Weights & Biases, and of those that log as it does."""
+    """Protocol of a Weights & Biases run, and of loggers with the same method."""
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        """The figures of a step."""
+        """Log the metrics of a step."""
 
 
 def send_to_tensorboard(writer: ScalarWriter) -> SendMetrics:
-    """Each figure as a scalar of its name."""
+    """Send each metric as a scalar of its name."""
 
     def send(metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -40,7 +40,10 @@ def send_to_tensorboard(writer: ScalarWriter) -> SendMetrics:
 
 
 def send_to_wandb(run: DictLogger) -> SendMetrics:
-    """All figures by one ``run.log(figures, step=step)``; ``run`` is what ``wandb.init`` returns."""
+    """Send all metrics in one ``run.log(metrics, step=step)``.
+
+    ``run`` is the result of ``wandb.init``.
+    """
 
     def send(metrics: Mapping[str, float], step: int) -> None:
         run.log(dict(metrics), step=step)
@@ -49,13 +52,13 @@ def send_to_wandb(run: DictLogger) -> SendMetrics:
 
 
 def send_to_jsonl(path: str | Path) -> SendMetrics:
-    """A line ``{"step": ..., figure: ...}`` at the end of a file, which is whole once it is sent.
+    """Append a line ``{"step": ..., metric: ...}`` to a file, flushed when it is sent.
 
-    Figures that are no finite number are null, since JSON has none; one by the name ``step`` is left out.
-    What a killed process left of a line stays alone on its line: the next begins behind a line break.
+    Values that are not finite are null, since JSON has none; a metric named ``step`` is dropped.
+    If a killed process left an incomplete line, the next entry begins on a new line.
 
     Raises:
-        OutputError: when sending, the file cannot be written.
+        OutputError: raised on sending if the file cannot be written.
     """
     file = Path(path)
 
@@ -79,7 +82,7 @@ def send_to_jsonl(path: str | Path) -> SendMetrics:
 
 
 def send_to_all(*sends: SendMetrics) -> SendMetrics:
-    """The same figures to each of several."""
+    """Send the same metrics to each of several loggers."""
 
     def send(metrics: Mapping[str, float], step: int) -> None:
         for send_metrics in sends:

@@ -1,4 +1,4 @@
-"""Megatron-core: its training loop fed from our plan, and our stores as its ``GPTDataset`` reads them.
+"""Megatron-core: loaders for its training loop, stores for its ``GPTDataset``.
 
 parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
 place = get_megatron_rank(BatchOptions(micro_batch_size=2))
@@ -32,7 +32,7 @@ MicroBatch = dict[str, Any]
 
 
 class MegatronRank(TypedDict):
-    """What a ``Loader`` is given of Megatron's processes."""
+    """Keyword arguments for a ``Loader`` in a Megatron process."""
 
     rank: int
     world_size: int
@@ -41,13 +41,15 @@ class MegatronRank(TypedDict):
 
 
 def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRank:
-    """Where this process stands, by ``parallel_state``: ``Loader(..., **get_megatron_rank())``.
+    """Return this process's rank in ``parallel_state`` as arguments of a ``Loader``.
+
+    Use it as ``Loader(..., **get_megatron_rank())``.
 
     Args:
-        batch: the loader's options; their mesh is replaced by that of Megatron's processes.
+        batch: options of the loader; their mesh is replaced by that of Megatron's processes.
 
     Raises:
-        TrainError: ``parallel_state`` is not initialised, or numbers its processes as no mesh does.
+        TrainError: ``parallel_state`` is not initialized, or its rank order matches no mesh.
     """
     if not parallel_state.model_parallel_is_initialized():
         raise TrainError(
@@ -60,7 +62,7 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
         "pipeline": parallel_state.get_pipeline_model_parallel_group(),
     }
     ranks = {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
-    # Peers of the fastest kind are neighbours; of one that has none it does not matter.
+    # Ranks of the innermost dimension are adjacent. The position of a dimension of size 1 does not matter.
     strides = {
         name: group_ranks[1] - group_ranks[0] if len(group_ranks) > 1 else 0 for name, group_ranks in ranks.items()
     }
@@ -95,28 +97,29 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
 def make_megatron_iterator(
     loader: Loader, *, attention_mask: bool | None = None, vp_stage: int | None = None
 ) -> Iterator[MicroBatch]:
-    """The micro-batches of a run, as Megatron's ``get_batch`` gives them; every rank calls it, and at the same time.
+    """Return a run's micro-batches in the form of Megatron's ``get_batch``.
 
-    It begins with the loader's ``next_step`` at the call, whatever others of the same loader give meanwhile.
+    Every rank calls it, at the same point. It begins with the loader's ``next_step`` at the call, independent of other
+    iterators of the loader.
 
-    Of the tensor-parallel ranks the first reads and the others are sent what it read; of the pipeline stages the first
-    and the last read. Context-parallel ranks have their slices already, as ``get_batch_on_this_cp_rank`` takes them.
+    The first tensor-parallel rank reads and broadcasts to the others. The first and last pipeline stages read.
+    Context-parallel ranks already get their slices, as ``get_batch_on_this_cp_rank`` makes them.
 
     Args:
-        loader: of this process, with ``**get_megatron_rank()``; its place moves on all ranks alike, also where another
-            reads.
-        attention_mask: whether to give one; see :func:`needs_attention_mask`.
-        vp_stage: of an interleaved pipeline the stage of the model chunk this is for.
+        loader: loader of this process, made with ``**get_megatron_rank()``; its state advances on all ranks
+            alike, also on those that do not read.
+        attention_mask: whether to add a mask; see :func:`needs_attention_mask`.
+        vp_stage: stage of the model chunk in an interleaved pipeline.
 
     Yields:
-        ``tokens`` and ``labels`` int64 [R, S], labels being next tokens, 0 where there is no loss; ``loss_mask``
+        ``tokens`` and ``labels`` int64 [R, S], labels being next tokens, 0 without a loss; ``loss_mask``
         float32 [R, S]; ``position_ids`` int64 [R, S], which restart with each document; ``attention_mask`` bool
-        [R, 1, S, S], True where a token must not be seen, or None. On stages between, all of them None.
+        [R, 1, S, S], True at masked positions, or None. On middle stages all of them are None.
 
     Raises:
-        InputError: a stream, a loader of another form, or packed rows of which nobody said what keeps them apart.
-        TrainError: ranks that do not read the same, or as many micro-batches or sequences a step as Megatron's
-            calculator says (the latter when the step comes).
+        InputError: the loader is a stream or has another form, or rows are packed and ``attention_mask`` is not set.
+        TrainError: ranks disagree, or a step's micro-batches or sequences differ from Megatron's calculator (raised at
+            that step).
     """
     mask = needs_attention_mask(loader, attention_mask)
     _check_loader(loader, attention_mask=mask)
@@ -125,7 +128,7 @@ def make_megatron_iterator(
         parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         or parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     )
-    # Where they begin is settled here, not when the first of them is asked for.
+    # The start is fixed here, not at the first ``next``.
     if is_middle_stage and not mask:
         return _iter_nothing(loader, loader.step_numbers())
     if parallel_state.get_tensor_model_parallel_rank() == 0:
@@ -133,16 +136,16 @@ def make_megatron_iterator(
     return _name_tensors(_allocate_micro_batches(loader, loader.step_numbers()), attention_mask=mask)
 
 
-def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  # noqa: FBT001 - as it was given
-    """Whether micro-batches of a loader are to have an attention mask.
+def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  # noqa: FBT001 - passed through
+    """Return whether micro-batches of a loader need an attention mask.
 
     Args:
-        loader: whose rows hold one document each (``packing="none"``), or several.
-        attention_mask: True to add one. False for none: packed documents then see each other, unless the model
-            separates them by ``position_ids``, which a ``GPTModel`` does not. None if rows need none.
+        loader: loader whose rows hold one document each (``packing="none"``), or several.
+        attention_mask: True to add one. False for none: packed documents then attend to each other, unless the model
+            separates them by ``position_ids``, which a ``GPTModel`` does not. None only for unpacked rows.
 
     Raises:
-        InputError: None, and rows are packed.
+        InputError: ``attention_mask`` is None, and rows are packed.
     """
     if attention_mask is None and (packing := loader.plan.spec.packing) != "none":
         raise InputError(
@@ -185,7 +188,7 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
 
 
 def _get_rank_settings(mesh: Mesh, rank: int, world_size: int) -> tuple[RankPlacement, str]:
-    """What of a process's place decides what it is given."""
+    """Return the settings of a process that determine its data."""
     return mesh.get_placement(rank, world_size), mesh.slices if mesh.context > 1 else "whole"
 
 
@@ -205,7 +208,7 @@ def _name_tensors(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Ite
 
 
 def _read_micro_batches(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
-    """Ids, labels and positions of each micro-batch, int64 [3, R, S]."""
+    """Yield ids, labels and positions of each micro-batch, int64 [3, R, S]."""
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for batch in batches:
         passes = _count_micro_batches(loader, batch.step)
@@ -214,7 +217,7 @@ def _read_micro_batches(loader: Loader, batches: Iterator[Batch]) -> Iterator[to
 
 
 def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[torch.Tensor]:
-    """Room for them, where another rank reads."""
+    """Yield empty tensors to receive micro-batches that another rank reads."""
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for step in steps:
         passes, seq_len = _count_micro_batches(loader, step), loader.plan.spec_at(step).seq_len
@@ -224,7 +227,7 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
 
 
 def _broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What the first tensor-parallel rank read, on all of them."""
+    """Broadcast a tensor from the first tensor-parallel rank."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         first = parallel_state.get_tensor_model_parallel_src_rank()
         dist.broadcast(tensor, first, group=parallel_state.get_tensor_model_parallel_group())
@@ -232,7 +235,7 @@ def _broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _count_micro_batches(loader: Loader, step: int) -> int:
-    """Micro-batches of a step on each rank; refuses those that Megatron does not mean to do."""
+    """Return a step's micro-batches per rank; reject another count in Megatron."""
     share = loader.share_at(step)
     try:
         megatron_counts = (
@@ -241,7 +244,7 @@ def _count_micro_batches(loader: Loader, step: int) -> int:
             num_microbatches_calculator.get_current_global_batch_size(),
         )
     except AttributeError:
-        # Nobody has set the calculator up: the loop counts by itself.
+        # The calculator is not set up, so the training loop counts itself.
         return share.passes
     size = loader.plan.spec_at(step).global_batch_size
     plan_counts = (share.passes, share.micro_batch_size, size)
@@ -257,17 +260,20 @@ def _count_micro_batches(loader: Loader, step: int) -> int:
 
 
 def count_consumed_samples(loader: Loader, step: int) -> int:
-    """Sequences before a step, over all ranks: what Megatron's checkpoints keep."""
+    """Return the number of sequences before a step, over all ranks.
+
+    Megatron stores it in its checkpoints.
+    """
     return loader.plan.positions_of(step)[0]
 
 
 def resume_from_samples(loader: Loader, consumed: int) -> int:
-    """Have a loader go on after so many sequences, as Megatron resumes; the step that comes next.
+    """Resume a loader after ``consumed`` sequences and return the next step.
 
-    The number says nothing of the plan it was counted in: ``loader.load_state_dict`` does, and refuses another.
+    The number does not identify its plan. ``loader.load_state_dict`` does, and rejects another plan.
 
     Raises:
-        StateError: no number, one inside a step (names the nearest), or one behind the end of the plan.
+        StateError: ``consumed`` is no number, is inside a step (names the nearest), or after the end of the plan.
     """
     number = as_int(consumed)
     if number is None or number < 0:
@@ -289,13 +295,13 @@ def resume_from_samples(loader: Loader, consumed: int) -> int:
 
 
 def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> list[Edit]:
-    """Megatron's ``--rampup-batch-size START INCREMENT SAMPLES`` as edits of a plan of ``global_batch_size`` START.
+    """Convert ``--rampup-batch-size START INCREMENT SAMPLES`` to plan edits.
 
-    Apply them with ``loader.edit`` before the first step; then each step has as many sequences as Megatron's
-    calculator says.
+    The plan must have ``global_batch_size`` START. Apply the edits with ``loader.edit`` before the first step.
+    Then each step has as many sequences as in Megatron's calculator.
 
     Raises:
-        InputError: they are not three whole numbers, or the increment does not lead from START to
+        InputError: they are not three integers, or the increment does not lead from START to
             ``global_batch_size``.
     """
     numbers = [as_int(number) for number in rampup_batch_size]
@@ -324,13 +330,13 @@ def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) 
 
 
 def list_megatron_prefixes(store: Store) -> list[str]:
-    """Weights and prefixes of a store's shards, as ``--data-path`` and a recipe's ``paths`` take them.
+    """Return a store's shards as ``--data-path`` and a recipe's ``paths`` take them.
 
-    Weighted by tokens, so that Megatron goes through all shards about equally often.
+    Each shard has its tokens as weight, so that Megatron reads all shards about equally often.
 
     Raises:
-        InputError: what Megatron's readers would train on and should not (masked or removed tokens, preferences), or
-            a store that has no files here.
+        InputError: the store has data that Megatron's readers would train on by mistake (masked or removed tokens,
+            preferences), or is not on disk.
     """
     if not store.location.on_disk:
         raise InputError(

@@ -1,11 +1,11 @@
-"""NeMo 2 and Megatron-Bridge: our plan behind their data modules, and our stores as their recipes name data.
+"""NeMo 2 and Megatron-Bridge: plans in data modules, stores in recipes.
 
 Both take samples from a map-style dataset, in the order of Megatron's ``MegatronPretrainingSampler`` (``single``):
-micro-batch by micro-batch, each dealt to the ranks. ``PlanSamples`` answers with the sequence of the plan that the
-rank is to have there, so that a step holds on each rank what the plain loader gives it, and ``consumed_samples`` is
-the place.
+micro-batch by micro-batch, each distributed to the ranks. ``PlanSamples`` maps a sample number to the plan's sequence
+for that rank. So a step has on each rank the same rows as with the plain loader, and ``consumed_samples`` is the
+position.
 
-Neither can be installed without CUDA; docs/frameworks.md says what was run.
+Neither can be installed without CUDA; docs/frameworks.md lists what was tested.
 """
 
 from batchloom.adapters.requirements import LIGHTNING, MEGATRON, TORCH, require_installed
@@ -37,19 +37,19 @@ from batchloom.store import Store, open_store
 
 @final
 class PlanSamples(Dataset[dict[str, torch.Tensor]]):
-    """The sequences of a plan by the numbers Megatron's sampler gives them; every rank makes them.
+    """Sequences of a plan, numbered as Megatron's sampler does; every rank makes them.
 
     Args:
-        loader: of this data-parallel rank, with ``labels="shifted"`` and ``micro_batch_size``.
-        attention_mask: whether an item has one; see ``adapters.megatron.mask_wanted``.
+        loader: loader of this data-parallel rank, with ``labels="shifted"`` and ``micro_batch_size``.
+        attention_mask: whether an item has one; see ``adapters.megatron.needs_attention_mask``.
 
     Attributes:
-        loader: as it was given; None in a worker process.
+        loader: the given loader; None in a worker process.
 
     Raises:
-        InputError: a loader without them, or (of an item) a number that another rank is to have: the framework
-            shuffles, or deals by other sizes.
-        TrainError: the ranks do not read the same, or not all of it.
+        InputError: the loader has other options; or, when reading an item, its number belongs to another rank, because
+            the framework shuffles or uses other batch sizes.
+        TrainError: the ranks do not read the same data, or not all of it.
     """
 
     def __init__(self, loader: Loader, *, attention_mask: bool | None = None) -> None:
@@ -75,7 +75,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         self._latest = (-1, torch.empty(0))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process makes a loader of its own; locks do not cross.
+        # A worker process makes its own loader, because locks cannot be pickled.
         return {**self.__dict__, "loader": None}
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 f"framework micro_batch_size {micro}, {ranks} data-parallel ranks and dataloader_type='single', which "
                 "does not shuffle."
             )
-        # One after the other, all rows of a step are asked for.
+        # All rows of a step are requested one after the other, so one step is cached.
         if self._latest[0] != step:
             batch = self._batches[step]
             self._latest = (step, torch.stack([batch[key] for key in _BATCH_KEYS]))
@@ -108,7 +108,7 @@ _BATCH_KEYS = ("input_ids", "labels", "position_ids")
 class StoreDatasets:
     """``build_datasets`` of a Megatron-Bridge dataset provider, over a store.
 
-    Megatron-Bridge knows a provider by its base class, so it is given one that is both:
+    Megatron-Bridge recognizes a provider by its base class, so combine both:
 
         @dataclass(kw_only=True)
         class StoreProvider(StoreDatasets, DatasetProvider): ...
@@ -116,15 +116,15 @@ class StoreDatasets:
         cfg.dataset = StoreProvider(store="data", seq_length=4096, ..., dataloader_type="single")
 
     Attributes:
-        store: the folder.
-        seq_length, micro_batch_size, global_batch_size: as the recipe's ``cfg.model`` and ``cfg.train`` have them.
+        store: folder of the store.
+        seq_length, micro_batch_size, global_batch_size: as in the recipe's ``cfg.model`` and ``cfg.train``.
         packing, seed: see ``batchloom.Loader``.
-        validation, test: the subsets; None to do without.
-        attention_mask: whether samples have one; to be said unless ``packing`` is ``none``.
-        skip_getting_attention_mask_from_dataset: Megatron-Bridge's word for its opposite.
+        validation, test: names of the subsets; None for none.
+        attention_mask: whether samples have a mask; must be set unless ``packing`` is ``none``.
+        skip_getting_attention_mask_from_dataset: Megatron-Bridge's name for the opposite.
 
     Raises:
-        InputError: when building, samples are asked of a subset that the store does not have.
+        InputError: raised on building if samples of a missing subset are requested.
     """
 
     store: str
@@ -139,18 +139,18 @@ class StoreDatasets:
 
     @property
     def sequence_length(self) -> int:
-        """What other parts of Megatron-Bridge call ``seq_length``."""
+        """Other name of ``seq_length`` in Megatron-Bridge."""
         return self.seq_length
 
     @property
     def skip_getting_attention_mask_from_dataset(self) -> bool:
-        """Whether there is none in a sample."""
+        """True if samples have no attention mask."""
         return not self.attention_mask
 
     def build_datasets(self, context: Any) -> tuple[PlanSamples, PlanSamples | None, PlanSamples | None]:
-        """Training, validation and test samples: as many as ``context`` asks for, over epochs where it takes them.
+        """Return training, validation and test samples in the numbers of ``context``.
 
-        Where it says None they are those of one epoch.
+        They repeat over epochs as needed. None in ``context`` means one epoch.
         """
         return (
             self._make_samples(open_store(self.store), context.train_samples),
@@ -187,7 +187,7 @@ class StoreDatasets:
 
 @dataclass(frozen=True)
 class _SampleCounts:
-    """What Megatron-Bridge hands to ``build_datasets``, for NeMo 2, which does not."""
+    """Sample counts for ``build_datasets``, which NeMo 2 does not provide."""
 
     train_samples: int
     valid_samples: int | None
@@ -196,15 +196,15 @@ class _SampleCounts:
 
 @final
 class StoreDataModule(LightningDataModule):  # type: ignore[misc]
-    """NeMo 2's ``PreTrainingDataModule`` over a store: the same methods, the plan's order.
+    """NeMo 2's ``PreTrainingDataModule`` over a store: same methods, the plan's order.
 
     Args:
-        datasets: the store and the sizes.
+        datasets: store and batch sizes.
         data_sampler: NeMo's ``MegatronDataSampler`` of the same sizes, ``dataloader_type="single"``.
-        num_workers, pin_memory, persistent_workers: of the DataLoader.
+        num_workers, pin_memory, persistent_workers: options of the DataLoader.
 
     Raises:
-        InputError: a sampler of other sizes, one that shuffles, or one with a ``rampup_batch_size``.
+        InputError: the sampler has other sizes, shuffles, or has a ``rampup_batch_size``.
     """
 
     def __init__(
@@ -233,13 +233,13 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         trainer_limit_val_batches: float,
         trainer_limit_test_batches: float,
     ) -> None:
-        """Make the datasets for so many steps, as ``setup`` does with the Trainer's.
+        """Make the datasets for a number of steps, as ``setup`` does with the Trainer's.
 
-        Limits are numbers of steps, or a float of at most 1: that share of the subset, which is then there once.
+        Limits are numbers of steps, or a float of at most 1: that share of the subset, read once.
 
         Raises:
-            TrainError: no number of steps, or a share that is less than one step.
-            InputError: evaluation is asked for on a subset that the store does not have.
+            TrainError: ``trainer_max_steps`` is below 1, or a share is less than one step.
+            InputError: evaluation is requested on a subset that the store does not have.
         """
         if trainer_max_steps < 1:
             raise TrainError(f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...).")
@@ -255,7 +255,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         self._limit_to_steps("limit_test_batches", trainer_limit_test_batches, self._test)
 
     def _limit_to_steps(self, name: str, limit: float, samples: PlanSamples | None) -> float:
-        """A limit that is a share of samples as a number of steps; any other as it is."""
+        """Return a limit that is a share of samples as a number of steps."""
         if samples is None or not _is_fraction(limit):
             return limit
         steps = len(samples) // self.global_batch_size
@@ -274,7 +274,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         self.build(trainer.max_steps, trainer.val_check_interval, *limits)
 
     def reconfigure_limit_batches(self) -> None:
-        """Have the Trainer's limits, where they are numbers, count micro-batches, as NeMo's strategy wants them.
+        """Convert the Trainer's integer limits to micro-batches for NeMo's strategy.
 
         A share of the validation becomes a number, too: it has to end with a step.
         """
@@ -287,17 +287,17 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
                 setattr(trainer, name, limit * passes)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """For NeMo's strategy, which puts the sampler in front."""
-        # Here alone: an evaluation that is made on the way is not where training began.
+        """Return the training loader, to which NeMo's strategy adds the sampler."""
+        # Set it only here: an evaluation during training must not move the step at which training began.
         self.init_global_step = self.data_sampler.init_global_step = self.trainer.global_step
         return self._make_dataloader(self._train, "train")
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """For NeMo's strategy."""
+        """Return the validation loader for NeMo's strategy."""
         return self._make_dataloader(self._validation, "validation") if self._validation else []
 
     def test_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """For NeMo's strategy."""
+        """Return the test loader for NeMo's strategy."""
         return self._make_dataloader(self._test, "test") if self._test else []
 
     def _make_dataloader(self, samples: PlanSamples, mode: str) -> DataLoader[Any]:
@@ -308,22 +308,22 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
             pin_memory=self.pin_memory,
             persistent_workers=self.persistent_workers,
         )
-        dataloader.mode = mode  # NeMo's sampler asks for it
+        dataloader.mode = mode  # NeMo's sampler reads it.
         return dataloader
 
     def state_dict(self) -> dict[str, Any]:
-        """NeMo's ``consumed_samples``, and the same place as the loader has it, which knows its plan."""
+        """Return ``consumed_samples`` and the loader's state, which identifies its plan."""
         steps = self.trainer.global_step - self.init_global_step
         consumed = int(self.data_sampler.compute_consumed_samples(steps))
         state = self._train.loader.state_at(consumed // self.global_batch_size)
         return {"consumed_samples": consumed, "loader": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after so many samples.
+        """Resume after the saved number of samples.
 
         Raises:
-            StateError: of another plan (names each field that differs), inside a step, of another step than the
-                loader's place, or without that.
+            StateError: the state is of another plan (names each field that differs), inside a step, of another
+                step than the loader's state, or without a loader state.
         """
         if not {"consumed_samples", "loader"} <= set(state_dict):
             raise StateError(
@@ -340,7 +340,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
 
 
 def _is_fraction(limit: float) -> bool:
-    """Whether a limit of Lightning is a share: 1 is one batch, and 1.0 all of them."""
+    """Return whether a Lightning limit is a share: 1 is one batch, and 1.0 all."""
     return isinstance(limit, float) and 0 < limit <= 1
 
 
@@ -362,15 +362,15 @@ def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
 
 
 def link_text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> list[str]:
-    """A store's shards under the names that recipes give data, without copying: ``NAME_00000_text_document.bin``.
+    """Link a store's shards under recipe names: ``NAME_00000_text_document.bin``.
 
-    One shard alone is ``NAME_text_document``. Hard links, symbolic ones where the file system has none.
+    A single shard is ``NAME_text_document``. They are hard links, or symbolic links if the file system has none.
 
     Returns:
         Weights and prefixes, as ``paths`` of a recipe takes them.
 
     Raises:
-        InputError: see ``adapters.megatron.megatron_prefixes``; or the names are taken.
+        InputError: see ``adapters.megatron.list_megatron_prefixes``; or the names are taken.
     """
     prefixes, output_folder = list_megatron_prefixes(store), Path(folder)
     output_folder.mkdir(parents=True, exist_ok=True)
@@ -392,5 +392,5 @@ def _link_file(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError:
-        # Another file system, or one without links.
+        # The target is on another file system, or on one without hard links.
         target.symlink_to(source)

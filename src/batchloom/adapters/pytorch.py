@@ -1,6 +1,6 @@
-"""``torch.utils.data`` faces: the same batches in any number of worker processes.
+"""``torch.utils.data`` datasets: the same batches with any number of workers.
 
-Both are used with ``batch_size=None``, since an item is a whole batch of this rank:
+Use both with ``batch_size=None``, since an item is a complete batch of this rank:
 
     DataLoader(LoaderIterable(loader), batch_size=None, num_workers=4)
     StatefulDataLoader(LoaderIterable(loader), batch_size=None, num_workers=4)
@@ -29,18 +29,18 @@ from batchloom.batches.loading import LoaderTemplate, lose_track
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.order import refuse_lane_order
 
-# Loaders of this process whose batches worker processes make, by the token those batches carry.
+# Loaders of this process whose batches are made by workers, by the token in those batches.
 _LIVE_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
 _LOADER_NUMBERS = count()
 
 
 @final
 class _WorkerLoader:
-    """A loader that each process makes its own copy of, since locks and maps do not cross a fork.
+    """Loader that each process copies, since locks and maps do not survive a fork.
 
     Attributes:
-        original: the loader it copies, in the process of that loader; None in others.
-        first: the step at which iterations begin.
+        original: copied loader, only in its own process; None in others.
+        first: step at which iterations begin.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -50,7 +50,7 @@ class _WorkerLoader:
                 "Iterate the Loader, or prepare the data."
             )
         if loader.spec.device is not None:
-            # Also of the CPU: what works without a GPU is to work with one.
+            # A CPU device is rejected too, so that scripts behave the same with and without a GPU.
             raise InputError(
                 f"device={loader.spec.device!r} goes through no DataLoader, whose workers hand batches on in memory: "
                 "iterate the Loader, which copies ahead by itself, or leave device out and move each batch."
@@ -63,33 +63,33 @@ class _WorkerLoader:
         self._token = f"{os.getpid()}-{next(_LOADER_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
         _LIVE_LOADERS[self._token] = loader
-        # Here, since each worker would tell it again.
+        # Announce it here, since otherwise each worker would do it.
         loader.announce()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "original": None, "_copy": None}
 
     def loader(self) -> Loader:
-        """Return this process's copy, made when first asked for."""
+        """Return this process's copy, made on first use."""
         if self._copy is None or self._copy[0] != os.getpid():
             self._copy = (os.getpid(), self._template.open(self._state, prefetch=0))
         return self._copy[1]
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step; from a worker it tells the loader that it was received."""
+        """Return the batch of a step; a worker's batch notifies the loader on arrival."""
         batch = self.loader().batch(step)
         return batch if get_worker_info() is None else _WorkerBatch(batch, self._token)
 
 
 class _WorkerBatch(Batch):
-    """A batch on its way from a worker, which becomes a plain one where it arrives."""
+    """Batch sent by a worker; unpickling makes it a plain batch."""
 
     def __init__(self, batch: Batch, token: str) -> None:
         super().__init__(batch, batch.step, batch.origin, batch.layout)
         self._token = token
 
     def __copy__(self) -> "_WorkerBatch":
-        # A DataLoader copies an item before it sends it; by __reduce__ that would count as its arrival.
+        # A DataLoader copies an item before it sends it, and copying by __reduce__ would count as its arrival.
         return _WorkerBatch(self, self._token)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def _receive(token: str, *parts: Any) -> Batch:
     """Rebuild a worker's batch.
 
     A DataLoader receives batches ahead of the training loop and out of order, so the loader cannot
-    tell which one the loop was given last.
+    know which one was trained last.
     """
     if (loader := _LIVE_LOADERS.get(token)) is not None:
         lose_track(loader)
@@ -109,10 +109,10 @@ def _receive(token: str, *parts: Any) -> Batch:
 
 @final
 class LoaderDataset(Dataset[Batch]):
-    """Map-style face: item s is the batch of step s. Its length waits for the table of a large store.
+    """Map-style dataset: item s is the batch of step s.
 
-    It has the plan as it is when it is made: after an edit of the loader make it anew. Once items were
-    taken, ``loader.state_dict()`` raises, since a number says nothing of order: take
+    Its length waits for the table of a large store. The plan is copied: after an edit of the loader make it
+    again. Once items were read, ``loader.state_dict()`` raises, since reads by number have no order: use
     ``loader.state_at(batch.step + 1)``.
     """
 
@@ -133,15 +133,15 @@ class LoaderDataset(Dataset[Batch]):
 
 @final
 class LoaderIterable(IterableDataset[Batch]):
-    """Iterable face: worker w of n gives steps w, w + n, ...; a DataLoader puts them in order.
+    """Iterable dataset: worker w of n gives steps w, w + n, ..., which torch merges.
 
-    It has the plan as it is when it is made: after an edit of the loader make it anew. Every iteration
-    begins where the loader it was made of would have: at step 0, or at a loaded state's step.
+    The plan is copied: after an edit of the loader make it again. Every iteration begins at the loader's first
+    step: step 0, or that of a loaded state.
 
-    Without workers ``loader.state_dict()`` is that of the batch given last. With workers it raises, and in the
-    loops of Accelerate and Lightning, which fetch a batch ahead: take ``loader.state_at(batch.step + 1)``.
-    Its own ``state_dict`` is what torchdata's StatefulDataLoader keeps for each worker; after
-    ``load_state_dict`` the next iteration, and only that, goes on there.
+    Without workers ``loader.state_dict()`` is that of the last batch returned. It raises with workers and in the
+    loops of Accelerate and Lightning, which prefetch a batch: use ``loader.state_at(batch.step + 1)``.
+    Its own ``state_dict`` is the one that torchdata's StatefulDataLoader saves for each worker. After
+    ``load_state_dict`` only the next iteration resumes there.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -158,7 +158,7 @@ class LoaderIterable(IterableDataset[Batch]):
             yield self._source.batch(step)
 
     def _steps(self, first: int, workers: int) -> Iterator[int]:
-        """Give the numbers of this process's steps; without workers the loader notes them."""
+        """Yield the step numbers of this process; without workers the loader tracks them."""
         original = self._source.original if get_worker_info() is None else None
         if original is not None and not _is_fetched_ahead():
             yield from original.step_numbers(first)
@@ -171,7 +171,7 @@ class LoaderIterable(IterableDataset[Batch]):
             step += workers
 
     def state_dict(self) -> dict[str, Any]:
-        """The next step of this worker as a plan's state, and the number of workers."""
+        """Return the state of this worker's next step, and the number of workers."""
         number, workers = _get_worker_info()
         loader = self._source.loader()
         step = self._source.first + number if self._next is None else self._next
@@ -179,12 +179,12 @@ class LoaderIterable(IterableDataset[Batch]):
         return {"workers": workers, "state": add_augment_state(state, loader.augmentation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a worker's own state.
+        """Resume from a worker's own state.
 
         Raises:
-            StateError: not such a state, another plan or augmentation (names each field that differs), or
-                another number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
-                no number of workers).
+            StateError: the state is invalid, of another plan or augmentation (names each field that differs), or of
+                another number of workers (then use the state of the ``Loader`` itself, which is independent of
+                workers).
         """
         _, workers = _get_worker_info()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
@@ -199,7 +199,7 @@ class LoaderIterable(IterableDataset[Batch]):
         self._loaded = self._next = loader.plan.orders.course.step_at(position)[0]
 
 
-# The modules whose loops ask for a batch before they give the one before it.
+# Modules whose loops request the next batch before they return the current one.
 _PREFETCHING_MODULES = {
     "accelerate.data_loader",
     "lightning.pytorch.loops.fetchers",
@@ -208,11 +208,11 @@ _PREFETCHING_MODULES = {
 
 
 def _is_fetched_ahead() -> bool:
-    """Return whether a loop that fetches ahead is asking; only the calls that led here tell it."""
+    """Return whether the caller, by the call stack, is a loop that prefetches."""
     return any(frame.f_globals.get("__name__") in _PREFETCHING_MODULES for frame, _ in traceback.walk_stack(None))
 
 
 def _get_worker_info() -> tuple[int, int]:
-    """(number, workers) of the DataLoader worker this runs in; (0, 1) outside of one."""
+    """Return (number, workers) of this DataLoader worker; (0, 1) outside of one."""
     worker = get_worker_info()
     return (worker.id, worker.num_workers) if worker else (0, 1)

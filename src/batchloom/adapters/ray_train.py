@@ -1,14 +1,13 @@
-"""Ray Train: which share a worker has, and how its state goes into Ray's checkpoints and comes back.
+"""Ray Train: a worker's share, and loader state in Ray's checkpoints.
 
-Inside the function that a ``TorchTrainer`` runs on each worker nothing has to be translated: torch.distributed is
-ready there, so that a ``Loader`` knows its rank, and ``adapters.agreement`` can ask the others. With a trainer that
-starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of
-:func:`get_rank_and_world_size` says the same, and ``require_agreement(loader, world_size=world_size)`` that it is
-all of them.
+Inside the function that a ``TorchTrainer`` runs on each worker no translation is needed. torch.distributed is
+initialized there, so a ``Loader`` finds its rank and ``adapters.agreement`` can compare ranks. With a trainer without
+torch.distributed, use ``Loader(..., rank=rank, world_size=world_size)`` with the values of
+:func:`get_rank_and_world_size`, and ``require_agreement(loader, world_size=world_size)``.
 
-When a worker is lost, or their number changes, Ray starts all of them anew from the newest checkpoint: what was
-trained after it is gone with the weights that saw it, and its sequences are given again, among the workers there are
-then. So in what the last weights have seen, every sequence is once.
+When a worker fails, or their number changes, Ray restarts all of them from the newest checkpoint. The training after
+it is discarded with its weights, and its sequences are read again by the new set of workers. So the final weights have
+seen every sequence once.
 """
 
 from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require_installed
@@ -30,31 +29,31 @@ _STATE_FILE = "batchloom.pt"
 
 
 def get_rank_and_world_size() -> tuple[int, int]:
-    """Rank of this worker, and how many there are.
+    """Return the rank of this worker and the number of workers.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
-        TrainError: this is no worker of Ray Train.
+        TrainError: this process is not a worker of Ray Train.
     """
     context = _import_ray_train().get_context()
     return context.get_world_rank(), context.get_world_size()
 
 
 def report_step(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
-    """Tell Ray of a step, and give it a checkpoint; every worker calls it, between the same two steps.
+    """Report a step and a checkpoint to Ray; all workers call it after the same step.
 
-    It returns when the checkpoint is kept.
+    It returns when the checkpoint is stored.
 
     Args:
         metrics: as ``ray.train.report`` takes them.
-        state: what a run goes on with: of the model, the optimizer and the ``Loader``; tensors and plain values.
-            That of the first worker alone is kept, so of a sharded model gather the whole before
-            (``torch.distributed.checkpoint.state_dict.get_state_dict`` with ``full_state_dict=True``): parts of
-            other workers are lost. None on all of them makes no checkpoint.
+        state: state to resume from: of the model, the optimizer and the ``Loader``; tensors and plain values.
+            Only that of the first worker is stored. So gather the full state of a sharded model before
+            (``torch.distributed.checkpoint.state_dict.get_state_dict`` with ``full_state_dict=True``): the parts of
+            other workers are lost. None on all workers makes no checkpoint.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
-        TrainError: this is no worker of Ray Train.
+        TrainError: this process is not a worker of Ray Train.
     """
     train = _import_ray_train()
     if state is None or get_rank_and_world_size()[0]:
@@ -66,11 +65,11 @@ def report_step(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = No
 
 
 def load_restored_state() -> dict[str, Any] | None:
-    """The state to go on with, on the CPU: that of the newest checkpoint; None at the start of a run.
+    """Return the newest checkpoint's state, on the CPU; None at the start of a run.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
-        TrainError: this is no worker of Ray Train.
+        TrainError: this process is not a worker of Ray Train.
         StateError: the checkpoint was not made by :func:`report_step`, or is damaged.
     """
     checkpoint = _import_ray_train().get_checkpoint()
@@ -87,19 +86,15 @@ def load_restored_state() -> dict[str, Any] | None:
 
 
 def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
-    """The state in a file of a checkpoint.
-
-    Args:
-        file: as it lies here.
-        checkpoint_path: of the checkpoint, as Ray names it.
+    """Return the state in a file; ``checkpoint_path`` is for error messages.
 
     Raises:
-        StateError: it is damaged.
+        StateError: the file is damaged.
     """
     try:
-        # No code is run by what a checkpoint holds.
+        # With weights_only a checkpoint cannot run code.
         state = torch.load(file, map_location="cpu", weights_only=True)
-    # What torch raises for files that are cut off or overwritten.
+    # Errors of torch for truncated or overwritten files.
     except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
         message = " ".join(str(error).split())[:300]
         raise StateError(
@@ -116,7 +111,7 @@ def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
 
 
 def _import_ray_train() -> Any:
-    """Ray Train, inside one of its workers."""
+    """Import Ray Train and check that this process is one of its workers."""
     require_installed(TORCH, RAY, PANDAS)
     import ray.train  # noqa: PLC0415 - takes seconds
 

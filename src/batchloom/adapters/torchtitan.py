@@ -1,4 +1,4 @@
-"""torchtitan's contract for a data loader: an iterator of (inputs, labels), with a state.
+"""torchtitan's data loader protocol: an iterator of (inputs, labels) with a state.
 
 In a configuration of torchtitan:
 
@@ -31,26 +31,27 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
     """Micro-batches of a store's plan for one data-parallel rank.
 
     torchtitan builds it. Items are ``{"input": ids, "positions": positions}`` and next-token labels, each int64
-    [local_batch_size, seq_len], labels -100 where there is no loss, positions restarting with each document.
+    [local_batch_size, seq_len], labels -100 without a loss, positions restarting with each document.
 
-    The state is one value, the same on every rank: it goes on with any number of them, where torchtitan's own loaders
-    refuse another. It is the place after the steps whose micro-batches were all given.
+    The state is one value, the same on every rank. It resumes on any number of ranks, which torchtitan's own loaders
+    reject. It is the position after the steps whose micro-batches were all returned.
 
     Raises:
-        PlanError: ``local_batch_size`` and the ranks do not make up ``global_batch_size``; says which sizes would.
-        TrainError: (of an iteration, which all ranks begin) they do not read the same.
+        PlanError: ``local_batch_size`` and the ranks do not make up ``global_batch_size``; the error names
+            valid sizes.
+        TrainError: raised on iteration, which all ranks begin: they do not read the same data.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        """Settings, as torchtitan's ``dataloader``.
+        """Settings of torchtitan's ``dataloader``.
 
         Attributes:
-            dataset_path: the store (``dataset`` stays empty).
-            split: the subset.
+            dataset_path: folder of the store (``dataset`` stays empty).
+            split: name of the subset.
             global_batch_size: ``training.global_batch_size``; 0 for local_batch_size on every rank.
             packing, seed, epochs, steps: see ``batchloom.Loader``.
-            infinite: begin anew when the plan ends, as torchtitan's validator wants it.
+            infinite: restart when the plan ends, as torchtitan's validator requires.
         """
 
         split: str = "train"
@@ -92,13 +93,13 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
         self._done = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        # Of the ranks, as torchtitan counts them; others (tensor-parallel ones, say) read the same share.
+        # torchtitan counts data-parallel ranks; tensor-parallel ones read the same share.
         require_agreement(self.loader, world_size=self.loader.spec.world_size)
         while True:
             for batch in self.loader:
                 parts = batch.split(self._size)
                 for part in parts:
-                    # Whoever is given the last of a step asks for a state only when it is trained.
+                    # A state that is requested after a step's last micro-batch includes that step.
                     self._done = batch.step + (part is parts[-1])
                     inputs = {"input": part["input_ids"], "positions": part["position_ids"]}
                     yield inputs, part["labels"]
@@ -106,14 +107,17 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the steps given, as one JSON text: a checkpoint's parts have the same names at any step."""
+        """Return the state after the returned steps, as one JSON text.
+
+        So the checkpoint's entries have the same names at any step.
+        """
         return {_STATE_KEY: json.dumps(self.loader.state_at(self._done))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there, on any number of ranks.
+        """Resume from a state, on any number of ranks.
 
         Raises:
-            StateError: not such a state, or one of another plan; names each field that differs.
+            StateError: the state is invalid, or of another plan; names each field that differs.
         """
         if not state_dict:
             return

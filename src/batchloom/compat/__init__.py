@@ -1,4 +1,4 @@
-"""Doors for older scripts: the calls people have in their files, each a few lines over the engine."""
+"""Compatibility with older scripts: their usual calls as thin wrappers."""
 
 from batchloom.compat.gpt import GPTDataLoader
 from batchloom.compat.hub import create_huggingface_dataset
@@ -7,14 +7,14 @@ from batchloom.compat.jsonl import iter_jsonl_file, load_jsonl_file
 from batchloom.compat.sft import SFTDataset
 from batchloom.compat.worker_client import WorkerClient, WorkerConfig
 
-# As typing has it, which takes its time to import.
+# Defined here because importing typing takes time.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from batchloom.compat.multimodal import MultiModalDataset
     from batchloom.compat.multimodal_stream import MultiModalIterableDataset
 
-# What prepares data and what torch is a base of are loaded when they are first used.
+# These import torch or the preparation code, so they are loaded on first use.
 _HOMES = {
     "MultiModalDataset": "batchloom.compat.multimodal",
     "MultiModalIterableDataset": "batchloom.compat.multimodal_stream",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    import importlib  # noqa: PLC0415 - only where one of them is used
+    import importlib  # noqa: PLC0415 - only needed for these names
 
     home = _HOMES.get(name)
     if home is None:

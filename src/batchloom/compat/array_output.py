@@ -1,4 +1,4 @@
-"""Arrays as they are asked for: tensors, or numpy's own."""
+"""Output arrays as tensors or numpy arrays."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ OUTPUTS = ("torch", "numpy")
 
 
 def check_output(output: str) -> None:
-    """Raise SettingsError for an output nobody knows, MissingDependencyError where torch is missing."""
+    """Raise SettingsError for an unknown output, MissingDependencyError without torch."""
     if output not in OUTPUTS:
         hint = suggest(str(output), OUTPUTS)
         raise_problems([f"output: {quote_value(output)} is none of {', '.join(OUTPUTS)}{hint}"])
@@ -20,6 +20,6 @@ def check_output(output: str) -> None:
 
 
 def as_asked(arrays: dict[str, Any], output: str) -> dict[str, Any]:
-    """The arrays as int64, as tensors where that is asked for."""
+    """Return the arrays as int64, as tensors if ``output`` is ``torch``."""
     plain = {name: np.asarray(values, np.int64) for name, values in arrays.items()}
     return to_torch(plain) if output == "torch" else plain

@@ -1,4 +1,4 @@
-"""What scripts call a formatter: from a record to what is trained, over what is detected."""
+"""Formatters of scripts: functions or names that turn a record into training text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ from batchloom.sources.files import Source
 Row = dict[str, Any]
 Formatter = Callable[[Row], Any]
 
-# Schemas by the names that scripts have for them, as the columns they stand for.
+# Common schema names of scripts, and the columns that they mean.
 SCHEMAS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
     "messages": {"messages": "messages"},
@@ -30,12 +30,12 @@ _RULES = ReadRules(text_field=None)
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """A formatter as a reading and a template.
+    """Formatter as a record parser and a chat template.
 
     Attributes:
-        template: the chat template it names; None for the tokenizer's own.
-        mapping: columns by role that it names.
-        call: what makes of a record messages, a text, or another record.
+        template: name of the chat template; None for the tokenizer's own.
+        mapping: columns by role.
+        call: function that converts a record to messages, a text, or another record.
     """
 
     template: str | None = None
@@ -43,7 +43,7 @@ class Formatted:
     call: Formatter | None = None
 
     def make_parser(self, source: Source) -> RecordParser:
-        """How the records of a source are read."""
+        """Make the parser for the records of a source."""
         rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
         call = self.call
         chat, mapping = ChatRecipe(template=self.template), dict(self.mapping or {})
@@ -63,11 +63,11 @@ class Formatted:
 
 
 def formatted(formatter: str | Formatter | None) -> Formatted:
-    """What a script's formatter means.
+    """Interpret a script's formatter.
 
     Args:
         formatter: a function of a record that returns messages, a text or another record; the
-            name of a schema or of a template, or the path of a template; None for what is detected.
+            name of a schema or of a template, or the path of a template; None to detect the schema.
     """
     if formatter is None:
         return Formatted()
@@ -80,7 +80,7 @@ def formatted(formatter: str | Formatter | None) -> Formatted:
 
 
 def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
-    """What a formatter makes of the first records; one it fails on is told when it is read."""
+    """Format the first records; records that fail are reported when they are read."""
     formatted_rows = []
     for row in rows:
         with suppress(UnusableRecordError):
@@ -89,7 +89,7 @@ def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
 
 
 def _as_record(value: Any) -> Row:
-    """What a formatter returned, as a record."""
+    """Convert a formatter's result to a record."""
     if isinstance(value, str):
         return {"text": value}
     if isinstance(value, list):

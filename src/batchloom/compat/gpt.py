@@ -1,4 +1,4 @@
-"""``GPTDataLoader``: a memmap shard loader, ``get_batch(split) -> (x, y)``, each position once an epoch."""
+"""``GPTDataLoader``: ``get_batch(split) -> (x, y)`` over memory-mapped shards."""
 
 import logging
 import os
@@ -32,28 +32,28 @@ Tokens = NDArray[Any]
 
 @final
 class GPTDataLoader:
-    """Batches of windows over one long line of tokens; give it a text, or a folder of shards.
+    """Batches of token windows over a text, or over a folder of shards.
 
     A window is ``block_size`` tokens and the targets that follow them. The windows of an epoch
-    do not overlap, and their order is a permutation by the seed: every position is a target once.
-    Fewer than ``block_size`` positions at the two ends of the line fill no window; they are others
+    do not overlap, and the seed permutes them: every position is a target once.
+    Fewer than ``block_size`` positions at the two ends are in no window; they differ
     in each epoch. Rank and world size are found as by ``batchloom.Loader``; ranks share an epoch.
 
     Args:
         config: an object or a mapping with ``block_size`` (or ``seq_len``, ``max_seq_length``,
-            ``context_length``) and ``batch_size``; ``seed`` (0), ``val_fraction`` (0.1; of what has no
-            val of its own, its end), ``dtype`` of shards without an index (``uint32``) and ``output``
-            (``torch`` or ``numpy``) may be there. All else in it is not looked at.
-        tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`; None where a store or shards
-            are given and ids need not be compared with a vocabulary.
+            ``context_length``) and ``batch_size``. Optional are ``seed`` (0), ``val_fraction`` (0.1; the end of
+            data without a val split), ``dtype`` of shards without an index (``uint32``) and ``output``
+            (``torch`` or ``numpy``). All other settings are ignored.
+        tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`; None with a store or shards
+            to skip the check of ids against a vocabulary.
         dataset_dir: a store; or a folder of ``shard_00000.bin`` ... or ``train.bin`` and ``val.bin``,
             headerless, also in ``train/`` and ``val/``.
 
     Raises:
-        SettingsError: settings that are missing or cannot be.
+        SettingsError: settings are missing or invalid.
         StoreMissingError: ``No training shards found`` in the folder.
         StoreError: the shards are damaged.
-        InputError: a store, or shards of one, of which some tokens are not trained, or of preferences.
+        InputError: a store or its shards have untrained tokens or preferences.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class GPTDataLoader:
             self._set_splits(_open_folder(Path(dataset_dir), settings.dtype))
 
     def prepare_data(self, text: str) -> dict[str, int]:
-        """Take a text as the data; its last ``val_fraction`` is ``val``.
+        """Use a text as the data; its last ``val_fraction`` is ``val``.
 
         Returns:
-            Tokens of each split.
+            Number of tokens of each split.
 
         Raises:
             InputError: there is no tokenizer.
-            SettingsError: what is given is no text.
+            SettingsError: ``text`` is not a string.
         """
         if not hasattr(text, "encode"):
             raise_problems([f"text: {quote_value(text)} is no text; give one str"])
@@ -104,15 +104,17 @@ class GPTDataLoader:
         self._steps, self._orders = {}, {}
 
     def batches_per_epoch(self, split: str = "train") -> int:
-        """Batches of this rank in which an epoch ends."""
+        """Return the number of this rank's batches per epoch, rounded up."""
         line = self._line(split)
         return -(-line.windows(self.block_size) // (self.batch_size * self._world_size))
 
     def get_batch(self, split: str) -> tuple[Any, Any]:
-        """The next batch ``(x, y)`` of a split, int64 [batch_size, block_size]; y is x one later.
+        """Return the next batch ``(x, y)`` of a split, int64 [batch_size, block_size].
+
+        ``y`` is ``x`` shifted by one token.
 
         Raises:
-            InputError: there is no data yet, the split is too short, or an id is not of the tokenizer.
+            InputError: there is no data yet, the split is too short, or an id is not in the vocabulary.
         """
         line, name = self._line(split), SPLITS[split]
         step = self._steps.get(name, 0)
@@ -165,7 +167,7 @@ class GPTDataLoader:
 
 @final
 class _Settings:
-    """What is read of a config: from its attributes or its keys."""
+    """Settings read from a config's attributes or keys."""
 
     def __init__(self, config: Any) -> None:
         options = config if isinstance(config, Mapping) else _Attributes(config)
@@ -197,7 +199,7 @@ def _is_dtype(options: Any) -> bool:
         dtype = np.dtype(options.get("dtype", "uint32"))
     except TypeError:
         return False
-    # Shards are read as little-endian, whatever the machine.
+    # Shards are read as little-endian on any machine.
     return bool(dtype.newbyteorder("<") == dtype)
 
 
@@ -212,7 +214,7 @@ class _Attributes:
 
 @final
 class _Line:
-    """Arrays of tokens one after the other."""
+    """Concatenation of token arrays without a copy."""
 
     def __init__(self, arrays: Sequence[Tokens]) -> None:
         self._arrays = [array for array in arrays if array.size]
@@ -220,15 +222,15 @@ class _Line:
         self.size = int(self._ends[-1]) if self._arrays else 0
 
     def windows(self, size: int) -> int:
-        """Windows of ``size`` targets."""
+        """Return the number of windows of ``size`` targets."""
         return (self.size - 1) // size
 
     def part(self, start: int, stop: int) -> "_Line":
-        """Tokens ``start`` to ``stop - 1`` as a line, without a copy."""
+        """Return tokens [start, stop) without a copy."""
         return _Line(self._views(start, stop))
 
     def take(self, start: int, stop: int) -> Tokens:
-        """Tokens ``start`` to ``stop - 1``."""
+        """Return tokens [start, stop) as one array."""
         return np.concatenate(self._views(start, stop))
 
     def _views(self, start: int, stop: int) -> list[Tokens]:
@@ -244,7 +246,7 @@ class _Line:
 
 
 def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
-    """The tokens of a store, or of a folder of headerless shards, by split."""
+    """Return the tokens of a store, or of a folder of headerless shards, by split."""
     if (folder / MANIFEST_NAME).is_file() and any(folder.glob("*/shard_*.idx")):
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
@@ -271,9 +273,9 @@ def _read_split(folder: Path, split: str, dtype: str) -> list[Tokens]:
 
 
 def _read_shard(path: Path, dtype: str) -> Tokens:
-    """The ids of a shard: what its index says, or without one all of it in ``dtype``."""
+    """Return the ids of a shard: by its index, or without one all bytes as ``dtype``."""
     stem = path.with_suffix("")
-    # A shard of a store has a dtype of its own: its bytes are no ids of another one.
+    # A store's shard has its own dtype, so its bytes must not be read as another one.
     if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
         refuse_standalone_shard(stem)
         return _read_indexed_shard(stem)
@@ -289,7 +291,7 @@ def _read_shard(path: Path, dtype: str) -> Tokens:
 
 
 def _read_indexed_shard(stem: Path) -> Tokens:
-    """The ids of a shard that has an index, all of which are trained."""
+    """Return the ids of a shard with an index and without a mask."""
     if stem.with_name(stem.name + ".mask").exists():
         raise _masked_tokens_error(stem)
     return map_prefix(stem)[0].tokens

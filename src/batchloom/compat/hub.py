@@ -1,4 +1,4 @@
-"""``create_huggingface_dataset``: batches of a data set of the Hub, a share of its documents for each rank."""
+"""``create_huggingface_dataset``: batches of a Hub dataset, sharded by document."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ from batchloom.sources import ReadLimits, SourceListing, list_sources, make_bad_
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
-# A buffer of long documents is full at so many tokens, so that memory stays bounded.
+# Maximum number of tokens of a buffer, which bounds the memory for long documents.
 _MOST_TOKENS = 1 << 24
 _SHOWN = 10
 
@@ -54,29 +54,29 @@ def create_huggingface_dataset(
     buffer_size: int = 10_000,
     output: str = "torch",
 ) -> "RankedBatches":
-    """A sequence of ``num_batches`` batches ``(inputs, labels)`` of this rank's documents.
+    """Return a sequence of ``num_batches`` batches ``(inputs, labels)`` of this rank.
 
-    Nothing is read, and no network used, before the first batch is asked for. Document i of the data
-    set, bad and empty records not counted, belongs to rank i mod ``world_size`` and to no other.
-    Every rank reads everything and encodes its share; a prepared store spares both.
+    Nothing is read or downloaded before the first batch is requested. Document i of the
+    dataset, without bad and empty records, belongs only to rank i mod ``world_size``.
+    Every rank reads everything and encodes its share; a prepared store avoids both.
 
     Args:
         dataset_name: ``org/name[:config][/split][@revision]``, a short name, or a local input.
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of ranks.
-        num_batches: length of the sequence; the data begins anew as often as that takes.
+        num_batches: length of the sequence; the data is repeated as often as needed.
         batch_size: rows of a batch.
         tokenizer_name: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
-        seq_len: tokens of a row. Whole documents are packed into rows (best fit, a longer one is
-            cut and all its pieces are kept); what stays empty is padded without loss.
-        streaming: whether files are read where they lie (True) or downloaded first (False).
-        seed: of the order.
-        buffer_size: documents that are shuffled and packed together (of long ones fewer: those of
-            16 Mi tokens).
+        seq_len: tokens of a row. Documents are packed into rows (best fit; a longer document is
+            split and all its parts are used); empty positions are padding without loss.
+        streaming: True to read files remotely, False to download them first.
+        seed: seed of the data order.
+        buffer_size: documents that are shuffled and packed together (fewer if they have more than
+            16 Mi tokens together).
         output: ``torch`` or ``numpy``.
 
     Raises:
-        SettingsError: sizes or a rank that cannot be.
+        SettingsError: a size or the rank is invalid.
     """
     sizes = {
         "world_size": world_size,
@@ -106,12 +106,12 @@ def create_huggingface_dataset(
 
 @final
 class RankedBatches(Sequence[Pair]):
-    """What :func:`create_huggingface_dataset` gives.
+    """Result of :func:`create_huggingface_dataset`.
 
-    ``inputs`` and ``labels`` are int64 [batch_size, seq_len]; labels are the next tokens, -100 where
-    there is none to predict: at the end of each document, in padding, and where a conversation is
-    not trained. Iterating begins at the first batch each time. Batches are made in their order:
-    asking for one that lies behind begins anew, asking for one ahead makes those between.
+    ``inputs`` and ``labels`` are int64 [batch_size, seq_len]. Labels are the next tokens, and -100 at
+    the end of each document, in padding, and in untrained parts of a conversation. Each iteration begins
+    at the first batch. Batches are made in order: an earlier index restarts from the beginning, and a
+    later one makes all batches in between.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class RankedBatches(Sequence[Pair]):
         return tokenizer_of(self._tokenizer), list_sources([self._name], streaming=self._streaming)
 
     def _batches(self) -> Iterator[Pair]:
-        """Batches without an end."""
+        """Yield batches endlessly."""
         pending_rows: list[tuple[Row, Row]] = []
         for row in self._all_rows():
             pending_rows.append(row)
@@ -194,7 +194,7 @@ class RankedBatches(Sequence[Pair]):
                 )
 
     def _buffers(self) -> Iterator[list[EncodedBatch]]:
-        """This rank's documents in order, ``buffer_size`` at a time."""
+        """Yield this rank's documents in order, ``buffer_size`` at a time."""
         tokenizer, listing = self._inputs
         recipe = Recipe(inputs=(self._name,))
         counters = JobCounters(lambda _: None, recipe.max_bad, listing.bytes)
@@ -226,7 +226,7 @@ class RankedBatches(Sequence[Pair]):
 
 
 def _split_batch(batch: EncodedBatch, first: int, most: int) -> Iterator[EncodedBatch]:
-    """Encoded documents cut after the first ``first`` of them, then after each ``most``."""
+    """Split encoded documents after the first ``first``, then after each ``most``."""
     ends = np.concatenate([[0], np.cumsum(batch.lengths, dtype=np.int64)])
     start = 0
     while start < batch.lengths.size:

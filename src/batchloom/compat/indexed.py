@@ -1,4 +1,4 @@
-"""``IndexedDataset`` and ``PretrainingDataset``: indexed ``.bin/.idx`` pairs as Megatron's readers give them."""
+"""``IndexedDataset`` and ``PretrainingDataset``: Megatron ``.bin/.idx`` datasets."""
 
 import os
 from collections.abc import Callable
@@ -22,23 +22,23 @@ Ids = NDArray[Any]
 
 @final
 class IndexedDataset:
-    """The sequences of a Megatron prefix, or the documents of a store, by number.
+    """Sequences of a Megatron prefix, or documents of a store, by number.
 
     Args:
-        prefix: ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's), or a store's folder.
-        split: of a store: ``train``, ``val`` or ``test``.
+        prefix: ``path/name`` of any ``name.bin``/``name.idx`` pair, or a store's folder.
+        split: ``train``, ``val`` or ``test``; only for a store.
 
     Attributes:
         sequence_lengths: tokens of each sequence, int32 [S]; also called ``sizes``.
-        document_indices: first sequence of each document, and S at the end, int64 [D].
+        document_indices: first sequence of each document, and S at the end, int64 [D + 1].
 
     Raises:
         StoreMissingError: there is nothing at ``prefix``.
-        StoreError: it is damaged.
+        StoreError: the data is damaged.
     """
 
     def __init__(self, prefix: str | os.PathLike[str], split: str = "train") -> None:
-        # Opening it checks all of the index, documents and sequences.
+        # open_store checks the complete index, documents and sequences.
         self._load_store(open_store(prefix, split))
 
     def _load_store(self, store: Store) -> None:
@@ -63,20 +63,22 @@ class IndexedDataset:
         return self.sequence_lengths
 
     def __getitem__(self, number: Any) -> Any:
-        """The ids of a sequence in their dtype on disk, read-only; of a slice a list of them.
+        """Return the ids of a sequence, read-only and in their dtype on disk.
+
+        For a slice, return a list of them.
 
         Raises:
-            IndexError: there is no such sequence.
+            IndexError: the sequence does not exist.
         """
         if isinstance(number, slice):
             return [self.get(n) for n in range(*number.indices(len(self)))]
         return self.get(number)
 
     def get(self, number: int, offset: int = 0, length: int | None = None) -> Ids:
-        """``length`` ids of a sequence from ``offset`` on; None: all that are left.
+        """Return ``length`` ids of a sequence from ``offset`` on; None for all the rest.
 
         Raises:
-            IndexError: there is no such sequence, or it is not that long.
+            IndexError: the sequence does not exist, or is shorter.
         """
         index = as_int(number)
         if index is None or not -len(self) <= index < len(self):
@@ -88,14 +90,14 @@ class IndexedDataset:
             raise IndexError(f"Sequence {index} has {size} tokens; there are none from {offset} to {stop}.")
         document = int(np.searchsorted(self.document_indices, index, side="right")) - 1
         first = int(self.document_indices[document])
-        # The sequences of a document lie one after the other.
+        # The sequences of a document are stored one after the other.
         begin = int(self.sequence_lengths[first:index].sum(dtype=np.int64)) + offset
         ids: Ids = self._store[document].ids[begin : begin + stop - offset]
         return ids
 
 
 def _make_dataset(store: Store) -> IndexedDataset:
-    """A dataset of an open store, which stays of its generation."""
+    """Make a dataset of an open store, which keeps its generation."""
     dataset = IndexedDataset.__new__(IndexedDataset)
     dataset._load_store(store)  # noqa: SLF001
     return dataset
@@ -103,25 +105,25 @@ def _make_dataset(store: Store) -> IndexedDataset:
 
 @final
 class PretrainingDataset:
-    """One document a row, map-style: padded without loss, or cut at ``seq_length``.
+    """Map-style dataset of one document per row, padded or cut at ``seq_length``.
 
-    Documents of fewer than two tokens have nothing to predict and give no row. A padded row wastes
-    what it pads: ``batchloom.Loader`` packs the same documents.
+    Documents of fewer than two tokens have nothing to predict and give no row. Padding wastes
+    compute: ``batchloom.Loader`` packs the same documents.
 
     Args:
         prefix: as for :class:`IndexedDataset`.
-        tokenizer: whose ids they are; its end token fills padding. See
+        tokenizer: tokenizer that made the ids; its end token fills padding. See
             :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
         seq_length: tokens of a row.
-        split: of a store: ``train``, ``val`` or ``test``.
+        split: ``train``, ``val`` or ``test``; only for a store.
         output: ``torch`` or ``numpy``.
 
     Attributes:
-        store: the open store or prefix.
+        store: open store or prefix.
 
     Raises:
         StoreMissingError, StoreError: as for :class:`IndexedDataset`.
-        InputError: a store of preferences, whose rejected answers are not to be imitated.
+        InputError: the store has preferences, whose rejected answers must not be trained.
         TokenizerError: the tokenizer cannot be read or trusted.
     """
 
@@ -150,11 +152,13 @@ class PretrainingDataset:
         return int(self._documents.size)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """``input_ids``, ``labels`` (-100 without loss) and ``attention_mask``, int64 [seq_length].
+        """Return ``input_ids``, ``labels`` (-100 without loss) and ``attention_mask``.
+
+        Each is int64 [seq_length].
 
         Raises:
-            InputError: the document holds an id that the tokenizer does not have.
-            IndexError: there is no such row.
+            InputError: the document has an id outside of the tokenizer's vocabulary.
+            IndexError: the row does not exist.
         """
         document = int(self._documents[number])
         ids = self.store[document].ids[: self._seq_length].astype(np.int64)
@@ -167,7 +171,7 @@ class PretrainingDataset:
         (trained,) = self.store.mask(np.array([document]), np.zeros(1, np.int64), np.array([size]))
         row = np.full((3, self._seq_length), [[self._end_id], [IGNORE_INDEX], [0]], np.int64)
         row[0, :size], row[1, :size], row[2, :size] = ids, np.where(trained, ids, IGNORE_INDEX), 1
-        # Nothing comes before the first token, so that nothing predicts it.
+        # No token precedes the first one, so nothing predicts it.
         row[1, 0] = IGNORE_INDEX
         names = ("input_ids", "labels", "attention_mask")
         return as_asked(dict(zip(names, row, strict=True)), self._output)

@@ -1,4 +1,4 @@
-"""``load_jsonl_file``: the records of a file of JSON lines as dictionaries."""
+"""``load_jsonl_file``: the records of a JSON Lines file as dictionaries."""
 
 import os
 from collections.abc import Iterator
@@ -11,28 +11,28 @@ _RULES = ReadRules(text_field=None)
 
 
 def load_jsonl_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All records of a file as a list; see :func:`iter_jsonl_file`, which needs no memory for them."""
+    """Return all records of a file as a list; :func:`iter_jsonl_file` needs no memory."""
     return list(iter_jsonl_file(path))
 
 
 def iter_jsonl_file(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The records of a file one after the other, every value as it is found; blank lines are none.
+    """Yield the records of a file with unchanged values; blank lines are skipped.
 
-    A JSON list, a CSV file and a table are read too, and whatever these are packed in. A file whose
-    name and content do not say what it is counts as JSON lines.
+    JSON lists, CSV files and tables are read too, also compressed or in archives. A file of
+    unknown name and content counts as JSON Lines.
 
     Args:
-        path: the file, or a URL of one.
+        path: path or URL of the file.
 
     Raises:
-        InputMissingError: there is no such file (``JSONL file not found``), or it is empty.
-        InvalidJsonError: a line is no JSON; it is named with file, line and column.
-        RecordError: a line is JSON and no object.
-        InputError: a ``.json`` file holds no list of objects.
+        InputMissingError: the file does not exist (``JSONL file not found``), or is empty.
+        InvalidJsonError: a line is not JSON; the error names file, line and column.
+        RecordError: a line is JSON but not an object.
+        InputError: a ``.json`` file is not a list of objects.
     """
     for source in list_sources([os.fspath(path)]).sources:
         if source.kind in ("text", "code"):
-            source = replace(source, kind="jsonl")  # noqa: PLW2901 - the same source, read otherwise
+            source = replace(source, kind="jsonl")  # noqa: PLW2901 - the same source with another kind
         with PartReader(SourcePart(source, 0, source.size), _RULES) as reader:
             for records in reader:
                 bad = records.bad[0] if records.bad else None

@@ -1,4 +1,4 @@
-"""``MultiModalDataset``: packed rows of conversations with images and audio, map-style."""
+"""``MultiModalDataset``: packed rows of multimodal conversations, map-style."""
 
 import os
 from typing import final
@@ -14,22 +14,22 @@ from batchloom.preparation import DatasetConfig
 
 @final
 class MultiModalDataset:
-    """The data sets of a ``DatasetConfig``, of any type, packed; item n is row n.
+    """Datasets of a ``DatasetConfig``, packed; item n is row n.
 
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives the batches of
-    ``Loader(store, global_batch_size=B, **config.plan_settings())`` over the same store. For exact resuming, ranks that
-    are dealt about the same, and several epochs in an order each, take that.
+    ``Loader(store, global_batch_size=B, **config.plan_settings())`` over the same store. Use that for exact resuming,
+    balanced ranks, and a new order in each epoch.
 
     Args:
-        config: data sets and how they are packed, or the YAML file of one.
-        out: folder of the store that they become; None for one of the user's cache, named by the config.
-        seed: of the order.
+        config: datasets and their packing, or the YAML file of one.
+        out: folder of the store to make; None for a folder in the user's cache, named by the config.
+        seed: seed of the data order.
         output: ``torch`` or ``numpy``.
-        media: how images and audio are read.
+        media: options for reading images and audio.
 
     Raises:
-        SettingsError: a config that does not say how rows are made (a bare list), or settings that are none.
-        MissingDependencyError: torch is asked for and not installed.
+        SettingsError: the config does not define rows (a bare list), or settings are invalid.
+        MissingDependencyError: torch is required and not installed.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class MultiModalDataset:
         self._rows = PackedRows(config, out, seed, output, media)
 
     def build(self) -> None:
-        """Prepare the data sets, or find that this was done; of several processes one does it, and the others wait.
+        """Prepare the datasets, unless they are prepared; one process works, others wait.
 
         Raises:
-            BatchloomError: whatever ``prepare`` finds wrong.
+            BatchloomError: any error of ``prepare``.
         """
         self._rows.build()
 
@@ -55,14 +55,14 @@ class MultiModalDataset:
         return len(self._rows)
 
     def __getitem__(self, number: int) -> CollateRow:
-        """Row ``number``: ``input_ids``, ``labels`` (-100 where nothing is trained) and ``position_ids`` int64 [S].
+        """Return a row: ``input_ids``, ``labels`` and ``position_ids``, each int64 [S].
 
-        Positions are [4, S] where the model takes M-RoPE. A row with media has the processor's keys, too, each with an
-        axis of media first.
+        Labels are -100 without a loss. Positions are [4, S] for models with M-RoPE. A row with media also has the
+        processor's keys, each with an axis of media first.
 
         Raises:
-            MediumError: a medium cannot be read, or is not what it was.
-            InputError: nothing was built yet.
+            MediumError: a medium cannot be read, or has changed.
+            InputError: ``build`` was not called.
         """
         count, index = len(self), as_int(number)
         if index is None:
@@ -72,13 +72,13 @@ class MultiModalDataset:
         return self._rows.row(index % count)
 
     def get_collator(self) -> Collator:
-        """What makes a batch of rows, for ``collate_fn``: tokens stacked, features one behind the other."""
+        """Return the ``collate_fn``: tokens are stacked, media features concatenated."""
         return self._rows.collator()
 
     @property
     def modality_length(self) -> list[int]:
-        """Tokens of each row, positive where it holds an image or a sound, negative where it holds text alone.
+        """Tokens of each row, positive with an image or audio, negative with text alone.
 
-        As samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
+        Samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
         """
         return self._rows.lengths()

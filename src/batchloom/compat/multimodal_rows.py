@@ -1,4 +1,4 @@
-"""The packed rows of the data sets of a ``DatasetConfig``, one by one: what both multimodal doors give."""
+"""Packed rows of a ``DatasetConfig``, shared by both multimodal datasets."""
 
 import fcntl
 import logging
@@ -28,7 +28,7 @@ from batchloom.store import open_store
 if TYPE_CHECKING:
     from batchloom.store import Store
 
-# Rows that are looked up at once.
+# Number of rows that are read from the plan at once.
 _AT_ONCE = 1 << 16
 
 _LOG = logging.getLogger("batchloom")
@@ -37,19 +37,7 @@ Collator = Callable[[Sequence[CollateRow]], dict[str, Any]]
 
 @final
 class PackedRows:
-    """The rows of one epoch, in the order of a ``Loader`` over the store that :meth:`build` makes.
-
-    Args:
-        config: the data sets and how they are packed, or the YAML file of one.
-        out: folder of the store; None for one of the user's cache, named by the config.
-        seed: of the order.
-        output: ``torch`` or ``numpy``.
-        media: how images and audio are read.
-
-    Raises:
-        SettingsError: a config that does not say how rows are made, or other settings that are none.
-        MissingDependencyError: torch is asked for and not installed.
-    """
+    """Rows of one epoch, in the order of a ``Loader`` over the store of :meth:`build`."""
 
     def __init__(
         self,
@@ -76,12 +64,12 @@ class PackedRows:
         return {**self.__dict__, "_process_loader": None}
 
     def build(self) -> None:
-        """Prepare the data sets, or find that this was done, and open what they became.
+        """Prepare the datasets, unless they are prepared, and open the store.
 
-        Several processes may call it at once: one does it, and the others wait.
+        Several processes may call it at once: one works, and the others wait.
 
         Raises:
-            BatchloomError: whatever ``prepare`` finds wrong.
+            BatchloomError: any error of ``prepare``.
         """
         with _lock_folder(self._folder):
             result = prepare(self._config, out=self._folder, val_fraction=0)
@@ -91,14 +79,14 @@ class PackedRows:
         self.loader().announce()
 
     def loader(self) -> Loader:
-        """This process's loader, whose step p is row p.
+        """Return this process's loader, whose step p is row p.
 
         Raises:
-            InputError: nothing was built yet.
+            InputError: ``build`` was not called.
         """
         if self._store is None:
             raise InputError("There are no rows yet: call build() first.")
-        # Locks and maps do not cross a fork.
+        # Locks and maps do not survive a fork.
         if self._process_loader is None or self._process_loader[0] != os.getpid():
             settings = {**self._settings, "global_batch_size": 1, "rank": 0, "world_size": 1}
             self._process_loader = os.getpid(), Loader(self._store, prefetch=0, **settings)
@@ -108,16 +96,16 @@ class PackedRows:
         return len(self.loader())
 
     def row(self, number: int) -> CollateRow:
-        """A row by its place in the order; one behind the last holds no document and has no loss."""
+        """Return a row by its position; one after the last has no document and no loss."""
         return take_single_row(self.loader().batch(number), by_row=self._by_row)
 
     def collator(self) -> Collator:
-        """What makes a batch of rows; it can be handed to other processes."""
+        """Return a collator that can be pickled."""
         self.loader()
         return partial(collate_rows, by_row=self._by_row)
 
     def lengths(self) -> list[int]:
-        """Tokens of each row, negative where it holds no medium."""
+        """Return the tokens of each row, negative for rows without media."""
         loader, row_lengths = self.loader(), list[int]()
         for start in range(0, len(loader), _AT_ONCE):
             rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
@@ -128,9 +116,9 @@ class PackedRows:
 
 
 def _get_default_folder(config: DatasetConfig) -> Path:
-    """The folder of the store of a config that nobody gave one."""
+    """Return the default store folder of a config, in the user's cache."""
     plain_config = config.model_dump(mode="json")
-    # Relative paths mean others elsewhere.
+    # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "batchloom" / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
@@ -138,7 +126,7 @@ def _get_default_folder(config: DatasetConfig) -> Path:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes the store of a folder, and keep others from it."""
+    """Hold the lock of a store folder, so that one process at a time makes it."""
     lock_path = folder.with_name(f"{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +134,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError(f"{lock_path} cannot be written: {describe_os_error(error)}.") from error
     try:
-        # The kernel lets go of it when the process dies, however it dies.
+        # The kernel releases the lock when the process ends, even if it is killed.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

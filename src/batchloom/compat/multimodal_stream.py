@@ -1,4 +1,4 @@
-"""``MultiModalIterableDataset``: the rows of ``MultiModalDataset`` one after the other, a share for each rank."""
+"""``MultiModalIterableDataset``: rows of ``MultiModalDataset``, sharded by rank."""
 
 import os
 from collections.abc import Iterator
@@ -17,24 +17,25 @@ from batchloom.preparation import DatasetConfig
 
 @final
 class MultiModalIterableDataset(IterableDataset[CollateRow]):
-    """The rows of :class:`batchloom.compat.MultiModalDataset` of the same config and seed, in their order.
+    """Rows of :class:`batchloom.compat.MultiModalDataset`, in order, sharded by rank.
 
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives on rank r of R the
     batches of ``Loader(store, global_batch_size=B * R, rank=r, world_size=R, **config.plan_settings())``, if
-    ``batch_size=B`` is said here, too; with any other number each row comes once, in another order. What is left at
-    the end is dealt to the ranks as evenly as can be, so that all have the same number of rows: some end with one that
-    holds no document and has no loss. Every iteration is the same.
+    ``batch_size=B`` is given here, too. With any other number each row comes once, in another order. The rows
+    of the last
+    partial step are distributed evenly, so that all ranks have the same number: some get a final row
+    without document and loss. Every iteration is the same.
 
     Args:
         config, out, seed, output, media: as of :class:`batchloom.compat.MultiModalDataset`.
-        batch_size: rows that a DataLoader makes a batch of.
-        rank: data-parallel rank; found out when it is built where neither it nor ``world_size`` is given. What deals
-            an iterable data set to ranks by itself (accelerate) is given 0 of 1.
+        batch_size: batch size of the DataLoader.
+        rank: data-parallel rank; detected if neither it nor ``world_size`` is given. Frameworks that distribute
+            an iterable dataset themselves (accelerate) need rank 0 of 1.
         world_size: number of data-parallel ranks.
 
     Raises:
         SettingsError, MissingDependencyError: as :class:`batchloom.compat.MultiModalDataset`.
-        PlanError: there is no such rank.
+        PlanError: the rank does not exist.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         return rank, world_size
 
     def build(self) -> None:
-        """As of :class:`batchloom.compat.MultiModalDataset`; the rank is found out here, and handed to workers."""
+        """Prepare the data and detect the rank, which workers inherit.
+
+        See :class:`batchloom.compat.MultiModalDataset`.
+        """
         self._rows.build()
         self._world = self._resolve_world()
 
     def __len__(self) -> int:
-        """Rows of this rank; of one rank alone those of the map-style one."""
+        """Return the rows of this rank; with one rank those of the map-style dataset."""
         _, world_size = self._world
         whole_steps = len(self._rows) // (self._batch * world_size)
         return whole_steps * self._batch + len(self._share(whole_steps))
@@ -83,7 +87,10 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
             step += workers
 
     def _share(self, step: int) -> list[int]:
-        """The places in the order of this rank's rows of a step, those behind the last for rows that fill it up."""
+        """Return the positions of this rank's rows in a step.
+
+        A padding row has the position after the last row.
+        """
         rank, world_size = self._world
         count = len(self._rows)
         start = step * self._batch * world_size
@@ -95,10 +102,10 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         return positions + [count] * (-(-row_count // world_size) - len(positions))
 
     def get_collator(self) -> Collator:
-        """As of :class:`batchloom.compat.MultiModalDataset`."""
+        """Return the collator, see :class:`batchloom.compat.MultiModalDataset`."""
         return self._rows.collator()
 
     @property
     def modality_length(self) -> list[int]:
-        """Of all rows, as of :class:`batchloom.compat.MultiModalDataset`."""
+        """Lengths of all rows, as of :class:`batchloom.compat.MultiModalDataset`."""
         return self._rows.lengths()

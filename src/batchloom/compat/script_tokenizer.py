@@ -1,4 +1,4 @@
-"""Whatever a script calls its tokenizer, as a tokenizer of ours."""
+"""Conversion of a script's tokenizer to one of batchloom."""
 
 import os
 import tempfile
@@ -11,15 +11,15 @@ from batchloom.tokens import Tokenizer, resolve_tokenizer
 
 
 def tokenizer_of(script_tokenizer: Any) -> Tokenizer:
-    """The tokenizer that a script means.
+    """Return the batchloom tokenizer of a script's tokenizer.
 
     Args:
-        script_tokenizer: a name or a path as ``batchloom prepare --tokenizer`` takes it; a tokenizer of
-            transformers (a fast one: it has a tokenizer.json), of tokenizers or of tiktoken; or one
-            of ours, such as ``store.tokenizer``.
+        script_tokenizer: a name or a path as ``batchloom prepare --tokenizer`` takes it; a fast tokenizer of
+            transformers (with a tokenizer.json), of tokenizers or of tiktoken; or one
+            of batchloom, such as ``store.tokenizer``.
 
     Raises:
-        TokenizerError: it is none of these, or cannot be read or trusted.
+        TokenizerError: the type is unknown, or the tokenizer cannot be read or trusted.
     """
     if isinstance(script_tokenizer, str | os.PathLike):
         return resolve_tokenizer(os.fspath(script_tokenizer))
@@ -46,7 +46,7 @@ def tokenizer_of(script_tokenizer: Any) -> Tokenizer:
 
 
 def _resolve_encoding(encoding: Any) -> Tokenizer:
-    """The encoding of tiktoken's of the name that the given one has."""
+    """Return the tiktoken encoding of the same name."""
     spec = encoding.name if encoding.name == "gpt2" else f"tiktoken:{encoding.name}"
     tokenizer = resolve_tokenizer(spec)
     if tokenizer.vocab_size != encoding.n_vocab:

@@ -1,4 +1,4 @@
-"""``SFTDataset``: one conversation or text a row, map-style, as per-trainer finetuning loaders have it."""
+"""``SFTDataset``: map-style dataset of one conversation or text per row."""
 
 import logging
 import os
@@ -26,28 +26,28 @@ _LOG = logging.getLogger("batchloom")
 
 @final
 class SFTDataset:
-    """Rows of a file or of a data set of the Hub, tokenized and masked in memory.
+    """Rows of a file or of a Hub dataset, tokenized and masked in memory.
 
-    A row is one document, not padded: ``collate`` makes a batch of several. Ids and masks are those
-    that ``batchloom prepare`` stores. A row longer than ``max_seq_length`` is cut there; one
-    with nothing left to train is left out, and the log says how many were. For what is too
-    large for memory, for packing and for resuming, prepare a store and take ``batchloom.Loader``.
+    A row is one document without padding; ``collate`` makes a batch of several. Ids and masks equal those
+    that ``batchloom prepare`` stores. A row longer than ``max_seq_length`` is truncated. A row
+    with nothing left to train is dropped, and the log reports their number. For data that does not
+    fit into memory, for packing and for resuming, prepare a store and use ``batchloom.Loader``.
 
     Args:
-        path_or_id: a local file or folder, else a data set of the Hub (``org/name``).
+        path_or_id: a local file or folder, else a Hub dataset (``org/name``).
         tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
-        max_seq_length: tokens of a row at most.
-        split: of a data set of the Hub, or of a saved one; a file is its own split, ``train``.
+        max_seq_length: maximum number of tokens of a row.
+        split: split of a Hub dataset, or of a saved one; a file only has the split ``train``.
         formatter: see :func:`batchloom.compat.formatter.formatted`.
-        seed: of the order of the rows; None for the order of the file.
+        seed: seed of the row order; None for the order of the file.
         output: ``torch`` or ``numpy``.
 
     Attributes:
-        left_out: rows that were left out, by reason.
-        truncated_rows: rows that were cut.
+        left_out: number of dropped rows by reason.
+        truncated_rows: number of truncated rows.
 
     Raises:
-        InputMissingError, InputError, RecordError: the data cannot be read or used, or nothing of
+        InputMissingError, InputError, RecordError: the data cannot be read or used, or none of
             it is trained.
         TokenizerError: the tokenizer cannot be read or trusted.
         TemplateError: the template cannot be used.
@@ -104,16 +104,19 @@ class SFTDataset:
         return int(self._row_documents.size)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """``input_ids``, ``labels`` (-100 where nothing is trained) and ``loss_mask``, int64 [tokens]."""
+        """Return ``input_ids``, ``labels`` (-100 without loss) and ``loss_mask``.
+
+        Each is int64 [tokens].
+        """
         ids, trained = self._row(int(self._row_documents[number]))
         labels = np.where(trained, ids, IGNORE_INDEX)
-        # Nothing comes before the first token, so that nothing predicts it.
+        # No token precedes the first one, so nothing predicts it.
         labels[0] = IGNORE_INDEX
         row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE_INDEX}
         return as_asked(row, self._output)
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Rows as one batch [rows, longest], padded at their ends with what carries no loss."""
+        """Pad rows at their ends to one batch [rows, longest]; padding has no loss."""
         fill = {"input_ids": self._documents.end_id, "labels": IGNORE_INDEX, "loss_mask": 0}
         longest = max(len(row["input_ids"]) for row in rows)
         batch = {name: np.full((len(rows), longest), value) for name, value in fill.items()}
@@ -130,7 +133,7 @@ class SFTDataset:
         return ids.astype(np.int64), trained
 
     def _find_trainable(self) -> Any:
-        """Numbers of the documents of which something is trained within ``max_seq_length``."""
+        """Return the documents with something to train within ``max_seq_length``."""
         trainable_documents = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].any()]
         if dropped_count := self._documents.lengths.size - len(trainable_documents):
             self.left_out["nothing to train within max_seq_length"] += dropped_count
@@ -146,7 +149,7 @@ def _format_counts(left_out: Counter[str]) -> str:
 
 
 def _format_location(path_or_id: str | os.PathLike[str], split: str) -> str:
-    """The input that a path or an id and a split mean together."""
+    """Combine a path or an id and a split to one input."""
     location = os.fspath(path_or_id)
     if split == "train":
         return location

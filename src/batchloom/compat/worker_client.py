@@ -1,4 +1,4 @@
-"""``WorkerConfig`` and ``WorkerClient``: the calls of asynchronous worker scripts, over ``batchloom worker``."""
+"""``WorkerConfig`` and ``WorkerClient``: asyncio calls for ``batchloom worker``."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,11 +18,11 @@ __all__ = ["WorkerClient", "WorkerConfig"]
 
 @final
 class WorkerClient:
-    """One worker of a run, beside which the event loop goes on.
+    """Worker of a run that does not block the event loop.
 
     Args:
-        config: what it trains on what.
-        print_line: told each line of the run, from a thread of its own.
+        config: settings of the worker: model, data and run.
+        print_line: called with each line of the run, from a separate thread.
     """
 
     def __init__(self, config: WorkerConfig, print_line: Callable[[str], None] = print) -> None:
@@ -32,31 +32,31 @@ class WorkerClient:
         self._running: asyncio.Task[WorkerReport] | None = None
 
     async def start(self) -> None:
-        """Make ready: what training needs is loaded.
+        """Load the modules that training needs.
 
         Raises:
-            MissingDependencyError: names everything that is missing.
+            MissingDependencyError: the error names every missing package.
         """
         require_train_packages()
         await asyncio.to_thread(import_module, _WORKER)
         self._started = True
 
     async def run_training(self, use_distributed: bool = True) -> "WorkerReport":  # noqa: FBT001, FBT002
-        """Train until the run is done or somebody leaves it; see ``train.worker.run_worker``.
+        """Train until the run is done or is left; see ``train.worker.run_worker``.
 
         Args:
-            use_distributed: whether to find the other workers (torchrun's variables, a worker of Ray Train), or to be
-                alone.
+            use_distributed: whether to find the other workers (torchrun's variables, a worker of Ray Train), or
+                to train alone.
 
         Raises:
-            TrainError: it was not started, or trains already; or what ``run_worker`` raises.
+            TrainError: ``start`` was not called, or training is in progress; or an error of ``run_worker``.
         """
         if not self._started or self._running is not None:
             problem = "trains already" if self._started else "was not started"
             raise TrainError(
                 f"The worker {self.config.worker_id} {problem}: await start() once, then run_training() once at a time."
             )
-        # A task of its own: it goes on to the end of a step when whoever waits for it is cancelled.
+        # A separate task completes its step when the awaiting caller is cancelled.
         self._running = asyncio.create_task(asyncio.to_thread(self._train, alone=not use_distributed))
         try:
             return await asyncio.shield(self._running)
@@ -68,7 +68,7 @@ class WorkerClient:
             self._leave.clear()
 
     async def stop(self) -> None:
-        """End the training of all workers of the run after the step they are at, and save it; wait for that."""
+        """Stop all workers of the run after their current step, save it, and wait."""
         running = self._running
         if running is not None:
             self._leave.set()

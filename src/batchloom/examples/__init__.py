@@ -1,1 +1,1 @@
-"""One small script a framework, as a user would write it; the tests and ``batchloom compare`` run them."""
+"""One small script per framework, run by the tests and ``batchloom compare``."""

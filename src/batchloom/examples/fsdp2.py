@@ -1,4 +1,4 @@
-"""FSDP2: ``python examples/fsdp2.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+"""FSDP2: ``python examples/fsdp2.py STORE OUT``, or with ``torchrun``."""
 
 import os
 from pathlib import Path
@@ -15,11 +15,11 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-        shard_model(model)  # with rank 0's weights on all
+        shard_model(model)  # with rank 0's weights on all ranks
     optimizer = adamw(model.parameters(), job.lr)
     loader = Loader(
         open_store(job.data),
@@ -33,11 +33,11 @@ def train(model: Any, job: Job) -> None:
         load_newest_fsdp2(Path(job.out), model, optimizer, loader)
     require_agreement(loader)
     for batch in loader:
-        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without communication
         total = torch.zeros(())
         for part in batch.split(job.batch_size):
             loss = model(**part, use_cache=False, num_items_in_batch=count).loss
-            (loss * ranks).backward()  # FSDP takes the mean where the sum is meant
+            (loss * ranks).backward()  # FSDP averages where a sum is required
             total += loss.detach()
         optimizer.step()
         optimizer.zero_grad()
@@ -48,7 +48,7 @@ def train(model: Any, job: Job) -> None:
         if (batch.step + 1) % job.save_every == 0:
             save_fsdp2(Path(job.out), batch.step + 1, model, optimizer, loader)
     if ranks > 1:
-        barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
         barrier.wait()
         dist.destroy_process_group()
 

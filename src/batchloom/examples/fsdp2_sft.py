@@ -1,4 +1,4 @@
-"""FSDP2 in Hugging Face's manner: ``python examples/fsdp2_sft.py STORE OUT``, or behind torchrun."""
+"""``FSDP2SFTTrainer``: ``python examples/fsdp2_sft.py STORE OUT``, or torchrun."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ from batchloom.examples.job import Job, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     args = FSDP2Arguments(
         output_dir=job.out,

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: ``python examples/hf_trainer.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+"""Hugging Face Trainer: ``python examples/hf_trainer.py STORE OUT``, or torchrun."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     args = TrainingArguments(
         job.out,

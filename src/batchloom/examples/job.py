@@ -1,4 +1,4 @@
-"""What the examples share: the settings of a small job, a small model, and a command line."""
+"""Settings, model and command line that the examples share."""
 
 import argparse
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from batchloom import Store, open_store
 
 
 def print_loss(step: int, loss: float) -> None:
-    """Say how a step went."""
+    """Print the loss of a step."""
     print(f"step {step:5d}  loss {loss:.4f}", flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A small job on a store.
+    """Settings of a small training run on a store.
 
     Attributes:
-        data: the store's folder.
-        out: where checkpoints go.
-        seq_len: tokens of a sequence.
-        global_batch_size: sequences of a step, over all ranks.
-        batch_size: sequences of one forward pass of one rank.
-        steps: the step to stop after.
+        data: folder of the store.
+        out: folder of the checkpoints.
+        seq_len: tokens per sequence.
+        global_batch_size: sequences per step, over all ranks.
+        batch_size: sequences per forward pass of one rank.
+        steps: step to stop after.
         save_every: steps between two checkpoints.
-        lr: the learning rate, the same at every step.
-        seed: of the order of the data and of the first weights.
-        resume: go on from the newest checkpoint in ``out``.
-        workers: processes, for a framework that starts them itself.
-        tell: told (step from 0, loss in nats a trained token of the whole step) by rank 0.
-        within: entered with the model around the steps by an example that starts its processes itself: what hears
-            what the model is given has to hear it there. Goes along with the job.
+        lr: learning rate, the same at every step.
+        seed: seed of the data order and of the initial weights.
+        resume: resume from the newest checkpoint in ``out``.
+        workers: number of processes, for a framework that starts them itself.
+        tell: called on rank 0 with (step from 0, loss of the complete step in nats per trained token).
+        within: context manager that an example which starts its own processes enters with the model around the
+            steps. Hooks on the model's inputs must be set there. It is pickled with the job.
     """
 
     data: str
@@ -53,15 +53,15 @@ class Job:
     within: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Keep a checkpoint of so many steps done, when one is due."""
+        """Save a checkpoint after ``step`` steps, if one is due."""
         if step % self.save_every == 0:
             path = Path(self.out) / f"step_{step}.pt"
-            # Aside first: a kill leaves no torn file under a name to go on from.
+            # Write to another name first, so that a kill leaves no torn file to resume from.
             torch.save(state, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)
 
     def newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint to go on from; None at the start."""
+        """Return the newest checkpoint to resume from; None at the start."""
         checkpoints = sorted(Path(self.out).glob("step_*.pt"), key=lambda file: int(file.stem[5:]))
         if not (self.resume and checkpoints):
             return None
@@ -70,7 +70,7 @@ class Job:
 
 
 def tiny_model(store: Store, seed: int = 0) -> Any:
-    """A Llama of two layers with first weights drawn from a seed, float32, without dropout."""
+    """Make a two-layer Llama with seeded weights, in float32 and without dropout."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - slow to import
 
     if store.vocab_size is None:
@@ -88,19 +88,19 @@ def tiny_model(store: Store, seed: int = 0) -> Any:
         max_position_embeddings=8192,
         bos_token_id=None,
         eos_token_id=None,
-        # A cache would let the documents of a row see each other.
+        # With a cache the documents of a row would attend to each other.
         use_cache=False,
     )
     return LlamaForCausalLM(config)
 
 
 def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """The optimizer of all examples, so that their losses can be compared."""
+    """Make the optimizer of all examples, so that their losses can be compared."""
     return torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def main(train: Callable[[Any, Job], None]) -> None:
-    """Run an example from the command line: ``python examples/NAME.py STORE OUT --steps 20``."""
+    """Run an example from the command line: ``python examples/NAME.py STORE OUT``."""
     parser = argparse.ArgumentParser()
     for field in fields(Job):
         if field.name in ("data", "out"):

@@ -1,4 +1,4 @@
-"""Plain PyTorch and DDP: ``python examples/pytorch.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+"""Plain PyTorch and DDP: ``python examples/pytorch.py STORE OUT``, or torchrun."""
 
 import os
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
@@ -34,13 +34,13 @@ def train(model: Any, job: Job) -> None:
         loader.load_state_dict(state["loader"])
     require_agreement(loader)
     for batch in loader:
-        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without communication
         total, parts = torch.zeros(()), batch.split(job.batch_size)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with nullcontext() if last or ranks == 1 else learner.no_sync():
                 loss = learner(**part, use_cache=False, num_items_in_batch=count).loss
-                (loss * ranks).backward()  # DDP takes the mean where the sum is meant
+                (loss * ranks).backward()  # DDP averages where a sum is required
             total += loss.detach()
         optimizer.step()
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ def train(model: Any, job: Job) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             job.save(batch.step + 1, {**state, "loader": loader.state_dict()})
     if ranks > 1:
-        barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+        barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
         barrier.wait()
         dist.destroy_process_group()
 

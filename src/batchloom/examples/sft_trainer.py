@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer: ``python examples/sft_trainer.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+"""TRL's SFTTrainer: ``python examples/sft_trainer.py STORE OUT``, or ``torchrun``."""
 
 import os
 from typing import Any
@@ -14,7 +14,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     args = SFTConfig(
         job.out,
@@ -34,7 +34,8 @@ def train(model: Any, job: Job) -> None:
     store, size = open_store(job.data), job.global_batch_size
     loader = Loader(store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps)
     parts = make_trainer_parts(loader, args)
-    # Of a model of yours: AutoTokenizer.from_pretrained(...). The rows hold ids; it is only kept beside the model.
+    # For your model use AutoTokenizer.from_pretrained(...). The rows have ids, so it is only saved with the
+    # model.
     words = Tokenizer(WordLevel({"<end>": 0}))
     trainer = SFTTrainer(
         model,

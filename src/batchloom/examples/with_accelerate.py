@@ -1,4 +1,7 @@
-"""Accelerate: ``accelerate launch examples/with_accelerate.py STORE OUT``, torchrun, or plain ``python``."""
+"""Accelerate: ``accelerate launch examples/with_accelerate.py STORE OUT``.
+
+Also with ``torchrun`` or plain ``python``.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     accelerator = Accelerator(cpu=True)
     ranks = accelerator.num_processes
     loader = Loader(
@@ -27,20 +30,20 @@ def train(model: Any, job: Job) -> None:
         world_size=ranks,
     )
     accelerator.gradient_accumulation_steps = job.global_batch_size // ranks // job.batch_size
-    # Not the loader: it reads this process's share by itself, and prepare would deal its batches anew.
+    # Do not pass the loader: it reads this process's share, and prepare would distribute its batches again.
     learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), job.lr))
     adapter.attach(accelerator, loader)
     adapter.require_isolation(accelerator, learner, loader)
     if job.resume:
         adapter.load_newest_checkpoint(accelerator, Path(job.out))
     for batch in loader:
-        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without communication
         total = torch.zeros((), device=accelerator.device)
         for part in batch.split(job.batch_size):
             model_inputs = {name: value.to(accelerator.device) for name, value in part.items()}
             with accelerator.accumulate(learner):
                 loss = learner(**model_inputs, use_cache=False, num_items_in_batch=count).loss
-                # The mean is taken where the sum is meant.
+                # Accelerate averages where a sum is required.
                 accelerator.backward(loss * adapter.get_loss_scale(accelerator))
                 optimizer.step()
                 optimizer.zero_grad()

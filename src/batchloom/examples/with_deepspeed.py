@@ -1,4 +1,7 @@
-"""DeepSpeed, ZeRO 2: ``deepspeed examples/with_deepspeed.py STORE OUT``, torchrun, or plain ``python``."""
+"""DeepSpeed, ZeRO 2: ``deepspeed examples/with_deepspeed.py STORE OUT``.
+
+Also with ``torchrun`` or plain ``python``.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,9 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     adapter.init_process_group()
-    import deepspeed  # noqa: PLC0415 - behind the line above, which says on what device it runs
+    import deepspeed  # noqa: PLC0415 - after the line above, which sets its device
 
     loader = Loader(
         open_store(job.data),
@@ -29,7 +32,7 @@ def train(model: Any, job: Job) -> None:
         **adapter.make_batch_size_config(loader),
         "zero_optimization": {"stage": 2},
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,  # else some versions clip at 1.0
+        "gradient_clipping": 0.0,  # otherwise some versions clip at 1.0
     }
     optimizer = adamw(model.parameters(), job.lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -37,11 +40,11 @@ def train(model: Any, job: Job) -> None:
     if job.resume:
         adapter.load_newest_engine_checkpoint(engine, Path(job.out), loader)
     for batch in loader:
-        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
+        count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without communication
         total = torch.zeros(())
         for part in batch.split(job.batch_size):
             loss = engine(**part, use_cache=False, num_items_in_batch=count).loss
-            # The mean is taken where the sum is meant.
+            # DeepSpeed averages where a sum is required.
             engine.backward(loss * adapter.loss_multiplier(engine))
             engine.step()
             total += loss.detach()
@@ -50,7 +53,7 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
             adapter.save_engine_checkpoint(engine, Path(job.out), batch.step + 1, loader)
-    barrier = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
+    barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
     barrier.wait()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Lightning: ``python examples/with_lightning.py STORE OUT``, or behind ``torchrun --nproc-per-node 2``."""
+"""Lightning: ``python examples/with_lightning.py STORE OUT``, or with torchrun."""
 
 import os
 from typing import Any
@@ -13,14 +13,14 @@ from batchloom.examples.job import Job, adamw, main
 
 
 class Learner(LightningModule):  # type: ignore[misc]
-    """A transformers model that tells how its steps went."""
+    """Transformers model that reports the loss of each step."""
 
     def __init__(self, model: Any, job: Job) -> None:
         super().__init__()
         self.model, self.job, self.total = model, job, 0.0
 
     def training_step(self, batch: Any, number: int) -> Any:
-        """The loss of a micro-batch, of which Lightning takes the mean over micro-batches and ranks."""
+        """Return the loss of a micro-batch, which Lightning averages over all of them."""
         count, passes = self.trainer.datamodule.loss_divisor, self.trainer.accumulate_grad_batches
         loss = self.model(**batch, use_cache=False, num_items_in_batch=count).loss
         self.total *= number % passes > 0
@@ -30,12 +30,12 @@ class Learner(LightningModule):  # type: ignore[misc]
         return loss
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of all examples."""
+        """Return the optimizer of all examples."""
         return adamw(self.model.parameters(), self.job.lr)
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
     passes = BatchOptions(micro_batch_size=job.batch_size)
     data = LoaderDataModule(

@@ -1,4 +1,7 @@
-"""Megatron-core's processes and counters: ``python examples/with_megatron.py STORE OUT``, or behind ``torchrun``."""
+"""Megatron-core: ``python examples/with_megatron.py STORE OUT``, or ``torchrun``.
+
+It uses Megatron's processes and counters.
+"""
 
 import os
 from typing import Any
@@ -15,7 +18,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
-    """Do the steps of a job."""
+    """Train for the steps of a job."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     alone = None if ranks > 1 else "tcp://127.0.0.1:0"
     dist.init_process_group("gloo", alone, rank=rank, world_size=ranks)
@@ -52,7 +55,7 @@ def train(model: Any, job: Job) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             consumed = megatron.count_consumed_samples(loader, step + 1)
             job.save(step + 1, {**state, "consumed": consumed})
-    dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
+    dist.barrier()  # gloo's thread then has finished the last reduction; otherwise torch may wait for it forever
     dist.destroy_process_group()
 
 

@@ -1,4 +1,7 @@
-"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``; in a cluster OUT is a folder of all nodes."""
+"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``.
+
+In a cluster OUT is a folder that all nodes share.
+"""
 
 import shutil
 from pathlib import Path
@@ -17,7 +20,7 @@ from batchloom.examples.job import Job, adamw, main
 
 
 def work(config: dict[str, Any]) -> None:
-    """Do the steps of a job, on each worker, whose rank is that of torch.distributed."""
+    """Train on a worker, whose rank is that of torch.distributed."""
     model, job = config["model"], config["job"]
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
@@ -34,7 +37,7 @@ def work(config: dict[str, Any]) -> None:
             count, total = max(1, loader.trained_tokens(batch.step)), torch.zeros(())
             for part in batch.split(job.batch_size):
                 loss = learner(**part, use_cache=False, num_items_in_batch=count).loss
-                (loss * ranks).backward()  # DDP takes the mean where the sum is meant
+                (loss * ranks).backward()  # DDP averages where a sum is required
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
@@ -47,10 +50,10 @@ def work(config: dict[str, Any]) -> None:
 
 
 def train(model: Any, job: Job) -> None:
-    """Have Ray start the workers, and anew where one is lost."""
+    """Start the workers with Ray, and restart them after a failure."""
     out = str(Path(job.out).resolve())
     if not job.resume:
-        shutil.rmtree(f"{out}/ray", ignore_errors=True)  # else a run of this name goes on
+        shutil.rmtree(f"{out}/ray", ignore_errors=True)  # otherwise Ray would resume the run of this name
     run = RunConfig(name="ray", storage_path=out, failure_config=FailureConfig(max_failures=3))
     workers, config = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
     TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run).fit()

@@ -1,8 +1,8 @@
-"""A file elsewhere as a file that can be read and sought, block by block.
+"""Remote file that can be read and sought, block by block.
 
-A block is whole or it is an error: what comes short is asked for again from the byte that was
-reached, in smaller pieces, so that a connection that breaks every few hundred kilobytes
-still gives a file, and one that breaks in the middle of a record never gives half of it.
+A block is complete or it is an error. A short answer is requested again from the byte that was
+reached, in smaller requests. So a connection that breaks every few hundred kilobytes still gives a
+file, and one that breaks in the middle of a record never gives half of it.
 """
 
 import io
@@ -24,8 +24,8 @@ from batchloom.remote.remote_errors import (
     make_remote_error,
 )
 
-# A reader that jumps about gets small blocks, one that reads on gets large ones, some ahead:
-# at most three of the largest are in memory.
+# A reader that seeks a lot gets small blocks, a sequential one gets large ones and read-ahead. At most three of
+# the largest are in memory.
 _FIRST_BLOCK_BYTES, _MAX_BLOCK_BYTES, _READ_AHEAD_BLOCKS = 256 << 10, 8 << 20, 2
 _MIN_REQUEST_BYTES = 64 << 10
 _MAX_ATTEMPTS = 6
@@ -35,18 +35,18 @@ RangeReader = Callable[[int, int], bytes]
 
 
 def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
-    """A file of ``size`` bytes at a URL, for reading and seeking.
+    """Open the file of ``size`` bytes at a URL for reading and seeking.
 
     Args:
-        url: where it lies.
-        size: its bytes.
-        stamp: tells its versions apart; with it what is read is kept for the next one who asks.
+        url: URL of the file.
+        size: size of the file in bytes.
+        stamp: number of the file's version; with it the bytes read are cached for later readers.
 
     Reading raises:
-        InputMissingError: it is gone.
-        AccessError: it may not be read any more.
-        DownloadError: its bytes do not come, after some half a minute of trying.
-        InputError: it is shorter than it was.
+        InputMissingError: the file no longer exists.
+        AccessError: access to the file is denied.
+        DownloadError: no bytes arrive after about half a minute of attempts.
+        InputError: the file is shorter than ``size``.
     """
     if stamp is None:
         read_range: RangeReader = lambda start, stop: fetch_range(url, start, stop, size)  # noqa: E731
@@ -56,7 +56,10 @@ def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
 
 
 def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file; what is kept of them, or on its way, is not asked for again."""
+    """Return bytes [start, stop) of a file.
+
+    Pages that are cached, or being fetched by another thread, are not requested again.
+    """
     first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
     pages: dict[int, bytes] = {}
     while len(pages) <= last - first:
@@ -76,7 +79,7 @@ def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
 
 
 def _group_consecutive(numbers: list[int]) -> list[range]:
-    """Ascending numbers as stretches without gaps."""
+    """Group ascending numbers into ranges without gaps."""
     runs: list[range] = []
     for number in numbers:
         if runs and runs[-1].stop == number:
@@ -96,7 +99,7 @@ def _fetch_pages(version: FileVersion, numbers: range) -> Iterator[tuple[int, by
 
 
 def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
-    """Bytes [start, stop) of the file at a URL, all of them."""
+    """Return bytes [start, stop) of the file at a URL, all of them."""
     chunks: list[bytes] = []
     position, step, failures = start, stop - start, 0
     while position < stop:
@@ -132,7 +135,7 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
 
 @final
 class _RemoteRawFile(io.RawIOBase):
-    """The raw file below a buffer: the block in hand, and those on their way."""
+    """Raw file below a buffer: the current block and the blocks that are read ahead."""
 
     def __init__(self, size: int, read_range: RangeReader) -> None:
         self._size, self._read_range = size, read_range
@@ -177,7 +180,7 @@ class _RemoteRawFile(io.RawIOBase):
         super().close()
 
     def _load_block(self, requested_bytes: int) -> None:
-        """Take the block that holds the place: the one that was ordered, or another at once."""
+        """Take the block at the position: a prefetched one, or fetch it now."""
         is_sequential = self._start + len(self._block) == self._position and self._block
         self._block = b""
         if is_sequential:
@@ -197,7 +200,7 @@ class _RemoteRawFile(io.RawIOBase):
         self._next_start = stop
 
     def _schedule_blocks(self) -> None:
-        """Have the next blocks fetched while this one is read."""
+        """Fetch the next blocks while the current one is read."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, "fetch")
         while len(self._pending_blocks) < _READ_AHEAD_BLOCKS and self._next_start < self._size:

@@ -1,11 +1,11 @@
-r"""Blocks kept on this machine: files of blocks of remote stores, shared by all processes of a node.
+r"""Block cache on disk: files of remote blocks, shared by all processes of a node.
 
 ``CACHE/STORE/NAME.blocks`` holds blocks that were fetched together. Layout (little-endian): 8 bytes
-``BLMBLKS\0``; u64 version 2; u64 extents N; XXH3-64 of what follows up to the zeros; 16 bytes that name the start
-of the machine it was written after (zeros where the system names none); the table, N rows of the checksum that names
-a file of the store (16 bytes), first block u64, blocks u64; zeros up to a multiple of 4096; then 4096 bytes for
-each block of each extent. A file is written under another name and renamed, and never changes; whoever has it
-mapped keeps its bytes, whoever deletes it. It is a cache: any of it may be deleted at any time.
+``BLMBLKS\0``; u64 version 2; u64 number of intervals N; XXH3-64 of the bytes that follow up to the zeros; 16 bytes
+of the boot ID of the machine at the time of writing (zeros if the system has none); the table, N rows of the
+checksum that names a file of the store (16 bytes), first block u64, blocks u64; zeros up to a multiple of 4096; then
+4096 bytes for each block of each interval. A file is written under a temporary name and renamed, and never changes.
+A process that has it mapped keeps its bytes when another one deletes it. Any file may be deleted at any time.
 """
 
 import contextlib
@@ -33,20 +33,22 @@ from batchloom.remote.intervals import BLOCK_BYTES
 
 LOG = logging.getLogger("batchloom")
 MAGIC = b"BLMBLKS\x00"
-# The two halves of the checksum, and which blocks of the file.
+# The two halves of the file's checksum, then its first block and the number of blocks.
 BLOCK_TABLE_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
 _HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
 _NO_BOOT_ID, _BOOT_ID_PATH = bytes(16), Path("/proc/sys/kernel/random/boot_id")
 _BLOCKS_SUFFIX = ".blocks"
-# Looking through the cache costs more than writing a little: it is done once so much was added.
+# Scanning the cache is expensive, so it runs only after 1/100 of the limit was added.
 _EVICTION_CHECK_SHARE = 100
 
 
 class BlockTable(NamedTuple):
-    """What a file of blocks holds: rows of ``BLOCK_TABLE_DTYPE``, and the byte its first block begins at.
+    """Table of a block file.
 
     Attributes:
-        written_this_boot: whether the machine has not rebooted since: a power cut may leave zeros in unsynced data.
+        rows: cached intervals, of ``BLOCK_TABLE_DTYPE``.
+        begin: byte offset of the first block.
+        written_this_boot: False after a reboot, because a power cut may leave zeros in unsynced data.
     """
 
     rows: NDArray[np.void]
@@ -55,13 +57,13 @@ class BlockTable(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the complete file in bytes."""
         return self.begin + BLOCK_BYTES * int(self.rows["blocks"].sum())
 
 
 @functools.cache
 def _read_boot_id() -> bytes:
-    """What names this start of the machine."""
+    """Return the 16-byte ID of this boot of the machine."""
     try:
         return bytes.fromhex(_BOOT_ID_PATH.read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
     except (OSError, ValueError):
@@ -76,16 +78,16 @@ def _encode_header(rows: NDArray[np.void]) -> bytes:
 
 @final
 class BlockCache:
-    """The files of blocks of one store in a cache folder.
+    """Block files of one store in a cache folder.
 
     Args:
-        folder: the cache, shared by all stores and all processes of a node.
-        store: the name of the store's own folder in it.
-        limit: bytes that the files of all stores may have together.
+        folder: cache folder, shared by all stores and all processes of a node.
+        store: name of the store's subfolder.
+        limit: maximum total size of the block files of all stores, in bytes.
 
     Attributes:
-        folder: the store's own.
-        limit: bytes that the files of all stores may have together.
+        folder: subfolder of the store.
+        limit: maximum total size of the block files of all stores, in bytes.
     """
 
     def __init__(self, folder: Path, store: str, limit: int) -> None:
@@ -96,22 +98,22 @@ class BlockCache:
         self._create_folder()
 
     def after_fork(self) -> None:
-        """A thread that was making room does not live on in a child, but the lock it held would."""
+        """Replace the lock: a thread that held it does not exist in a forked child."""
         self._lock = threading.Lock()
 
     def open_fetch_locks(self) -> contextlib.AbstractContextManager[FetchLocks]:
-        """Claim blocks of the store for a while."""
+        """Open the locks of the store's blocks."""
         return open_fetch_locks(self.folder / "claims")
 
     def list_names(self) -> set[str]:
-        """The files of blocks that are there."""
+        """Return the names of the existing block files."""
         try:
             return {name for name in os.listdir(self.folder) if name.endswith(_BLOCKS_SUFFIX)}  # noqa: PTH208
         except OSError:
             return set()
 
     def read_table(self, name: str) -> BlockTable | None:
-        """What a file of blocks holds; None where it is gone, or was torn by a power cut."""
+        """Read the table of a block file; None if it is missing or torn by a power cut."""
         try:
             with (self.folder / name).open("rb") as file:
                 table = _parse_table(file.read(BLOCK_BYTES), file.read)
@@ -124,14 +126,14 @@ class BlockCache:
         return table
 
     def map(self, name: str, table: BlockTable) -> NDArray[np.uint8] | None:
-        """The blocks of a file, mapped, so that they stay whoever deletes it; None where it is gone."""
+        """Map the blocks of a file; None if it is missing. They outlive its deletion."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size != table.size:
                     return None
                 view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            # The least recently used go first: the time tells no more than that.
+            # Eviction removes the least recently used files first and reads only this time.
             os.utime(path)
         except OSError:
             return None
@@ -143,13 +145,13 @@ class BlockCache:
             (self.folder / name).unlink()
 
     def keep(self, rows: NDArray[np.void], contents: list[bytes]) -> tuple[str | None, BlockTable, NDArray[np.uint8]]:
-        """Keep blocks for all processes: the name of their file, what it holds, and its blocks.
+        """Write blocks to the cache and return the file name, its table and its blocks.
 
-        Where it cannot be written there is no name, and the blocks are in memory; the log says so once.
+        If the file cannot be written, the name is None and the blocks are in memory. A warning is logged once.
 
         Args:
-            rows: of ``BLOCK_TABLE_DTYPE``, the extents.
-            contents: the bytes of each; the last block of a file is shorter.
+            rows: intervals of the blocks, of ``BLOCK_TABLE_DTYPE``.
+            contents: bytes of each interval; the last block of a file is shorter.
         """
         head = _encode_header(rows)
         table = BlockTable(rows, len(head), written_this_boot=True)
@@ -161,7 +163,7 @@ class BlockCache:
             try:
                 blocks = self._write(name, chunks, table)
             except OSError as error:
-                # Somebody deleted the folder, or took a file that was just begun for one of a killed process.
+                # Another process deleted the folder, or deleted this file as abandoned before it was locked.
                 if isinstance(error, FileNotFoundError) and may_retry and self._create_folder():
                     continue
                 self._warn_once(error)
@@ -171,7 +173,7 @@ class BlockCache:
         return None, table, np.frombuffer(b"".join(chunks[1:]), np.uint8)
 
     def _create_folder(self) -> bool:
-        """Make the store's folder; whether it is there."""
+        """Create the store's folder and return whether it exists."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -183,7 +185,7 @@ class BlockCache:
         descriptor, partial_path = tempfile.mkstemp(suffix=PARTIAL_SUFFIX, dir=self.folder)
         try:
             with os.fdopen(descriptor, "wb+") as file:
-                # Whoever tidies up takes a file that nobody has locked for one of a killed process.
+                # Eviction deletes partial files that are not locked, as those of killed processes.
                 with contextlib.suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.writelines(chunks)
@@ -197,7 +199,7 @@ class BlockCache:
         return np.frombuffer(view, np.uint8, offset=table.begin)
 
     def _warn_once(self, error: OSError) -> None:
-        """Say once that the cache cannot be written; what is read goes on without it."""
+        """Log once that the cache cannot be written; reads continue without it."""
         if not self._warned:
             self._warned = True
             LOG.warning(
@@ -208,14 +210,15 @@ class BlockCache:
             )
 
     def _make_room(self, added_bytes: int) -> None:
-        """Delete the files that were not used for the longest time, where there are too many."""
+        """Delete the least recently used files if the cache exceeds its limit."""
         with self._lock:
             self._added_bytes += added_bytes
             if self._added_bytes * _EVICTION_CHECK_SHARE < self.limit:
                 return
             self._added_bytes = 0
         with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
-            # Another process is at it, or a file system has no locks: then both delete the same files.
+            # If another process is evicting, skip it. On a file system without locks both delete the same files,
+            # which is harmless.
             with contextlib.suppress(OSError):
                 try:
                     fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +274,7 @@ def _iter_cache_files(root: Path) -> Iterator["os.DirEntry[str]"]:
 
 
 def _delete_abandoned(path: Path) -> None:
-    """Delete a file that nobody is writing: its process was killed."""
+    """Delete a partial file that no process locks: its writer was killed."""
     with path.open("rb") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if has_same_inode(path, file.fileno()):

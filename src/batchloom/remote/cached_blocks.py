@@ -1,4 +1,4 @@
-"""What a process knows of the blocks that are on this machine: which extents, in which file, where in it."""
+"""Index of the blocks that a process has cached: intervals, file and offset."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from batchloom.remote.intervals import BLOCK_BYTES, Intervals, subtract_interval
 
 IntArray = NDArray[np.int64]
 
-# Each costs a descriptor, and what was deleted keeps its room on the disk while it is mapped.
+# Each mapping costs a file descriptor, and a deleted file uses disk space while it is mapped.
 _MAX_MAPPED_FILES, _MAX_MAPPED_BYTES = 256, 2 << 30
-# Those that could not be written to a disk take memory.
+# Blocks that could not be written to disk take memory.
 _MAX_MEMORY_BYTES = 256 << 20
 
 
 @final
 class CacheFile:
-    """A file of blocks.
+    """Block file that a process knows.
 
     Attributes:
-        name: in the cache; None where it is in memory alone.
-        table: what it holds.
-        data: its blocks, uint8; None while it is not mapped.
-        sound: whether this process knows each of its blocks to be right, bool.
-        used: whether it was read since others gave way last; set without the lock, so that it orders them and no more.
+        name: name in the cache; None if the blocks are only in memory.
+        table: table of the file.
+        data: blocks, uint8; None while the file is not mapped.
+        sound: whether this process has verified each interval, bool.
+        used: whether the file was read since the last eviction; set without the lock, so it only orders the files.
     """
 
     __slots__ = ("data", "name", "sound", "table", "used")
@@ -44,17 +44,17 @@ class CacheFile:
 
 
 class BlockIndex(NamedTuple):
-    """Extents that are there, apart from each other, ascending; arrays [N] that are never changed but for ``sound``.
+    """Cached intervals, disjoint and ascending; arrays but ``sound`` are immutable.
 
     Attributes:
         starts: first block of each, int64.
         stops: last block + 1 of each, int64.
-        block_offsets: at which block of its segment each begins, int64.
-        owners: number of the segment of each, int64.
-        sound: whether this process knows all blocks of each to be right.
-        runs: how many gaps come before each, int64: between two of one number there is none.
-        ends: the byte behind each, int64; 4096 times its ``stops``.
-        shifts: what to add to a place in bytes to have the place in its segment, int64.
+        block_offsets: block offset of each in its cache file, int64.
+        owners: number of the cache file of each, int64.
+        sound: whether this process has verified all blocks of each, bool.
+        runs: number of gaps before each, int64; intervals with the same number are contiguous.
+        ends: end of each in bytes, int64; 4096 times its ``stops``.
+        shifts: number to add to a byte position for the byte position in the cache file, int64.
     """
 
     starts: NDArray[np.int64]
@@ -68,7 +68,7 @@ class BlockIndex(NamedTuple):
 
     @property
     def intervals(self) -> Intervals:
-        """First block and last + 1 of each, int64 [N, 2]."""
+        """First block and last block + 1 of each interval, int64 [N, 2]."""
         return np.stack([self.starts, self.stops], axis=1)
 
 
@@ -99,14 +99,14 @@ def add_to_index(
     block_offsets: NDArray[np.int64],
     sound: NDArray[np.bool_],
 ) -> BlockIndex:
-    """An index with a segment more; where its blocks are known already, the other segment's stay.
+    """Return an index with one more cache file; blocks already known keep their file.
 
     Args:
-        index: as it is.
-        owner: number of the segment.
-        intervals: of it, apart from each other, in any order.
-        block_offsets: at which block of the segment each begins.
-        sound: whether the blocks of each are known to be right.
+        index: existing index.
+        owner: number of the cache file.
+        intervals: intervals of the file, disjoint, in any order.
+        block_offsets: block offset of each interval in the file.
+        sound: whether the blocks of each interval are verified.
     """
     order = np.argsort(intervals[:, 0], kind="stable")
     intervals, block_offsets, sound = intervals[order], block_offsets[order], sound[order]
@@ -126,7 +126,7 @@ def add_to_index(
 
 
 def remove_from_index(index: BlockIndex, owners: set[int]) -> BlockIndex:
-    """An index without some segments."""
+    """Return an index without the cache files ``owners``."""
     is_remaining = ~np.isin(index.owners, list(owners))
     return _make_index(
         index.starts[is_remaining],
@@ -139,7 +139,7 @@ def remove_from_index(index: BlockIndex, owners: set[int]) -> BlockIndex:
 
 @final
 class CacheFileSet:
-    """The segments an index is of, by their numbers; a bounded number of them is mapped."""
+    """Cache files of an index by number; count and size of mapped ones are bounded."""
 
     def __init__(self, limit: int) -> None:
         self._limit = min(limit, _MAX_MAPPED_BYTES)
@@ -151,7 +151,7 @@ class CacheFileSet:
         self._next_number = 0
 
     def add(self, cache_file: CacheFile) -> int:
-        """Number a segment."""
+        """Add a cache file and return its number."""
         number, self._next_number = self._next_number, self._next_number + 1
         self.cache_files[number] = cache_file
         if cache_file.name is not None:
@@ -159,7 +159,6 @@ class CacheFileSet:
         return number
 
     def remove(self, number: int) -> None:
-        """Forget a segment."""
         cache_file = self.cache_files.pop(number, None)
         if cache_file is None:
             return
@@ -175,11 +174,13 @@ class CacheFileSet:
         cache_file.data = None
 
     def mark_mapped(self, number: int, pinned_owners: set[int]) -> set[int]:
-        """Count a segment whose bytes are here now; others give way, and those in memory alone are to be forgotten.
+        """Register a mapped cache file and unmap old ones.
+
+        Return the unmapped files that were only in memory, which must be removed.
 
         Args:
-            number: of the segment.
-            pinned_owners: the segments that somebody waits for, which stay.
+            number: number of the cache file.
+            pinned_owners: cache files that a reader waits for, which are not unmapped.
         """
         cache_file = self.cache_files[number]
         if number not in self._mapped_numbers:
@@ -211,7 +212,7 @@ class CacheFileSet:
         return removed_numbers
 
     def _move_behind(self, used_numbers: list[int]) -> None:
-        """Let others give way first: these were read since the last time."""
+        """Move recently read files to the end of the eviction order."""
         for number in used_numbers:
             self.cache_files[number].used = False
             self._mapped_numbers.move_to_end(number)
@@ -223,7 +224,7 @@ class CacheFileSet:
 
 @dataclass(frozen=True, slots=True)
 class CachedBlocks:
-    """Blocks that are there and stay while this is: an index, and the bytes of the segments that were wanted."""
+    """Index with the bytes of the requested cache files, valid while it exists."""
 
     index: BlockIndex
     arrays: dict[int, NDArray[np.uint8]]
@@ -232,13 +233,13 @@ class CachedBlocks:
 def view_ranges(
     cached_blocks: CachedBlocks, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
 ) -> list[NDArray[Any]]:
-    """Stretches of bytes that are held, as items: views, or copies where they lie in several extents.
+    """Return byte ranges as arrays: views, or copies if they span several intervals.
 
     Args:
-        cached_blocks: what is there.
-        begins: where each begins: 4096 times the number of its file's first block, and its place in the file [N].
-        sizes: bytes of each [N].
-        dtype: of the items; begins and sizes are multiples of its.
+        cached_blocks: blocks that cover the ranges.
+        begins: byte position of each range, int64 [N]: 4096 times its file's first block, plus the offset in the file.
+        sizes: size of each range in bytes, int64 [N].
+        dtype: dtype of the items; begins and sizes are multiples of its size.
     """
     index, last = cached_blocks.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
     if not begins.size or not index.starts.size:
@@ -247,7 +248,7 @@ def view_ranges(
     split_ranges = np.flatnonzero((rows < 0) | (index.stops[rows] <= last) | (sizes == 0))
     arrays = cached_blocks.arrays
     if split_ranges.size:
-        # Another segment may lie there, which is not wanted: these are put together below.
+        # The row may belong to a cache file that was not requested. These ranges are joined below.
         arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
     views = slice_ranges(index, arrays, rows, begins, sizes, dtype)
     for number in split_ranges.tolist():
@@ -263,7 +264,7 @@ def slice_ranges(
     sizes: IntArray,
     dtype: np.dtype[np.generic],
 ) -> list[NDArray[Any]]:
-    """Stretches of bytes as items, each in the extent that ``rows`` names; arguments as of :func:`view_ranges`."""
+    """Return byte ranges as views, each inside the interval at its index in ``rows``."""
     shift = dtype.itemsize.bit_length() - 1
     typed = {owner: data.view(dtype) for owner, data in arrays.items()}
     firsts = (begins + index.shifts[rows]) >> shift
@@ -274,7 +275,7 @@ def slice_ranges(
 
 
 def join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
-    """Bytes that are held, copied together where they lie in several extents."""
+    """Return a cached byte range, copied if it spans several intervals."""
     parts, end, index = [], begin + size, cached_blocks.index
     while begin < end:
         row = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1

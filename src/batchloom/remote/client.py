@@ -1,4 +1,4 @@
-"""Reaching places behind URLs through fsspec: stretches of their bytes, and what is asked again."""
+"""Access to URLs through fsspec: byte ranges, file information and retries."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ from batchloom.remote.remote_errors import (
 
 T = TypeVar("T")
 
-# Before the first byte a person waits: what cannot be reached is told at once.
+# A person waits for the first byte, so an unreachable address is reported early.
 MAX_CONNECT_ATTEMPTS = 4
 _EXTRA_BY_SCHEME = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -36,21 +36,21 @@ _EXTRA_BY_SCHEME = {
 }
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15, 60
 _MAX_CONNECTIONS = 96
-# What ends so is meant to be a page.
+# Files with these suffixes are meant to be HTML pages.
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml")
 
 
 def compute_backoff(tries: int) -> float:
-    """Seconds to wait after so many failures in a row: 0.1, 0.4, 1.6, 6.4, 20, 20, ..."""
+    """Return the delay in seconds after failures in a row: 0.1, 0.4, 1.6, 6.4, 20, ..."""
     return min(0.1 * 4.0 ** (tries - 1), 20.0)
 
 
 def extract_version(info: dict[str, Any]) -> str:
-    """What tells this version of a file from the next, as fsspec's description has it; empty where nothing does."""
+    """Return the version identifier in a file's fsspec info; empty if it has none."""
     return next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
 
 
-# What tells one version of a file from the next, the best first, under the names libraries use.
+# Fields that identify a version of a file in different libraries, best first.
 _VERSION_FIELDS = (
     *("blob_id", "ETag", "etag", "md5Hash", "generation", "Content-MD5"),
     *("Last-Modified", "LastModified", "last_modified", "mtime", "updated", "created"),
@@ -58,12 +58,15 @@ _VERSION_FIELDS = (
 
 
 def fetch(url: str, start: int, stop: int, size: int) -> bytes:
-    """Bytes [start, stop) of a file of ``size`` bytes, perhaps fewer; raises what its library raises."""
+    """Return bytes [start, stop) of a file of ``size`` bytes, possibly fewer.
+
+    Errors of the fsspec library are passed on.
+    """
     return fetch_from_filesystem(open_filesystem(url)[0], url, (start, stop), size)
 
 
 def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: int) -> bytes:
-    """As :func:`fetch`, of a file system that was reached before."""
+    """Return bytes as :func:`fetch` does, from an open file system."""
     start, stop = byte_range
     if is_web_url(url):
         from fsspec.asyn import sync  # noqa: PLC0415 - late
@@ -72,7 +75,7 @@ def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: 
         return web_data
     path = fs._strip_protocol(url)  # noqa: SLF001 - as url_to_fs does
     if get_scheme(url) == "hf":
-        # Without a size and a cache of its own it asks for more than it is asked for.
+        # Without the size and with the default cache, it requests more bytes than needed.
         data = fs.cat_file(path, start=start, end=stop, size=size, cache_type="none")
     else:
         with translate_gcs_errors():
@@ -81,10 +84,10 @@ def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: 
 
 
 async def fetch_web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file on the web; raises what its library raises.
+    """Return bytes [start, stop) of a file on the web.
 
     Raises:
-        DownloadError: its server gives no stretches, or a page for people.
+        DownloadError: the server does not support ranges, or answers with an HTML page.
     """
     data, info = await _request_web_range(fs, url, start, stop)
     if not info["ranges"]:
@@ -93,7 +96,7 @@ async def fetch_web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
 
 
 def make_no_ranges_error(url: str, info: dict[str, Any]) -> DownloadError:
-    """The error to raise where a server gives no stretches of a file on the web, of which ``info`` tells."""
+    """Make the error for a web file whose server does not support range requests."""
     if info.get("page"):
         return make_html_page_error(url)
     return NoRangesError(
@@ -104,7 +107,7 @@ def make_no_ranges_error(url: str, info: dict[str, Any]) -> DownloadError:
 
 
 def make_html_page_error(url: str) -> DownloadError:
-    """The error to raise where a server answers with a page for people."""
+    """Make the error for a server that answers with an HTML page."""
     return DownloadError(
         f"{redact_url(url)} is no data: its server answered with a page of HTML, perhaps to log in or to say that "
         f"there is "
@@ -113,14 +116,14 @@ def make_html_page_error(url: str) -> DownloadError:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the URL's path in it.
+    """Return the fsspec file system of a URL, and the URL's path in it.
 
     Raises:
-        MissingDependencyError: no library for such URLs is installed.
-        InputError: there are no such URLs, or this is none.
+        MissingDependencyError: no library for the URL's scheme is installed.
+        InputError: the scheme is unknown, or the URL is not complete.
     """
     try:
-        import fsspec  # noqa: F401, PLC0415 - late: few inputs lie elsewhere
+        import fsspec  # noqa: F401, PLC0415 - late: few inputs are remote
         from fsspec.core import url_to_fs  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependencyError(
@@ -135,14 +138,14 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         raise MissingDependencyError(
             f"{redact_url(url)} needs a library that is not installed: {remedy}, or name local files."
         ) from None
-    # dir:// takes its missing file system for a string.
+    # For dir:// fsspec takes the missing target file system for a string.
     except (ValueError, TypeError, AttributeError):
         raise InputError(
             f"{redact_url(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
             "is not complete; s3, gs, https, hf and file are known."
         ) from None
     if scheme in ("s3", "s3a"):
-        # What fails is tried again by us, in one place and in smaller pieces.
+        # Batchloom retries itself, in one module and with smaller requests.
         fs.retries = 1
     elif scheme in ("gs", "gcs"):
         disable_retries(fs)
@@ -175,7 +178,10 @@ def _make_storage_options(scheme: str) -> dict[str, Any]:
 
 
 def _has_proxies() -> bool:
-    """Whether the environment names proxies or passwords; to let aiohttp look for them costs two threads a request."""
+    """Return whether the environment configures proxies or a netrc file.
+
+    Letting aiohttp always look for them costs two threads per request.
+    """
     from urllib.request import getproxies  # noqa: PLC0415 - few inputs are on the web
 
     netrc = os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")  # noqa: PTH111 - there may be no home
@@ -183,14 +189,14 @@ def _has_proxies() -> bool:
 
 
 def _lacks_s3_credentials() -> bool:
-    """Whether this machine has no credentials for S3: then only public buckets can be read."""
+    """Return whether no S3 credentials exist: then only public buckets can be read."""
     from botocore.session import Session  # noqa: PLC0415 - optional
 
     return Session().get_credentials() is None
 
 
 def fetch_file_info(url: str) -> dict[str, Any]:
-    """What fsspec says of what lies at a URL; of a file on the web also whether stretches of it can be had."""
+    """Return fsspec's info of a URL; for a web file also whether ranges are supported."""
     fs, path = open_filesystem(url)
     if is_web_url(url):
         if url.endswith("/"):
@@ -204,15 +210,15 @@ def fetch_file_info(url: str) -> dict[str, Any]:
 
 
 def is_web_url(url: str) -> bool:
-    """Whether a URL is an address on the web."""
+    """Return whether a URL is a web address."""
     return get_scheme(url) in ("http", "https")
 
 
 def _request_web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
-    """A stretch of a file on the web, and what the answer says of the file.
+    """Return a byte range of a web file and the info from the response headers.
 
-    fsspec's own look at a web file takes every fault for a missing file, asks with HEAD, which
-    signed addresses refuse, and reads all of a file whose server knows no ranges.
+    fsspec's own ``info`` of a web file takes every fault for a missing file. It uses HEAD, which
+    signed URLs refuse, and reads a complete file if its server does not support ranges.
     """
     from fsspec.asyn import sync  # noqa: PLC0415 - late
 
@@ -244,10 +250,10 @@ async def _request_web_range(fs: Any, url: str, start: int, stop: int) -> tuple[
 
 
 def iter_web_file(url: str) -> Iterator[bytes]:
-    """All of a file whose server gives no stretches of it, a megabyte at a time.
+    """Yield a complete web file whose server does not support ranges, 1 MiB at a time.
 
     Raises:
-        Whatever its library raises, also where the connection breaks before the end.
+        Exception: any error of the library, also if the connection breaks before the end.
     """
     import asyncio  # noqa: PLC0415 - late
 
@@ -271,16 +277,16 @@ def iter_web_file(url: str) -> Iterator[bytes]:
 
 
 def fetch_file(url: str, *, max_bytes: int, seconds: float) -> bytes:
-    """All of a file at a URL, asked again where that may help.
+    """Return the contents of a file at a URL, with retries.
 
     Args:
-        url: where it lies.
-        max_bytes: bytes it may have.
-        seconds: until it has come, all attempts together.
+        url: URL of the file.
+        max_bytes: maximum size of the file in bytes.
+        seconds: time limit for all attempts together.
 
     Raises:
-        FileNotFoundError: there is none.
-        InputError: it is larger, does not come in time, or cannot be had.
+        FileNotFoundError: the file does not exist.
+        InputError: the file is too large, does not arrive in time, or cannot be read.
     """
     deadline = time.monotonic() + seconds
 
@@ -303,7 +309,7 @@ def fetch_file(url: str, *, max_bytes: int, seconds: float) -> bytes:
 
 
 def _fetch_web_file(fs: Any, url: str, max_bytes: int, seconds: float) -> bytes:
-    """A file of the web, read to its end while it is not larger than allowed."""
+    """Read a web file to its end, up to ``max_bytes``."""
     from fsspec.asyn import sync  # noqa: PLC0415 - late
 
     async def read() -> bytes:
@@ -335,7 +341,7 @@ def _make_timeout_error(url: str, seconds: float) -> DownloadError:
 
 
 def run_with_retries(url: str, operation: Callable[[], T]) -> T:
-    """Look at a place; what passes is tried again, what does not is told at once."""
+    """Run an operation on a URL; retry transient faults and raise others at once."""
     tries = 0
     while isinstance(result := capture_fault(operation), RemoteFault):
         tries += 1
@@ -348,10 +354,10 @@ def run_with_retries(url: str, operation: Callable[[], T]) -> T:
 
 
 def capture_fault(work: Callable[[], T]) -> T | RemoteFault:
-    """What comes of work at a distance, or what went wrong there.
+    """Return the result of remote work, or the fault that it hit.
 
     Raises:
-        BatchloomError: what the work itself raises of ours.
+        BatchloomError: raised by the work itself.
     """
     try:
         with translate_gcs_errors():

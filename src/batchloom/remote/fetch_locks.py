@@ -1,8 +1,8 @@
-"""Claims on blocks that are being fetched, so that the processes of a node fetch each once.
+"""Locks of blocks that are being fetched, so that each node fetches a block once.
 
-A claim is a lock of the kernel on a stretch of an empty file, held by an open file description: it ends
-with its process, however that ends, and nothing of it has to be cleaned up. Nobody waits inside a lock.
-Where a file system has none, blocks may be fetched twice, which is slow and not wrong.
+A lock is a kernel lock on a byte range of an empty file, held by an open file description. It ends
+with its process, even a killed one, and needs no cleanup. No process waits while it holds a lock.
+On a file system without such locks, blocks may be fetched twice, which is slow but correct.
 """
 
 import fcntl
@@ -24,13 +24,13 @@ _SET_LOCK_COMMAND = getattr(fcntl, "F_OFD_SETLK", None)
 
 @final
 class FetchLocks:
-    """The claims of one fetch; use :func:`open_fetch_locks`."""
+    """Locks of one fetch; use :func:`open_fetch_locks`."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def acquire(self, intervals: Intervals) -> Intervals:
-        """Claim those of the extents that nobody else has; gives these."""
+        """Lock the intervals that no other process has locked, and return them."""
         if self._descriptor is None or _SET_LOCK_COMMAND is None:
             return intervals
         locked_intervals = []
@@ -40,13 +40,13 @@ class FetchLocks:
             except BlockingIOError:
                 continue
             except OSError:
-                # No such locks here.
+                # The file system has no such locks.
                 return intervals
             locked_intervals.append((start, stop))
         return np.array(locked_intervals, np.int64) if locked_intervals else NO_INTERVALS
 
     def release(self) -> None:
-        """Give back all of them, also from children that were forked meanwhile."""
+        """Release all locks, also those that forked children inherited."""
         if self._descriptor is not None and _SET_LOCK_COMMAND is not None:
             fcntl.fcntl(self._descriptor, _SET_LOCK_COMMAND, _pack_flock(fcntl.F_UNLCK, 0, 0))
 
@@ -57,10 +57,10 @@ def _pack_flock(kind: int, start: int, stop: int) -> bytes:
 
 @contextmanager
 def open_fetch_locks(path: Path) -> Iterator[FetchLocks]:
-    """Claim blocks of one store on a node.
+    """Open the fetch locks of one store on a node.
 
     Args:
-        path: a file that stands for its blocks; it is made, and stays empty.
+        path: lock file; it is created, and stays empty.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -74,6 +74,6 @@ def open_fetch_locks(path: Path) -> Iterator[FetchLocks]:
         try:
             fetch_locks.release()
         except OSError:
-            pass  # There are no such locks here, and none was taken.
+            pass  # The file system has no such locks, so none was taken.
         finally:
             os.close(descriptor)

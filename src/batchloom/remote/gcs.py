@@ -1,4 +1,4 @@
-"""gcsfs as the other libraries are: it asks once, and its errors say what was answered."""
+"""Adapt gcsfs to the other libraries: no retries, and errors with a status code."""
 
 import contextlib
 import functools
@@ -9,9 +9,9 @@ from batchloom.remote.remote_errors import AnswerError
 
 
 def disable_retries(fs: Any) -> None:
-    """Have a file system of gcsfs ask once where it would ask six times, a minute in all.
+    """Disable the retries of gcsfs, six attempts within a minute.
 
-    What fails is asked again by us.
+    Batchloom retries itself.
     """
     once = getattr(type(fs)._request, "__wrapped__", None)  # noqa: SLF001 - it has no setting for it
     if once is not None:
@@ -20,10 +20,10 @@ def disable_retries(fs: Any) -> None:
 
 @contextlib.contextmanager
 def translate_gcs_errors() -> Iterator[None]:
-    """Turn what gcsfs tells in words alone into an error with the number of the answer.
+    """Turn gcsfs errors that only have a text into errors with a status code.
 
     Raises:
-        AnswerError: in place of its own.
+        AnswerError: instead of the error of gcsfs.
     """
     try:
         yield

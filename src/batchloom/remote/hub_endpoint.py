@@ -1,4 +1,4 @@
-"""The address of the Hub, as the environment gives it: its libraries fail on import where it is none."""
+"""Check of the Hub address in the environment; its libraries fail on a bad one."""
 
 import os
 from urllib.parse import urlsplit
@@ -7,10 +7,12 @@ from batchloom.core.errors import InputError
 
 
 def check_hub_endpoint() -> None:
-    """Refuse an ``HF_ENDPOINT`` that is no web address. It is not repeated: there may be a password in it.
+    """Reject an ``HF_ENDPOINT`` that is not a web address.
+
+    The error does not repeat it, because it may contain a password.
 
     Raises:
-        InputError: it is none.
+        InputError: the address is invalid.
     """
     address = os.environ.get("HF_ENDPOINT")
     if address is None:

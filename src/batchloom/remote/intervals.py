@@ -1,6 +1,6 @@
-"""Stretches of blocks as arithmetic: what is missing, what is asked for in one request, what is kept together.
+"""Interval arithmetic on block ranges: merge, subtract, split and group.
 
-Extents are int64 [N, 2]: first block and last + 1 of each, ascending, apart from each other.
+Intervals are int64 [N, 2]: first block and last block + 1 of each, ascending and disjoint.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Intervals = NDArray[np.int64]
 
-# Bytes of a block, by which files are checked, fetched and cached.
+# Size of a block in bytes, the unit of verification, fetching and caching.
 BLOCK_BYTES = 4096
 NO_INTERVALS: Intervals = np.empty((0, 2), np.int64)
 
 
 def merge_intervals(starts: Any, stops: Any) -> Intervals:
-    """The blocks of any stretches, in any order and overlapping, as extents."""
+    """Merge block ranges, in any order and overlapping, into intervals."""
     starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
     filled = stops > starts
     starts, stops = starts[filled], stops[filled]
@@ -30,7 +30,7 @@ def merge_intervals(starts: Any, stops: Any) -> Intervals:
 
 
 def subtract_intervals(intervals: Intervals, subtracted: Intervals) -> Intervals:
-    """The blocks of ``intervals`` that are not in ``subtracted``."""
+    """Return the blocks of ``intervals`` that are not in ``subtracted``."""
     overlapping = subtracted[mask_overlaps(subtracted, intervals)]
     if not overlapping.size or not intervals.size:
         return intervals
@@ -38,7 +38,7 @@ def subtract_intervals(intervals: Intervals, subtracted: Intervals) -> Intervals
     begins, ends = np.ones(len(intervals), np.int64), -np.ones(len(intervals), np.int64)
     least = 2 * np.ones(len(overlapping), np.int64)
     order = np.argsort(points, kind="stable")
-    # 1 where wanted alone, 2 where there alone, 3 where both.
+    # The state is 1 in ``intervals`` alone, 2 in ``subtracted`` alone and 3 in both.
     state = np.cumsum(np.concatenate([begins, ends, least, -least])[order])[:-1]
     points = points[order]
     is_remaining = state == 1
@@ -46,12 +46,12 @@ def subtract_intervals(intervals: Intervals, subtracted: Intervals) -> Intervals
 
 
 def split_by_ranges(intervals: Intervals, starts: Any, stops: Any) -> tuple[NDArray[np.int64], Intervals]:
-    """What is wanted, cut where it goes from one stretch to the next: the stretch of each piece, and the pieces.
+    """Split intervals at range boundaries; return range numbers and parts.
 
     Args:
-        intervals: all of it lies in the stretches.
-        starts: first block of each stretch, ascending.
-        stops: last + 1 of each.
+        intervals: intervals that the ranges cover.
+        starts: first block of each range, ascending.
+        stops: last block + 1 of each range.
     """
     first = starts.searchsorted(intervals[:, 0], side="right") - 1
     counts = starts.searchsorted(intervals[:, 1], side="left") - first
@@ -63,7 +63,7 @@ def split_by_ranges(intervals: Intervals, starts: Any, stops: Any) -> tuple[NDAr
 
 
 def mask_overlaps(intervals: Intervals, other_intervals: Intervals) -> NDArray[np.bool_]:
-    """For each of ``intervals`` whether it shares a block with one of ``other_intervals``."""
+    """Return, for each of ``intervals``, whether it overlaps ``other_intervals``."""
     first = intervals[:, 1].searchsorted(other_intervals[:, 0], side="right")
     stop = intervals[:, 0].searchsorted(other_intervals[:, 1], side="left")
     marks = np.zeros(len(intervals) + 1, np.int64)
@@ -74,13 +74,13 @@ def mask_overlaps(intervals: Intervals, other_intervals: Intervals) -> NDArray[n
 
 
 def bridge_gaps(intervals: Intervals, files: NDArray[np.int64], share: float, always: NDArray[np.int64]) -> Intervals:
-    """Extents with the smallest gaps between them filled, where a request costs more than a few blocks.
+    """Fill the smallest gaps between intervals, since requests cost more than blocks.
 
     Args:
-        intervals: what is wanted.
-        files: the file of each; gaps between files stay.
-        share: blocks of the filled gaps at most, as a share of those wanted.
-        always: gaps of at most so many blocks behind each extent are filled whatever their share.
+        intervals: requested intervals.
+        files: file number of each interval; gaps between files are not filled.
+        share: maximum number of blocks in filled gaps, as a share of the requested blocks.
+        always: for each interval, the size in blocks up to which the gap after it is always filled.
     """
     if len(intervals) < 2:
         return intervals
@@ -98,7 +98,7 @@ def bridge_gaps(intervals: Intervals, files: NDArray[np.int64], share: float, al
 
 
 def split_intervals(intervals: Intervals, max_blocks: int) -> Intervals:
-    """The same blocks in extents of at most ``max_blocks`` blocks, which may touch."""
+    """Split intervals into parts of at most ``max_blocks`` blocks, which may touch."""
     sizes = intervals[:, 1] - intervals[:, 0]
     part_counts = -(-sizes // max_blocks)
     starts = np.repeat(intervals[:, 0], part_counts)
@@ -108,12 +108,12 @@ def split_intervals(intervals: Intervals, max_blocks: int) -> Intervals:
 
 
 def group_intervals(intervals: Intervals, max_blocks: int) -> list[Intervals]:
-    """Extents in groups of about ``max_blocks`` blocks, in order."""
+    """Group intervals, in order, into groups of about ``max_blocks`` blocks."""
     ends = np.cumsum(intervals[:, 1] - intervals[:, 0])
     bounds = np.flatnonzero(np.diff((ends - 1) // max_blocks)) + 1
     return [group for group in np.split(intervals, bounds) if len(group)]
 
 
 def count_interval_blocks(intervals: Intervals) -> int:
-    """How many blocks there are in extents."""
+    """Return the total number of blocks in intervals."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())

@@ -1,7 +1,7 @@
-"""A file as an object store takes it: cut into parts, and the checksums that the store must find.
+"""Parts and checksums of a multipart upload.
 
-The size of a part follows from the size of the file alone, so that the checksums of a file here
-can be compared with those of an object that was written by an earlier run, or on another machine.
+The size of a part depends on the size of the file alone. So the checksums of a local file
+can be compared with those of an object from an earlier run or another machine.
 """
 
 import base64
@@ -15,7 +15,7 @@ from typing import Any
 from batchloom.core.errors import OutputError
 from batchloom.core.files import describe_os_error, open_regular_file
 
-# Held in memory for each part under way.
+# Each part in flight takes this many bytes of memory.
 PART_BYTES = 16 << 20
 _MAX_PARTS = 10_000
 _MIB = 1 << 20
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
-    """A stretch of a file; numbers begin at 1."""
+    """Byte range of a file; numbers begin at 1."""
 
     number: int
     start: int
@@ -32,7 +32,7 @@ class UploadPart:
 
 @dataclass(frozen=True, slots=True)
 class PartChecksums:
-    """The MD5 and SHA-256 of a part's bytes."""
+    """MD5 and SHA-256 of a part's bytes."""
 
     md5: bytes
     sha256: bytes
@@ -40,11 +40,11 @@ class PartChecksums:
 
 @dataclass(frozen=True, slots=True)
 class ObjectChecksums:
-    """What the store calls an object of this content.
+    """Checksums that the store reports for an object of this content.
 
     Attributes:
-        etag: its ETag, without quotes, where the store does not encrypt with keys of its own.
-        sha256: its checksum in base64; of several parts that of theirs, with their number.
+        etag: ETag without quotes, valid unless the store encrypts with its own keys.
+        sha256: SHA-256 in base64; for several parts that of their checksums, followed by their number.
     """
 
     etag: str
@@ -52,7 +52,7 @@ class ObjectChecksums:
 
 
 def plan_parts(size: int, least: int = PART_BYTES) -> list[UploadPart]:
-    """A file of ``size`` bytes in parts of one size, at most 10,000; a file without bytes is one."""
+    """Split ``size`` bytes into at most 10,000 equal parts; an empty file is one part."""
     step = max(least, -(-size // _MAX_PARTS // _MIB) * _MIB)
     starts = range(0, max(size, 1), step)
     return [UploadPart(number, start, min(start + step, size)) for number, start in enumerate(starts, start=1)]
@@ -60,10 +60,10 @@ def plan_parts(size: int, least: int = PART_BYTES) -> list[UploadPart]:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to give back what a job has written into one sentence.
+    """Turn an error while reading a local file back into an OutputError.
 
     Raises:
-        OutputError: in place of any OSError of the system raised inside.
+        OutputError: instead of any OSError raised inside.
     """
     try:
         yield
@@ -74,10 +74,10 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_part(path: Path, part: UploadPart) -> bytes:
-    """The bytes of a part.
+    """Return the bytes of a part.
 
     Raises:
-        OutputError: the file cannot be read, or is shorter than it was.
+        OutputError: the file cannot be read, or became shorter.
     """
     with wrap_read_errors(path), open_regular_file(path) as file:
         file.seek(part.start)
@@ -88,15 +88,14 @@ def read_part(path: Path, part: UploadPart) -> bytes:
 
 
 def compute_part_checksums(data: bytes) -> PartChecksums:
-    """The checksums of a part."""
     md5 = hashlib.md5(data, usedforsecurity=False)
     return PartChecksums(md5.digest(), hashlib.sha256(data).digest())
 
 
 def combine_checksums(parts: Sequence[PartChecksums]) -> ObjectChecksums:
-    """What an object of these parts is known by.
+    """Return the checksums of an object of these parts.
 
-    Source: the S3 API, "Checking object integrity"; an object of one part is put as a whole.
+    Source: the S3 API, "Checking object integrity"; an object of one part is uploaded in one request.
     """
     if len(parts) == 1:
         return ObjectChecksums(parts[0].md5.hex(), encode_base64(parts[0].sha256))
@@ -106,19 +105,19 @@ def combine_checksums(parts: Sequence[PartChecksums]) -> ObjectChecksums:
 
 
 def compute_object_checksums(path: Path, size: int) -> ObjectChecksums:
-    """What the file at ``path`` would be known by.
+    """Return the checksums that the file at ``path`` would have as an object.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: the file cannot be read.
     """
     return combine_checksums([compute_part_checksums(read_part(path, part)) for part in plan_parts(size)])
 
 
 def confirms_content(response: Mapping[str, Any], expected: ObjectChecksums) -> bool | None:
-    """Whether an answer of the store says that an object has this content; None where it does not say.
+    """Return whether a response confirms the content; None if it does not show it.
 
-    A checksum that is given back is believed only where the ETag can be none: a store that
-    merely keeps what it was told would prove nothing.
+    A returned SHA-256 counts only where encryption makes the ETag useless. A store that
+    merely repeats the checksum it received would prove nothing.
     """
     if str(response.get("ETag", "")).strip('"') == expected.etag:
         return True
@@ -132,5 +131,5 @@ def confirms_content(response: Mapping[str, Any], expected: ObjectChecksums) -> 
 
 
 def encode_base64(digest: bytes) -> str:
-    """A digest as headers carry it."""
+    """Encode a digest in base64 for a header."""
     return base64.b64encode(digest).decode()

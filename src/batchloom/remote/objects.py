@@ -1,8 +1,8 @@
-"""Places behind URLs, through fsspec: what is there, and stretches of its bytes.
+"""Status and listing of remote files through fsspec.
 
-A file elsewhere is described as the system describes its own, by an ``os.stat_result``, whose
-modification time stands for its ETag or version: a number that is another one when the file
-is written anew. So listing, resuming and checking need not know where a file lies.
+A remote file is described by an ``os.stat_result``, as a local one is. Its modification time is
+a hash of its ETag or version, which changes when the file is rewritten. So listing, resuming and
+checking work the same for local and remote files.
 """
 
 import os
@@ -22,17 +22,17 @@ from batchloom.remote.client import (
 )
 from batchloom.remote.parallel_map import prefetch_items
 
-# No device of this machine has this number.
+# Local devices never have this number.
 _REMOTE_DEVICE = -1
 
 
 def stat_remote(url: str) -> os.stat_result | None:
-    """What lies at a URL; None where there is nothing.
+    """Return the status of a URL; None if nothing exists there.
 
     Raises:
-        MissingDependencyError: no library for such URLs is installed.
-        AccessError: it may not be read.
-        DownloadError: it cannot be reached.
+        MissingDependencyError: no library for the URL's scheme is installed.
+        AccessError: access is denied.
+        DownloadError: the URL cannot be reached.
     """
     if (cached_status := _STATUS_CACHE.pop(url, None)) is not None:
         return cached_status
@@ -42,13 +42,13 @@ def stat_remote(url: str) -> os.stat_result | None:
         return None
 
 
-# What was found a moment ago, for the next who asks, and whether stretches of it can be had.
+# Recent results, each for one later call: the status, and whether ranges are supported.
 _STATUS_CACHE: dict[str, os.stat_result] = {}
 _RANGE_SUPPORT: dict[str, bool] = {}
 
 
 def prefetch_status(url: str) -> os.stat_result | None:
-    """What :func:`stat_remote` says; it says so once more without asking anybody.
+    """Return :func:`stat_remote` and cache the result for the next call.
 
     Raises:
         InputError: as :func:`stat_remote`.
@@ -60,13 +60,13 @@ def prefetch_status(url: str) -> os.stat_result | None:
 
 
 def clear_status_cache() -> None:
-    """Ask anew for everything."""
+    """Drop the cached statuses."""
     _STATUS_CACHE.clear()
     _RANGE_SUPPORT.clear()
 
 
 def glob_remote(pattern: str) -> list[tuple[str, os.stat_result]]:
-    """The files that match a URL with wildcards, sorted; each with its URL.
+    """Return the URL and status of the files that match a URL pattern, sorted.
 
     Raises:
         InputError: as :func:`stat_remote`.
@@ -76,7 +76,7 @@ def glob_remote(pattern: str) -> list[tuple[str, os.stat_result]]:
 
 
 def list_remote_files(url: str) -> list[tuple[str, str, os.stat_result]]:
-    """All files below the URL of a folder, sorted by path; each with its URL and path inside.
+    """Return URL, relative path and status of all files below a URL, sorted by path.
 
     Raises:
         InputError: as :func:`stat_remote`.
@@ -99,7 +99,7 @@ def _list_with_status(
     file_entries = [
         (fs.unstrip_protocol(name), info) for name, info in entries.items() if info.get("type") != "directory"
     ]
-    # Elsewhere a listing says less of a file than a look at it, or says it in another way.
+    # Other listings lack fields of the file's status or give them in another form.
     for file_url, info in (
         file_entries if is_reliable else prefetch_items(file_entries, lambda one: prefetch_status(one[0]))
     ):
@@ -110,7 +110,7 @@ def _list_with_status(
 
 
 def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
-    """What fsspec says of a file, in the system's form."""
+    """Convert fsspec's info of a file to an ``os.stat_result``."""
     folder = info.get("type") == "directory"
     stamp = xxhash.xxh3_64_intdigest(extract_version(info).encode()) >> 4
     mode = stat.S_IFDIR if folder else stat.S_IFREG
@@ -120,7 +120,7 @@ def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
 
 
 def has_reliable_listing(url: str) -> bool:
-    """Whether a listing tells as much of a file as a look at it, and in the same way."""
+    """Return whether a listing gives the same information as the status of each file."""
     return get_scheme(url) in _RELIABLE_LISTING_SCHEMES
 
 
@@ -128,7 +128,7 @@ _RELIABLE_LISTING_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf")
 
 
 def supports_ranges(url: str) -> bool:
-    """Whether stretches of a file can be had: some web servers give whole files only."""
+    """Return whether byte ranges can be read; some web servers have only full files."""
     if (cached_support := _RANGE_SUPPORT.pop(url, None)) is not None:
         return cached_support
     return not is_web_url(url) or bool(run_with_retries(url, lambda: _fetch_info(url))["ranges"])

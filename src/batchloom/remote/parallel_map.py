@@ -1,4 +1,4 @@
-"""Doing the beginning of a piece of work for a few of many at the same time, in their order."""
+"""Parallel prefetching of items, in order."""
 
 import contextlib
 from collections import deque
@@ -15,9 +15,9 @@ _END: Any = object()
 
 
 def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
-    """The items in order, for each of which ``begin`` was called, sixteen at the same time.
+    """Yield items in order after ``begin`` has run on each, sixteen at a time.
 
-    A fault of ``begin`` is of no account here: whoever does the work meets it again, and tells it.
+    Errors of ``begin`` are ignored: the work on the item meets them again and reports them.
     """
     pending: deque[tuple[T, Future[None]]] = deque()
     source = iter(items)

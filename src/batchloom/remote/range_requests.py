@@ -1,4 +1,4 @@
-"""Stretches of files below one URL, many at the same time; what fails in passing is asked again."""
+"""Concurrent range requests for files below one URL, with retries."""
 
 import os
 import threading
@@ -28,16 +28,16 @@ from batchloom.remote.remote_errors import (
 if TYPE_CHECKING:
     import asyncio
 
-# Requests on their way at the same time: with 50 ms and 128 KiB each that is 250 MB/s; aiohttp holds 100 connections.
+# With 50 ms latency and 128 KiB per request this gives 250 MB/s. aiohttp allows 100 connections.
 MAX_CONCURRENT_REQUESTS = 96
 _MAX_THREADS = 16
 _MAX_ATTEMPTS = 8
-# A file that ends early did not lose its end in passing.
+# A short read is retried less often, because a truncated file stays truncated.
 _MAX_SHORT_ATTEMPTS = 3
 
 
 class RangeError(Exception):
-    """A stretch that cannot be had: the file's name, and what went wrong."""
+    """Byte range that cannot be fetched, with the file's name and the fault."""
 
     def __init__(self, name: str, fault: RemoteFault) -> None:
         super().__init__(f"{name}: {fault.description}")
@@ -50,14 +50,14 @@ class _ShortReadError(OSError):
 
 @final
 class RangeFetcher:
-    """Asks for stretches of files below one URL. Safe to share between threads and to use after a fork.
+    """Fetcher of byte ranges of files below one URL; thread-safe and fork-safe.
 
     Args:
-        url: the folder.
+        url: URL of the folder.
 
     Attributes:
-        url: without a slash at its end.
-        received: bytes that came so far.
+        url: URL without a slash at its end.
+        received: number of bytes received so far.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,19 +70,21 @@ class RangeFetcher:
         self._threads: ThreadPoolExecutor | None = None
 
     def after_fork(self) -> None:
-        """A thread that was connecting does not live on in a child, but the lock it held would."""
+        """Replace the lock: a thread that held it does not exist in a forked child."""
         self._lock = threading.Lock()
 
     def submit(self, name: str, start: int, stop: int, size: int) -> "Future[bytes]":
-        """Have bytes [start, stop) of a file of ``size`` bytes fetched; its result raises RangeError.
+        """Start fetching bytes [start, stop) of a file of ``size`` bytes.
+
+        The future raises RangeError.
 
         Raises:
-            MissingDependencyError: no library for such URLs is installed.
-            InputError: there are no such URLs.
+            MissingDependencyError: no library for the URL's scheme is installed.
+            InputError: the scheme is unknown.
         """
         self._connect()
         if self._semaphore is not None:
-            import asyncio  # noqa: PLC0415 - stores of this machine need none
+            import asyncio  # noqa: PLC0415 - local stores need none
 
             work = self._fetch_async(name, start, stop)
             return asyncio.run_coroutine_threadsafe(work, self._fs.loop)
@@ -91,7 +93,7 @@ class RangeFetcher:
         return self._threads.submit(self._fetch_blocking, name, start, stop, size)
 
     def _connect(self) -> None:
-        """Connect, once a process: what a library keeps open does not live on in a forked one."""
+        """Connect once per process: open connections do not survive a fork."""
         if self._process == os.getpid():
             return
         with self._lock:
@@ -157,10 +159,10 @@ async def _cat_range(fs: Any, url: str, start: int, stop: int) -> bytes:
 
 
 def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int) -> float:
-    """Seconds to wait before the next try.
+    """Return the seconds to wait before the next try.
 
     Raises:
-        RangeError: there is none.
+        RangeError: the fault is permanent, or all tries failed.
     """
     if isinstance(error, _ShortReadError):
         fault, max_attempts = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
@@ -173,6 +175,6 @@ def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int
     )
     if is_permanent or tries >= max_attempts:
         raise RangeError(name, fault) from None
-    # Many fail together, and each comes back at another time.
+    # Many requests fail together, so the delays are spread out.
     share = xxhash.xxh3_64_intdigest(f"{name}\n{start}\n{tries}".encode()) / 2**64
     return compute_backoff(tries) * (0.5 + share / 2)

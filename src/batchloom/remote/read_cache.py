@@ -1,7 +1,7 @@
-"""What was read of files elsewhere, kept for a while: they are looked at, sampled, read and hashed.
+"""Cache of pages of remote files, which are sampled, read and hashed in turn.
 
-It lies in one file of the system's temporary folder that nobody sees and that is gone with the
-process; the least recently used goes first. Where there is no room for it nothing is kept.
+The pages are in one unlinked file of the system's temporary folder, which ends with the process.
+The least recently used pages are evicted first. If there is no disk space, nothing is cached.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import final
 
-# A part of a large file is read and hashed, a group of rows of a table in any order: with room for
-# two of them each is transferred once.
+# A part of a large file is read and then hashed, and the row groups of a table are read in any order. With room
+# for two of them each is transferred once.
 PAGE_CACHE_BYTES = 512 << 20
 PAGE_BYTES = 64 << 10
 
-# A file at one time: its URL, size and the number of its version.
+# Version of a file: its URL, its size and its version number.
 FileVersion = tuple[str, int, int]
 
 
 @final
 class PageCache:
-    """Pages of files elsewhere, at most ``max_bytes`` bytes of them; may be used by many threads."""
+    """Pages of remote files, at most ``max_bytes`` bytes in all; thread-safe."""
 
     def __init__(self, max_bytes: int = PAGE_CACHE_BYTES) -> None:
         self._max_pages = max_bytes // PAGE_BYTES
@@ -34,7 +34,7 @@ class PageCache:
         self._lock = threading.Condition()
 
     def read_page(self, version: FileVersion, number: int) -> bytes | None:
-        """A page of a file; None where it is not kept."""
+        """Return a page of a file; None if it is not cached."""
         with self._lock:
             slot_entry = self._slots.get((version, number))
             if slot_entry is None or self._file is None:
@@ -50,25 +50,26 @@ class PageCache:
         return None
 
     def keep(self, version: FileVersion, first: int, data: bytes) -> None:
-        """Keep whole pages from page ``first`` on; the last one of a file may be short."""
+        """Cache pages from page ``first`` on; only a file's last page may be short."""
         with self._lock, contextlib.suppress(OSError):
             if self._file is None:
                 self._file, path = tempfile.mkstemp(prefix="batchloom-")
-                # It lives on until ``forget`` closes it, or the process ends.
+                # The unlinked file exists until ``forget`` closes it, or the process ends.
                 Path(path).unlink()
             for offset in range(0, len(data), PAGE_BYTES):
                 self._keep((version, first + offset // PAGE_BYTES), data[offset : offset + PAGE_BYTES])
 
     def holds(self, version: FileVersion) -> bool:
-        """Whether all of a file is kept."""
+        """Return whether all pages of a file are cached."""
         pages = -(-version[1] // PAGE_BYTES)
         with self._lock:
             return all((version, number) in self._slots for number in range(pages))
 
     def claim(self, version: FileVersion, pages: list[int]) -> list[int]:
-        """Those of some pages that are not kept and nobody fetches now; the caller must, and ``release`` them.
+        """Return the pages to fetch: neither cached nor being fetched by another thread.
 
-        Where all of them are on their way it waits for one, and gives none. What came since the caller looked is kept.
+        The caller must fetch them and call ``release``. If all pages are being fetched, wait until some are done and
+        return an empty list.
         """
         with self._lock:
             missing_pages = [number for number in pages if (version, number) not in self._slots]
@@ -79,13 +80,13 @@ class PageCache:
         return claimed_pages
 
     def release(self, version: FileVersion, pages: list[int]) -> None:
-        """Pages were fetched, or not: whoever waits for them looks again."""
+        """Unmark pages as being fetched and wake the threads that wait for them."""
         with self._lock:
             self._fetching.difference_update((version, number) for number in pages)
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Drop all pages and close the file."""
         with self._lock:
             self._slots.clear()
             self._free = list(range(self._max_pages))
@@ -104,5 +105,5 @@ class PageCache:
             self._slots[key] = self._free.pop(), len(data)
 
 
-# The one of this process: a second would keep the same bytes twice.
+# One cache per process: a second one would cache the same bytes twice.
 PAGE_CACHE = PageCache()

@@ -1,7 +1,7 @@
-"""What went wrong at a distance: told by the error alone, in words that hold no address.
+"""Classification and description of remote errors, without secrets of a URL.
 
-Libraries put the whole URL into their errors, with its signature; so none of their sentences
-is repeated here, and none of their errors is chained to ours.
+Libraries put the complete URL into their errors, with its signature. So their messages
+are not repeated here, and their errors are not chained to ours.
 """
 
 import json
@@ -23,7 +23,7 @@ from batchloom.core.errors import (
 
 FaultKind = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
 
-# What libraries raise that is no OSError, by module; a module that is not loaded raised nothing.
+# Library errors that are not OSErrors, by module. A module that is not loaded cannot have raised one.
 _LIBRARY_ERRORS = (
     ("aiohttp", "ClientError"),
     ("botocore.exceptions", "BotoCoreError"),
@@ -47,12 +47,13 @@ _BAD_ADDRESS = "its address is none, or not complete ({})"
 _ADDRESS_ERRORS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
 _CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
-# What object stores answer with 400 or 409 where a body came broken, late or beside another one.
+# Codes of object stores with status 400 or 409 for a body that arrived broken or late, or for a concurrent
+# request.
 _TRANSIENT_CODES = (
     *("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
     *("OperationAborted", "ConditionalRequestConflict", "Throttling", "ThrottlingException"),
 )
-# These come with 400, too.
+# These codes come with status 400, too.
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired")
 _CREDENTIAL_REMEDIES = {
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -63,7 +64,7 @@ _CREDENTIAL_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class RemoteFault:
-    """What an error of a library means, and what to call it; ``status`` is the answer's, 0 without one."""
+    """Meaning and description of a library error; ``status`` is 0 without a response."""
 
     kind: FaultKind
     description: str
@@ -71,7 +72,7 @@ class RemoteFault:
 
 
 class AnswerError(OSError):
-    """An answer that a library tells in words alone; ``status`` is its number."""
+    """Error response that a library reports only as text; ``status`` is its code."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the server answered {status}")
@@ -79,7 +80,7 @@ class AnswerError(OSError):
 
 
 def list_library_errors() -> tuple[type[BaseException], ...]:
-    """The errors that mean a fault of a place, of the libraries that are loaded."""
+    """Return the error types of the loaded libraries that mean a remote fault."""
     error_types: list[type[BaseException]] = [OSError]
     for module, name in _LIBRARY_ERRORS:
         kind = getattr(sys.modules.get(module), name, None)
@@ -89,7 +90,7 @@ def list_library_errors() -> tuple[type[BaseException], ...]:
 
 
 def classify_error(error: BaseException) -> RemoteFault:
-    """What an error means: what it says itself first, then what caused it."""
+    """Classify an error by its own status or type first, then by its causes."""
     chain = list(_iter_causes(error))
     if any(type(cause).__name__ in _CREDENTIAL_ERRORS for cause in chain):
         return RemoteFault("denied", "no credentials were found")
@@ -106,7 +107,7 @@ def classify_error(error: BaseException) -> RemoteFault:
 
 
 def classify_address_error(error: Exception) -> RemoteFault:
-    """What it means where a library will not have the address, or the answer, before any system failed."""
+    """Classify an error of a library that rejects the address or the response."""
     if isinstance(error, json.JSONDecodeError):
         return RemoteFault("refused", "its server answered something else than JSON")
     return RemoteFault("refused", _BAD_ADDRESS.format(type(error).__name__))
@@ -144,7 +145,7 @@ def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFa
 
 
 def make_remote_error(fault: RemoteFault, url: str) -> InputError:
-    """The error to raise for a place whose fault is not going to pass."""
+    """Make the error to raise for a permanent fault of a URL."""
     redacted_url = redact_url(url)
     if fault.kind == "missing":
         return InputMissingError(f"There is no file or folder {redacted_url}.")
@@ -162,12 +163,12 @@ def make_remote_error(fault: RemoteFault, url: str) -> InputError:
 
 
 def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputError:
-    """The error to raise where something cannot be written at a place.
+    """Make the error to raise when a URL cannot be written.
 
     Args:
-        fault: why not.
-        url: the place.
-        tries: how often it was tried.
+        fault: reason of the failure.
+        url: URL that cannot be written.
+        tries: number of attempts.
     """
     redacted_url = redact_url(url)
     if fault.kind == "missing":
@@ -191,7 +192,7 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
 
 
 def _describe_remedy(fault: RemoteFault, url: str, action: str) -> str:
-    """What to do where access is denied."""
+    """Describe how to fix denied access."""
     if "RequestTimeTooSkewed" in fault.description:
         return "set the clock of this machine"
     credentials = _CREDENTIAL_REMEDIES.get(get_scheme(url).replace("s3a", "s3").replace("gcs", "gs"))
@@ -203,7 +204,7 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen_ids:
         seen_ids.add(id(error))
         yield error
-        # aiohttp keeps what the system said beside the chain.
+        # aiohttp stores the system's error in an attribute, outside the exception chain.
         os_error = getattr(error, "os_error", None)
         if isinstance(os_error, BaseException):
             yield os_error
@@ -211,7 +212,7 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _get_status(error: Any) -> int | None:
-    """The status of the answer, wherever a library keeps it."""
+    """Return the HTTP status of an error; each library stores it in another attribute."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -223,7 +224,7 @@ def _get_status(error: Any) -> int | None:
 
 
 def _get_error_code(error: Any) -> str:
-    """The word an object store has for what is wrong."""
+    """Return the error code of an object store; empty if there is none."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return ""

@@ -1,7 +1,7 @@
-"""A folder behind a URL, into which a job writes: ``s3://bucket/prefix``, and what else fsspec knows.
+"""Output folder behind a URL: ``s3://bucket/prefix``, or others that fsspec knows.
 
-Every object is whole or not there, its checksum is compared with the file's, and what fails is
-tried again. What lies there is known by its size and by what its service calls its version.
+Every object is complete or missing, its checksum is compared with the file's, and failed requests are
+retried. A listed file is identified by its size and its version in the service.
 """
 
 import base64
@@ -35,19 +35,19 @@ from batchloom.remote.remote_errors import RemoteFault, classify_error, make_wri
 from batchloom.remote.s3_upload import S3ObjectWriter
 from batchloom.remote.upload_retry import RequestRetrier
 
-# Bodies of requests in memory at the same time; each is a part of a file.
+# Maximum number of request bodies in memory; each is a part of a file.
 _MAX_BODIES = 4
-# An object that is not what was sent is sent again so often.
+# Number of uploads of an object whose content differs from what was sent.
 _MAX_UPLOAD_ATTEMPTS = 3
 _S3_SCHEMES, _GCS_SCHEMES = ("s3", "s3a"), ("gs", "gcs")
-# These give files and take none, or not one by one.
+# These schemes cannot be written to, or not file by file.
 _READ_ONLY_SCHEMES = ("http", "https", "hf")
 _NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """What lies under a name: its bytes, and what its service calls this version of it (its ETag, say)."""
+    """Size of a remote file, and the service's mark of its version (such as its ETag)."""
 
     size: int
     mark: str
@@ -55,17 +55,17 @@ class RemoteFile:
 
 @final
 class RemoteFolder:
-    """A folder behind a URL; use as a context manager. Its methods may be called from several threads.
+    """Output folder behind a URL; a context manager, thread-safe.
 
     Args:
-        url: ``scheme://bucket/prefix``; credentials are those that its library finds.
+        url: ``scheme://bucket/prefix``; the scheme's library finds the credentials.
 
     Attributes:
-        redacted_url: the URL without what may be secret.
+        redacted_url: URL without secrets.
 
     Raises:
-        InputError: nothing can be written there, or the address is none.
-        MissingDependencyError: no library for such URLs is installed.
+        InputError: the URL is invalid, or its scheme cannot be written to.
+        MissingDependencyError: no library for the URL's scheme is installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,17 +98,17 @@ class RemoteFolder:
         self._bodies.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
-        """Try nothing again from now on; what is under way ends, with an error where it fails."""
+        """Stop all retries; requests under way end, with an error if they fail."""
         self._ended.set()
 
     def list_files(self, *, first: bool = False) -> dict[str, RemoteFile]:
-        """All files of the folder by their names in it, in one listing; empty where there is none.
+        """Return all files by their relative names, in one listing; empty if none exist.
 
         Args:
-            first: whether this is the job's first word there; see :class:`RequestRetrier`.
+            first: whether this is the run's first request to the URL; see :class:`RequestRetrier`.
 
         Raises:
-            OutputError: it cannot be listed: no such bucket, no permission, no network.
+            OutputError: the listing fails: no such bucket, no permission, no network.
         """
 
         def list_entries() -> dict[str, Any]:
@@ -133,10 +133,10 @@ class RemoteFolder:
         return files
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file; None where there is none.
+        """Return the content of a small file; None if it is missing.
 
         Raises:
-            OutputError: it cannot be read.
+            OutputError: the file cannot be read.
         """
         try:
             return bytes(self._make_retrier(name)(lambda: self._fs.cat_file(self._path(name))))
@@ -144,12 +144,12 @@ class RemoteFolder:
             return None
 
     def create(self, name: str, data: bytes) -> bytes:
-        """Write a small file where there is none; what lies there afterwards, of whoever came first.
+        """Write a small file unless it exists; return the content of the first writer.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: the file cannot be written.
         """
-        # Not every store heeds the condition under which it is written.
+        # Some stores ignore the condition of a conditional write, so check first.
         if (existing := self.read(name)) is not None:
             return existing
         try:
@@ -160,19 +160,19 @@ class RemoteFolder:
         return self.read(name) or b""
 
     def upload(self, local: Path, name: str) -> RemoteFile:
-        """Write a file, and compare what arrived with it; what is listed of it from now on.
+        """Upload a file, verify its content and return its entry in later listings.
 
-        Files above 16 MiB go in parts, at most four of them in memory at the same time.
+        Files above 16 MiB are uploaded in parts, at most four of them in memory at a time.
 
         Raises:
-            OutputError: it cannot be written, or arrives as something else again and again.
+            OutputError: the file cannot be written, or its content differs repeatedly.
         """
         for _ in range(_MAX_UPLOAD_ATTEMPTS):
             retrier = self._make_retrier(name)
             try:
                 uploaded_file = self._upload_once(local, name, retrier)
             except FileNotFoundError:
-                # Somebody ended the upload in parts; where the bucket is gone, that is told here.
+                # Another process aborted the multipart upload. If the bucket is missing, the listing reports it.
                 self.list_files()
                 continue
             if uploaded_file is not None:
@@ -185,12 +185,12 @@ class RemoteFolder:
         )
 
     def holds(self, local: Path, name: str, remote_file: RemoteFile) -> bool:
-        """Whether what was listed under a name is this file, by its size and its checksum.
+        """Return whether a listed file equals a local one, by size and checksum.
 
-        Where the service tells no checksum, its bytes are read back and compared.
+        If the service reports no checksum, the bytes are read back and compared.
 
         Raises:
-            OutputError: one of the two cannot be read.
+            OutputError: one of the two files cannot be read.
         """
         with wrap_read_errors(local):
             size = local.stat().st_size
@@ -207,19 +207,19 @@ class RemoteFolder:
             return False
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there.
+        """Delete a file if it exists.
 
         Raises:
-            OutputError: it cannot be deleted.
+            OutputError: the file cannot be deleted.
         """
         with contextlib.suppress(FileNotFoundError):
             self._make_retrier(name)(lambda: self._fs.rm_file(self._path(name)))
 
     def end_uploads(self) -> None:
-        """End what killed runs left unfinished below the folder, where the service tells; its parts cost money."""
+        """Abort unfinished multipart uploads of killed runs, whose parts cost money."""
         if self._s3 is not None:
             ends = self._s3.end_uploads
-            # Who may not list them leaves them to the bucket's own rules.
+            # Without permission to list them, the bucket's lifecycle rules remove them.
             capture_fault(lambda: ends(self._base))
 
     def _path(self, name: str) -> str:
@@ -232,7 +232,7 @@ class RemoteFolder:
         return make_write_error(RemoteFault("missing", ""), self._url)
 
     def _upload_once(self, local: Path, name: str, retrier: RequestRetrier) -> RemoteFile | None:
-        """Write a file once; None where something else arrived."""
+        """Upload a file once; return None if its content differs afterwards."""
         path = self._path(name)
         if self._s3 is not None:
             response, expected = self._s3.put(local, path, retrier)
@@ -245,7 +245,7 @@ class RemoteFolder:
         try:
             retrier(lambda: self._fs.put_file(os.fspath(local), path, **self._options))
         except OutputError:
-            # Some file systems keep what they had when a connection broke.
+            # Some file systems leave a partial file when a connection breaks.
             capture_fault(lambda: self._fs.rm_file(path))
             raise
         if not self._has_same_checksum(local, name, retrier):
@@ -253,7 +253,7 @@ class RemoteFolder:
         return _make_remote_file(retrier(lambda: self._fetch_info(name)))
 
     def _has_same_checksum(self, local: Path, name: str, retrier: RequestRetrier) -> bool:
-        """Whether a file lies under a name, by what its service says of it or, where that says little, its bytes."""
+        """Return whether a remote file has the local checksum, or bytes if it has none."""
         info = retrier(lambda: self._fetch_info(name))
         with wrap_read_errors(local):
             size = local.stat().st_size
@@ -267,7 +267,7 @@ class RemoteFolder:
         return digest.digest() == base64.b64decode(reported_md5)
 
     def _has_same_bytes(self, local: Path, name: str, retrier: RequestRetrier) -> bool:
-        """Whether the bytes under a name are those of a file."""
+        """Return whether a remote file has the bytes of a local one."""
         local_hash, remote_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
         with wrap_read_errors(local):
             size = local.stat().st_size
@@ -297,7 +297,7 @@ class RemoteFolder:
         except (OSError, TypeError, NotImplementedError) as error:
             if isinstance(error, OSError) and classify_error(error).status != _NOT_IMPLEMENTED:
                 raise
-            # Whoever reads it back sees who came last.
+            # Reading the file back shows the last writer.
             if self._fs.exists(path):
                 raise FileExistsError from None
             self._fs.pipe_file(path, data)

@@ -1,4 +1,4 @@
-"""Files into S3, and into what speaks its language: large ones in parts, and no parts left behind."""
+"""Uploads to S3 and compatible stores: large files in parts, no orphaned parts."""
 
 import time
 from collections.abc import Mapping
@@ -32,22 +32,22 @@ S3Response = Mapping[str, Any]
 
 @final
 class S3ObjectWriter:
-    """The objects of a bucket, as they are written.
+    """Writer of objects to S3.
 
     Args:
-        fs: the file system of s3fs.
-        bodies: the threads that hold the bodies of requests, so that there are never more of them.
+        fs: s3fs file system.
+        bodies: thread pool for request bodies, which bounds their number in memory.
     """
 
     def __init__(self, fs: Any, bodies: ThreadPoolExecutor) -> None:
         self._fs, self._bodies = fs, bodies
 
     def put(self, local: Path, path: str, retrier: RequestRetrier) -> tuple[S3Response, ObjectChecksums]:
-        """Write a file as the object at ``path``; the store's last answer, and what it must say.
+        """Upload a file to ``path``; return the last response and the expected checksums.
 
         Raises:
-            FileNotFoundError: there is no such bucket, or somebody ended the upload.
-            OutputError: it cannot be written, or the file cannot be read.
+            FileNotFoundError: the bucket does not exist, or the upload was aborted.
+            OutputError: the object cannot be written, or the file cannot be read.
         """
         bucket, key, _ = self._fs.split_path(path)
         location = {"Bucket": bucket, "Key": key}
@@ -60,18 +60,21 @@ class S3ObjectWriter:
         return response, combine_checksums([checksums])
 
     def head_object(self, path: str) -> S3Response:
-        """What the store says of an object, its checksums too."""
+        """Return the store's metadata of an object, with its checksums."""
         bucket, key, _ = self._fs.split_path(path)
         return self._head_object({"Bucket": bucket, "Key": key})
 
     def create(self, path: str, data: bytes) -> None:
-        """Write an object where there is none; raises FileExistsError, or what its library raises, where there is."""
+        """Write an object if none exists.
+
+        If one exists, raise FileExistsError or the error of the library.
+        """
         bucket, key, _ = self._fs.split_path(path)
         location = {"Bucket": bucket, "Key": key}
         self._call("put_object", {**location, "Body": data, "IfNoneMatch": "*"})
 
     def end_uploads(self, path: str) -> int:
-        """End the uploads below ``path`` that killed runs left, whose parts cost money; how many there were."""
+        """Abort the uploads of killed runs below ``path`` and return their number."""
         bucket, key, _ = self._fs.split_path(path)
         markers: dict[str, Any] = {}
         ended_count = 0
@@ -106,7 +109,7 @@ class S3ObjectWriter:
             retrier.give_up()
             for job in jobs:
                 job.cancel()
-            # A part that arrives after its upload was ended would stay.
+            # A part that arrives after the abort would be orphaned.
             wait(jobs)
             self._abort_with_retries(location, upload_id)
             raise
@@ -138,7 +141,7 @@ class S3ObjectWriter:
 
         def complete() -> S3Response:
             nonlocal tried
-            # The answer to an earlier try may have been lost on its way.
+            # The response to an earlier try may be lost although the upload completed.
             if tried:
                 existing_object = capture_fault(lambda: self._head_object(location))
                 if not isinstance(existing_object, RemoteFault) and confirms_content(existing_object, expected):
@@ -156,7 +159,7 @@ class S3ObjectWriter:
         self._call("abort_multipart_upload", {**location, "UploadId": upload_id})
 
     def _abort_with_retries(self, location: dict[str, Any], upload_id: str) -> None:
-        """End an upload that failed, whatever the fault; what fails here too is ended by the next run."""
+        """Abort a failed upload; if that fails too, the next run aborts it."""
         for tries in range(1, MAX_FIRST_ATTEMPTS + 1):
             result = capture_fault(lambda: self._abort_upload(location, upload_id))
             if not isinstance(result, RemoteFault) or result.kind not in ("passing", "unreachable"):
@@ -166,7 +169,7 @@ class S3ObjectWriter:
 
     @cached_property
     def _sends_checksums(self) -> bool:
-        """Whether checksums are asked for: AWS_REQUEST_CHECKSUM_CALCULATION=when_required says no, for older stores."""
+        """Checksum setting; AWS_REQUEST_CHECKSUM_CALCULATION=when_required turns it off."""
         config = self._fs.s3.meta.config
         return getattr(config, "request_checksum_calculation", "") != "when_required"
 

@@ -1,4 +1,4 @@
-"""Asking a store elsewhere, again and again for a while: what fails there often passes."""
+"""Retries of requests to a remote output folder."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ from batchloom.remote.remote_errors import RemoteFault, make_write_error
 
 T = TypeVar("T")
 
-# One request is tried so often, and not again after so many seconds.
+# Maximum number of tries of one request, and seconds after which it is not retried.
 MAX_UPLOAD_ATTEMPTS, MAX_RETRY_SECONDS = 8, 300.0
-# Where the first word of a job is not heard, a person waits.
+# A person waits for the first request of a run, so it is retried less often.
 MAX_FIRST_ATTEMPTS = 4
-# Said by threads that nobody listens to any longer.
+# Message in threads whose result is no longer read.
 _STOPPED = "Stopped."
 
 
 def compute_jittered_backoff(tries: int, name: str) -> float:
-    """Seconds to wait after so many failures in a row; as many uploads fail together, each waits another time.
+    """Return a delay of 50 to 100% of :func:`compute_backoff`, derived from ``name``.
 
-    Between a half and all of what :func:`compute_backoff` says, by the name of what is written.
+    Many uploads fail together, so their delays must differ.
     """
     share = xxhash.xxh3_64_intdigest(f"{name}\n{tries}".encode()) / 2**64
     return compute_backoff(tries) * (0.5 + share / 2)
@@ -32,12 +32,12 @@ def compute_jittered_backoff(tries: int, name: str) -> float:
 
 @final
 class RequestRetrier:
-    """What a job asks of one place.
+    """Retry policy of the requests to one URL.
 
     Args:
-        url: the place, for what is said of it.
-        ended: is set when the job ends, so that nothing is asked or waited for any longer.
-        first: whether this is the job's first word there: what cannot be reached is told at once.
+        url: URL for error messages.
+        ended: event that is set when the run ends; no request or wait starts after it.
+        first: whether this is the run's first request there; an unreachable address then fails at once.
     """
 
     def __init__(self, url: str, ended: threading.Event, *, first: bool = False) -> None:
@@ -45,12 +45,12 @@ class RequestRetrier:
         self._given_up = threading.Event()
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Do a piece of work, again where what failed may pass.
+        """Run ``work`` and retry it after transient faults.
 
         Raises:
-            FileNotFoundError: what it asks for is not there.
-            FileExistsError: what it would make is there.
-            OutputError: it failed for good.
+            FileNotFoundError: the requested object does not exist.
+            FileExistsError: the object to create exists.
+            OutputError: the fault is permanent, or all retries failed.
         """
         start_time = time.monotonic()
         max_attempts = MAX_FIRST_ATTEMPTS if self._first else MAX_UPLOAD_ATTEMPTS
@@ -73,5 +73,5 @@ class RequestRetrier:
             self._ended.wait(compute_jittered_backoff(tries, self._url))
 
     def give_up(self) -> None:
-        """Try nothing again from now on."""
+        """Stop all retries."""
         self._given_up.set()

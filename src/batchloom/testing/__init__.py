@@ -1,4 +1,4 @@
-"""What tests of batchloom's users (and its own) are written with."""
+"""Checks and stores for tests, of users and of batchloom itself."""
 
 import lazy_loader
 

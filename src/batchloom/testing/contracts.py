@@ -1,6 +1,6 @@
-"""What a loader and a source promise, as assertions for those who write one, or wrap one of ours.
+"""Contracts of loaders and sources as assertions, for custom ones and wrappers.
 
-They look at what comes out alone. Each runs the whole of what it is given several times over: give it little.
+They only check the output. Each runs its complete input several times, so use small inputs.
 """
 
 import json
@@ -22,18 +22,18 @@ _BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 
 class LoaderLike(Protocol):
-    """What is looked at of a loader; also ``len``, and either its state or ``loader[step]``, where it has them."""
+    """Protocol of a loader; ``len`` is optional, and a state or ``loader[step]``."""
 
     def __iter__(self) -> Iterator[BatchMapping]:
-        """The batches of one rank: arrays or CPU tensors, rows or varlen."""
+        """Yield the batches of one rank: arrays or CPU tensors, rows or varlen."""
         ...
 
 
 class LoaderMaker(Protocol):
-    """Makes a fresh loader of one rank."""
+    """Factory of fresh loaders of one rank."""
 
     def __call__(self, *, rank: int, world_size: int) -> LoaderLike:
-        """The loader of ``rank`` of ``world_size``."""
+        """Return the loader of ``rank`` of ``world_size``."""
         ...
 
 
@@ -45,24 +45,25 @@ def check_loader(
     left_out: int = 0,
     worlds: Sequence[int] = (1, 2),
 ) -> None:
-    """Assert what every loader promises.
+    """Assert the contract of every loader.
 
-    All ranks have the same number of steps, and batches of one shape; a step holds the same rows over any number of
-    ranks; a state of any step, through JSON and on any number of ranks, goes on with exactly the rest (what has no
-    state gives any step by ``loader[step]``); every token of every document comes once an epoch; labels are the ids, or
-    the next ids, of what the documents' masks have trained, and -100 elsewhere.
+    All ranks have the same number of steps, and batches of one shape. A step has the same rows for any number of
+    ranks. A state of any step, through JSON and on any number of ranks, resumes with exactly the remaining rows
+    (a loader without state returns any step as ``loader[step]``). Every token of every document comes once per
+    epoch. Labels are the ids, or the next ids, of the tokens that the documents' masks train, and -100 for all
+    others.
 
     Args:
-        make: gives a loader of the same run, fresh each time, for a rank and world size.
-        documents: what the run passes through; None for a run that is no number of epochs: then coverage and labels
-            are not looked at.
-        epochs: how often it passes.
-        left_out: tokens that were announced as left out, of all epochs.
-        worlds: numbers of ranks; one alone where a state belongs to its ranks, as that of a stream does.
+        make: makes a fresh loader of the same run for a rank and world size.
+        documents: store of the run; None if the run is not a number of epochs: then coverage and labels
+            are not checked.
+        epochs: number of epochs.
+        left_out: tokens that were reported as left out, of all epochs.
+        worlds: numbers of ranks; a single one if a state belongs to its ranks, as that of a stream does.
 
     Raises:
-        AssertionError: says what is broken, at which step, on how many ranks.
-        SettingsError: numbers of ranks that are none.
+        AssertionError: the error names the violation, the step and the number of ranks.
+        SettingsError: ``worlds`` are not numbers of ranks.
     """
     if not worlds or any((as_int(world) or 0) < 1 for world in worlds):
         raise SettingsError([f"worlds: {quote_value(worlds)} are no numbers of ranks, each from 1 on"])
@@ -88,7 +89,7 @@ def check_loader(
 
 
 def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
-    """The batches of every rank, after looking at their numbers and shapes."""
+    """Return the batches of every rank, after a check of their numbers and shapes."""
     loaders = [make(rank=rank, world_size=world) for rank in range(world)]
     ranks = [list(loader) for loader in loaders]
     for rank, (loader, batches) in enumerate(zip(loaders, ranks, strict=True)):
@@ -108,12 +109,12 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
 
 
 def _iter_steps(ranks: Sequence[Sequence[BatchMapping]]) -> Iterator[tuple[BatchMapping, ...]]:
-    """The batches of all ranks, step by step."""
+    """Yield the batches of all ranks, step by step."""
     return zip(*ranks, strict=True)
 
 
 def _iter_rows(batch: BatchMapping) -> Iterator[tuple[bytes, ...]]:
-    """The rows of a batch, or spans of a varlen one, but those that only fill it up."""
+    """Yield the rows of a batch, or spans of a varlen one, without padding."""
     arrays = [np.asarray(batch[name], np.int64) for name in _BATCH_KEYS]
     if "cu_seq_lens_q" in batch:
         bounds = np.asarray(batch["cu_seq_lens_q"]).tolist()
@@ -128,7 +129,7 @@ def _iter_rows(batch: BatchMapping) -> Iterator[tuple[bytes, ...]]:
 def _check_same_rows(
     expected: Iterable[BatchMapping], actual: Iterable[BatchMapping], subject: str, reference: str
 ) -> None:
-    """Refuse batches that do not hold the same rows, in whatever order."""
+    """Reject batches that do not have the same rows, in any order."""
     expected_rows, actual_rows = (
         Counter(row for batch in batches for row in _iter_rows(batch)) for batches in (expected, actual)
     )
@@ -144,7 +145,7 @@ def _check_same_rows(
 
 
 def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequence[int]) -> None:
-    """Go on from the state of every step, each time on another number of ranks."""
+    """Resume from the state of every step, each time on another number of ranks."""
     home = worlds[0]
     states = [_collect_states(make(rank=rank, world_size=home)) for rank in range(home)]
     for step in range(len(run[0]) + 1):
@@ -152,7 +153,7 @@ def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequ
         remaining_ranks = []
         for rank in range(world):
             loader: Any = make(rank=rank, world_size=world)
-            # A state of our own where there is one: of another number of ranks it belongs to none.
+            # On the same number of ranks each rank loads its own state, otherwise that of rank 0.
             loader.load_state_dict(json.loads(states[rank if world == home else 0][step]))
             remaining_ranks.append(list(loader))
         lengths = {len(remaining_batches) for remaining_batches in remaining_ranks}
@@ -170,7 +171,7 @@ def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequ
 
 
 def _collect_states(loader: Any) -> list[str]:
-    """The state before the first step and after each, as JSON."""
+    """Return the state before the first step and after each, as JSON."""
     initial_state = _encode_state(loader.state_dict(), 0)
     return [
         initial_state,
@@ -186,7 +187,7 @@ def _encode_state(state: Any, step: int) -> str:
 
 
 def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> None:
-    """Ask for every step alone, from the last to the first."""
+    """Read every step alone, from the last to the first."""
     for rank, batches in enumerate(run):
         loader: Any = make(rank=rank, world_size=len(run))
         if not hasattr(loader, "__getitem__"):
@@ -196,10 +197,14 @@ def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> No
 
 
 class RecordColumns(Protocol):
-    """Records of a part in columns of equal length, as ``batchloom.core.document.Records`` has them.
+    """Records of a part in equal columns, see ``batchloom.core.document.Records``.
 
-    ``values`` and, of each, its number in the part (``records``) and its byte (``offsets``); ``bad`` with ``record``
-    and ``offset`` each; ``records_read`` records in all, good, bad and empty ones.
+    Attributes:
+        values: good records.
+        records: number of each in the part.
+        offsets: byte offset of each.
+        bad: bad records, each with ``record`` and ``offset``.
+        records_read: number of good, bad and empty records.
     """
 
     values: list[Any]
@@ -210,25 +215,25 @@ class RecordColumns(Protocol):
 
 
 class PartsMaker(Protocol):
-    """Makes the parts of an input."""
+    """Factory of the parts of an input."""
 
     def __call__(self, unit_bytes: int, /) -> Sequence[Iterable[RecordColumns]]:
-        """The parts in order, cut about every ``unit_bytes``; none was read yet."""
+        """Return the unread parts in order, cut about every ``unit_bytes``."""
         ...
 
 
 def check_source(make: PartsMaker, *, size: int) -> None:
-    """Assert what everything promises that reads a format.
+    """Assert the contract of every format reader.
 
-    Read again it gives the same; cut anywhere, in parts that are read alone and in any order, it gives the same
-    documents, each once; and every document has an origin, a record number and a byte, that do not depend on the cut.
+    Reading again gives the same. Any cut into parts, which are read alone and in any order, gives the same
+    documents, each once. Every document has a record number and a byte offset that do not depend on the cut.
 
     Args:
-        make: gives the parts of the same input, fresh each time.
-        size: its bytes; it is also cut at every one of them, so some thousands are enough.
+        make: makes fresh parts of the same input.
+        size: size of the input in bytes; it is also cut at every byte, so use some thousands.
 
     Raises:
-        AssertionError: says what is broken, and for which cut.
+        AssertionError: the error names the violation and the cut.
     """
     reference_records = _read_records(make(size), "The input in one part")
     if not reference_records:
@@ -243,7 +248,7 @@ def check_source(make: PartsMaker, *, size: int) -> None:
 
 
 def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> list[tuple[int, int, str]]:
-    """(record, offset, value) of all records, read from the last part to the first."""
+    """Return (record, offset, value) of all records, reading the last part first."""
     columns: list[list[tuple[int, int, str]]] = []
     counts = []
     for part in reversed(parts):
@@ -277,7 +282,7 @@ def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> lis
 
 
 def _check_origins(records: Sequence[tuple[int, int, str]], subject: str) -> None:
-    """Refuse numbers that two records have, and places that go back."""
+    """Reject duplicate record numbers and descending offsets."""
     for (record, offset, _), (next_record, next_offset, _) in pairwise(records):
         if next_record == record:
             raise AssertionError(f"{subject}: two records have the number {record}.")

@@ -1,4 +1,4 @@
-"""Whether what came out of a loader is what documents hold: told by token ids alone, without asking a plan."""
+"""Checks of a loader's output against documents, by token ids without a plan."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +15,9 @@ _MAX_LISTED = 3
 
 
 def split_spans(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]:
-    """The ids of each span of a batch, padding too: cut where positions restart, or at ``cu_seq_lens_q``.
+    """Return the ids of each span of a batch, with padding.
 
-    Args:
-        batch: rows or varlen.
-        name: of the array that is cut, ``labels`` in place of the ids.
+    Spans are cut where positions restart, or at ``cu_seq_lens_q``. ``name`` is the array to cut.
     """
     ids = np.asarray(batch[name])
     if "cu_seq_lens_q" in batch:
@@ -33,16 +31,10 @@ def split_spans(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]
 
 
 def check_coverage(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int) -> None:
-    """Assert that batches hold every token of every document ``epochs`` times, and nothing else.
+    """Assert that batches have every token of every document ``epochs`` times.
 
-    Counted are ids, and pairs of ids that stand side by side. What has only the end token, as padding has, counts on
-    neither side.
-
-    Args:
-        batches: of all ranks, in any order.
-        store: the documents.
-        epochs: how often.
-        left_out: tokens that were announced as left out, over all epochs.
+    It counts ids and adjacent pairs of ids. Spans and documents of only end tokens, such as padding, are not
+    counted. ``left_out`` is the reported number of tokens left out in all epochs.
     """
     pad = store.end_id
     spans = [span for batch in batches for span in split_spans(batch) if (span != pad).any()]
@@ -56,7 +48,7 @@ def check_coverage(batches: Iterable[Mapping[str, Any]], store: Store, epochs: i
             f"often, and {left_out:,} were announced as left out.{_describe_missing_documents(documents, spans)}"
         )
     apart, strange = _count_differences(_make_adjacent_pairs(documents, pad), _make_adjacent_pairs(spans, pad))
-    # Each cut of a document takes the pair that stood across it.
+    # Each cut of a document removes the pair across it.
     if strange or apart > max(0, len(spans) - len(documents)) + left_out:
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {strange:,} pairs of tokens stand side by side that do "
@@ -65,17 +57,11 @@ def check_coverage(batches: Iterable[Mapping[str, Any]], store: Store, epochs: i
 
 
 def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int, left_out: int) -> None:
-    """Assert that labels train the tokens that the store's masks have trained, each by the one before it.
+    """Assert that labels train exactly the tokens that the store's masks train.
 
-    A label is its token's id (aligned) or the next one's (shifted), the same in the whole run, and -100 at the first
-    token of a span (or the last), on padding, and where a mask says so. Counted are pairs of a trained token and the
-    one before.
-
-    Args:
-        batches: of all ranks, in any order.
-        store: the documents.
-        epochs: how often they come.
-        left_out: tokens that were announced as left out, over all epochs.
+    A label is its token's id (aligned) or the next one's (shifted), the same in the complete run. It is -100 at
+    the first token of a span (or the last), on padding, and on masked tokens. It counts pairs of a trained
+    token and its predecessor. ``left_out`` is the reported number of tokens left out in all epochs.
     """
     spans = [
         (ids.astype(np.int64), labels.astype(np.int64))
@@ -106,7 +92,7 @@ def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int
     allowed_missing = (
         max(0, _count_real_spans(ids_of_spans, pad) - _count_real_spans(documents, pad) * epochs) + left_out
     )
-    # The first token behind a cut has none before it; that of an end token alone looks like padding.
+    # The first token after a cut has no predecessor. A single end token there looks like padding.
     most = allowed_missing + len(spans) - _count_real_spans(ids_of_spans, pad)
     if strange or more or untrained > allowed_missing or ends > most:
         raise AssertionError(
@@ -118,7 +104,7 @@ def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int
 
 
 def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
-    """Every token of documents that a store has trained, and the one before it."""
+    """Return every token that a store trains, paired with its predecessor."""
     numbers, lengths = np.arange(len(documents)), np.array([*map(len, documents)], np.int64)
     masks = store.mask(numbers, np.zeros_like(numbers), lengths)
     pairs = [_encode_pairs(ids[:-1], ids[1:])[mask[1:]] for ids, mask in zip(documents, masks, strict=True)]
@@ -126,21 +112,24 @@ def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
 
 
 def _has_end_token(pairs: Ints, pad: int) -> NDArray[np.bool_]:
-    """Which pairs hold an end token."""
+    """Return a mask of the pairs with an end token."""
     mask: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
     return mask
 
 
 def _count_real_spans(spans: Sequence[Ints], pad: int) -> int:
-    """How many spans hold something else than end tokens."""
+    """Return the number of spans with other tokens than end tokens."""
     return sum(bool((ids != pad).any()) for ids in spans)
 
 
 def _make_trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints | None:
-    """Every token with a label and the one before it; None where a label is not the one ``shift`` tokens ahead."""
+    """Return every token with a label, paired with its predecessor.
+
+    The result is None if a label is not the id ``shift`` tokens ahead.
+    """
     pairs = [np.empty(0, np.int64)]
     for ids, labels in spans:
-        # Of the second token on, aligned or shifted.
+        # Labels of the second token on, aligned or shifted.
         token_labels = labels[1 - shift : len(labels) - shift]
         edge_labels = labels[:1] if shift == 0 else labels[-1:]
         trained_mask = token_labels != IGNORE_INDEX
@@ -151,7 +140,7 @@ def _make_trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints 
 
 
 def _encode_pairs(first: Ints, second: Ints) -> Ints:
-    """Pairs of ids as numbers."""
+    """Encode pairs of ids as int64."""
     pairs: Ints = (first << 32) + second
     return pairs
 
@@ -170,7 +159,7 @@ def _make_adjacent_pairs(spans: Sequence[Ints], pad: int) -> Ints:
 
 
 def _count_differences(expected: Ints, actual: Ints) -> tuple[int, int]:
-    """How many values are missing, and how many are there too often."""
+    """Return the number of missing values and of surplus values."""
     values, value_indices = np.unique(np.concatenate([expected, actual]), return_inverse=True)
     counts = np.bincount(value_indices[: len(expected)], minlength=len(values))
     counts -= np.bincount(value_indices[len(expected) :], minlength=len(values))
@@ -178,7 +167,7 @@ def _count_differences(expected: Ints, actual: Ints) -> tuple[int, int]:
 
 
 def _describe_missing_documents(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
-    """Which documents do not come as a whole as often as they should, as a sentence."""
+    """Describe the documents that do not occur complete as often as expected."""
     span_counts = Counter(span.tobytes() for span in spans)
     missing_documents = []
     for ids in documents:

@@ -1,9 +1,9 @@
-"""Whether the loss of packed rows is that of the documents one by one, for a model of yours.
+"""Check that a model's loss of packed rows equals that of single documents.
 
-The rows are those that a ``Loader`` gives. Each document of them is put through the model alone, too, and a third time
-with its row taken for one long document: that says what a leak would look like in this model, so that the verdict does
-not depend on the scale of its weights. Where documents do leak, tokens of one neighbour after the other are changed
-to see whose.
+The rows are those of a ``Loader``. Each of their documents also goes through the model alone, and a third time
+with its row as one long document. The latter shows the size of a leak in this model, so that the verdict does
+not depend on the scale of its weights. If documents leak, the tokens of each neighbour are changed in turn
+to find the source.
 """
 
 import math
@@ -31,14 +31,22 @@ LogitsFunction = Callable[[Mapping[str, Any]], Tensor]
 _BATCH_ROWS = 4
 _MAX_CHECKED_LENGTHS = 1024
 _MIN_SEQ_LEN, _MAX_SEQ_LEN = 32, 4096
-# Below this part of the tolerance it is rounding.
+# Differences below this share of the tolerance are rounding.
 _ROUNDING_SHARE = 0.1
 _LEAK_THRESHOLD = 1e-6
 _MAX_NEIGHBOURS = 8
 
 
 class _PackedSpan(NamedTuple):
-    """A document, or a piece of one, in a packed batch: its row there, and its first token in the row."""
+    """Document, or part of one, in a packed batch.
+
+    Attributes:
+        document: number in the store.
+        start: first token in the document.
+        row: row of the batch.
+        position: first token in the row.
+        length: number of tokens.
+    """
 
     document: int
     start: int
@@ -51,7 +59,7 @@ class _PackedSpan(NamedTuple):
 
 
 class _PackedBatch(NamedTuple):
-    """A batch, the spans that share their rows with others, those of them that are compared, and ``seq_len``."""
+    """Batch with its packed spans, the spans to compare, and ``seq_len``."""
 
     batch: Mapping[str, Any]
     spans: list[_PackedSpan]
@@ -60,7 +68,7 @@ class _PackedBatch(NamedTuple):
 
 
 class _SpanComparison(NamedTuple):
-    """A span, and how far the losses of its trained tokens are from those alone: packed, and as one document."""
+    """Loss differences of a span to the document alone: packed, and as one document."""
 
     span: _PackedSpan
     packed: float
@@ -80,23 +88,23 @@ def assert_packed_equals_unpacked(
 
     Args:
         model: a module, called as Hugging Face's are: with ``input_ids``, ``position_ids``, ``attention_mask=None``
-            and ``use_cache=False`` as far as its ``forward`` takes them, in the varlen form also with
-            ``cu_seq_lens_q/k`` and ``max_length_q/k``; it is looked at in evaluation mode, on its own device. Or a
-            function of a batch (a mapping of these tensors, on the CPU) to scores [rows, tokens, vocabulary].
-        store: whose documents are looked at.
-        seq_len: of the rows; None for four times the mean document.
-        tolerance: nats a token that a document's mean distance may be; 1e-4 is for float32.
-        documents: how many are looked at.
-        form: of the batches, see docs/batches.md.
+            and ``use_cache=False`` if its ``forward`` takes them, in the varlen form also with
+            ``cu_seq_lens_q/k`` and ``max_length_q/k``. It runs in evaluation mode, on its own device. Or a
+            function from a batch (a mapping of these tensors, on the CPU) to logits [rows, tokens, vocabulary].
+        store: store of the documents.
+        seq_len: tokens of a row; None for four times the mean document.
+        tolerance: maximum mean difference of a document in nats per token; 1e-4 is for float32.
+        documents: number of documents to compare.
+        form: form of the batches, see docs/batches.md.
 
     Returns:
-        The largest distance of a document, in nats a token.
+        The largest difference of a document, in nats per token.
 
     Raises:
-        SettingsError: a tolerance or number that is none.
-        AssertionError: documents leak (says which, from which neighbour, how far and what is likely wrong), or
-            nothing can be compared: the same batch has other scores each time, ids or positions are beyond the
-            model's, or what it gives is no such scores.
+        SettingsError: ``tolerance`` or ``documents`` is invalid.
+        AssertionError: documents leak (names the document, the neighbour, the difference and the likely cause), or
+            nothing can be compared: the same batch has other logits each time, ids or positions are beyond the
+            model's, or the output is not logits.
     """
     if seq_len is None:
         seq_len = _choose_seq_len(store, model)
@@ -112,7 +120,7 @@ def assert_packed_equals_unpacked(
         global_batch_size=_BATCH_ROWS,
         epochs=1,
         form=form,
-        # What is told apart is the model's doing: of long conversations pieces do as well.
+        # The check is of the model, so parts of long conversations work as well.
         overlong="split",
         rank=0,
         world_size=1,
@@ -123,7 +131,7 @@ def assert_packed_equals_unpacked(
 
 
 def _choose_seq_len(store: Store, model: nn.Module | LogitsFunction) -> int:
-    """A length of rows that hold several documents, and that a model has positions for."""
+    """Return a row length with several documents, within the model's positions."""
     lengths = store.lengths.slice(0, min(len(store), _MAX_CHECKED_LENGTHS))
     target_length = 4 * int(lengths.mean()) if len(lengths) else 0
     config = getattr(model, "config", None)
@@ -133,7 +141,7 @@ def _choose_seq_len(store: Store, model: nn.Module | LogitsFunction) -> int:
 
 @contextmanager
 def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunction]:
-    """The scores of a model, without dropout."""
+    """Yield the model as a function to logits, in evaluation mode without gradients."""
     if not isinstance(model, nn.Module):
         with torch.no_grad():
             yield model
@@ -158,7 +166,7 @@ def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunc
 
 
 def _wrap_checked_logits(logits: LogitsFunction, model: nn.Module | LogitsFunction) -> LogitsFunction:
-    """The same scores, and a word of what is wrong where there are none."""
+    """Wrap a logits function with checks that explain invalid inputs and outputs."""
 
     def checked(batch: Mapping[str, Any]) -> Tensor:
         ids = batch["input_ids"]
@@ -183,7 +191,7 @@ def _wrap_checked_logits(logits: LogitsFunction, model: nn.Module | LogitsFuncti
 
 
 def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
-    """Why these are no scores of every token, for every id; None where they are."""
+    """Describe why these are not logits of every token and id; None if they are."""
     expected = f"[{ids.shape[0]}, {ids.shape[1]}, vocabulary]"
     if not isinstance(scores, Tensor):
         return (
@@ -204,7 +212,7 @@ def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
 
 
 def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], rounding: float) -> None:
-    """Refuse a model whose scores of a batch are others each time: they would seem to leak."""
+    """Reject a model with random logits for the same batch: they would seem to leak."""
     inputs = _select_model_inputs(batch)
     first, second = logits(inputs), logits(inputs)
     distance = max(
@@ -221,7 +229,7 @@ def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], round
 
 
 def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tolerance: float, most: int) -> float:
-    """Compare documents batch by batch until there are enough; the largest distance."""
+    """Compare documents by batch until there are enough; return the worst difference."""
     comparisons: list[_SpanComparison] = []
     looked_at, step, worst = 0, 0, None
     while len(comparisons) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
@@ -232,7 +240,7 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
         looked_at, step = looked_at + len(packed.compared_spans), step + 1
         comparisons += batch_comparisons
         for comparison in batch_comparisons:
-            # A loss that is no number is further off than any.
+            # NaN counts as the worst difference.
             if worst is None or not comparison.packed <= worst[0].packed:
                 worst = comparison, packed
     if worst is None:
@@ -263,14 +271,14 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
 
 
 def _make_packed_batch(loader: Loader, step: int, most: int) -> _PackedBatch:
-    """The batch of a step, and the documents to be compared."""
+    """Return the batch of a step, and its spans to compare."""
     rows = loader.plan.rows(*loader.plan.positions_of(step))
     spans = _list_packed_spans(rows, loader.spec.form)
     return _PackedBatch(loader.batch(step), spans, spans[:most], loader.plan.spec.seq_len)
 
 
 def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
-    """The spans of a batch that share their row with others."""
+    """Return the spans of a batch that share their row with others."""
     spans, flat = [], 0
     columns = (rows.documents, rows.starts, rows.row_offsets, rows.lengths)
     for row in range(len(rows)):
@@ -285,7 +293,7 @@ def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
 
 
 def _compare_spans(logits: LogitsFunction, packed: _PackedBatch, store: Store) -> list[_SpanComparison]:
-    """Each chosen span that has something to compare."""
+    """Compare each selected span that has a trained token."""
     if not packed.compared_spans:
         return []
     batch = packed.batch
@@ -314,13 +322,12 @@ def _compare_spans(logits: LogitsFunction, packed: _PackedBatch, store: Store) -
 
 
 def _get_trained_mask(batch: Mapping[str, Any], span: _PackedSpan) -> Tensor:
-    """Which tokens of a span but its first carry a loss."""
+    """Return a mask of the trained tokens of a span, without its first token."""
     labels: Tensor = batch["labels"][span.row, span.position + 1 : span.position + span.length]
     return labels != IGNORE_INDEX
 
 
 def _compute_span_losses(scores: Tensor, span: _PackedSpan, ids: Tensor) -> Tensor:
-    """The losses of the tokens of a span in its batch."""
     return compute_token_losses(scores[span.row, span.position : span.position + span.length], ids)
 
 
@@ -329,12 +336,15 @@ def _select_model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_single_document_batch(batch: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
-    """A document by itself, in the form of the batch."""
+    """Return a batch of one document, in the form of the given batch."""
     return _make_unpacked_batch(batch, ids[None], len(ids))
 
 
 def _merge_row_documents(batch: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
-    """The batch as if each row were one document; a flat one has positions of its rows, as there may be no others."""
+    """Return the batch with each row as one document.
+
+    In a flat batch positions restart every ``seq_len`` tokens, because the model may have no higher ones.
+    """
     return _make_unpacked_batch(batch, batch["input_ids"], seq_len)
 
 
@@ -351,7 +361,7 @@ def _make_unpacked_batch(batch: Mapping[str, Any], ids: Tensor, positions: int) 
 
 
 def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _PackedBatch) -> str:
-    """Which document leaks from which neighbour, and what is likely wrong."""
+    """Describe the document that leaks, from which neighbour, and the likely cause."""
     span = worst.span
     fact = (
         f"Packed documents see each other: the loss of {span} in row {span.row} is {worst.packed:.2g} nats a token "
@@ -388,7 +398,10 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
 def _find_leaking_neighbour(
     logits: LogitsFunction, packed: _PackedBatch, span: _PackedSpan
 ) -> tuple[_PackedSpan | None, float]:
-    """The neighbour whose tokens change the losses of a span most, and by how much, in nats a token."""
+    """Return the neighbour whose tokens change a span's losses most, and the change.
+
+    The change is in nats per token.
+    """
     row = [neighbour for neighbour in packed.spans if neighbour.row == span.row]
     span_index = row.index(span)
     neighbours = [
@@ -404,7 +417,7 @@ def _find_leaking_neighbour(
         token_slice = slice(neighbour.position, neighbour.position + neighbour.length)
         altered_ids = inputs["input_ids"].clone()
         reversed_ids = altered_ids[neighbour.row, token_slice].flip(0)
-        # What reads the same backwards is overwritten by a token of the span.
+        # A palindrome does not change by reversal, so it is overwritten with a token of the span.
         is_palindrome = bool((reversed_ids == altered_ids[neighbour.row, token_slice]).all())
         altered_ids[neighbour.row, token_slice] = ids[0] if is_palindrome else reversed_ids
         altered_losses = _compute_span_losses(logits({**inputs, "input_ids": altered_ids}), span, ids)[trained_mask]

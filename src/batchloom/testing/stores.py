@@ -59,16 +59,16 @@ def write_store(
     """Write a finished store whose documents are exactly these ids, and open it.
 
     Args:
-        folder: where; made when missing.
+        folder: folder of the store; created if missing.
         documents: token ids of each document, for ``train`` or for each subset by name.
-        tokenizer: spec of the tokenizer the store names.
+        tokenizer: spec of the store's tokenizer.
         dtype: ``auto``, ``uint16`` or ``int32``.
-        documents_per_shard: where shards are cut.
-        trained: in the form of ``documents``, 1 for each token that is trained and 0 for others;
-            None where all are.
+        documents_per_shard: number of documents per shard.
+        trained: in the form of ``documents``, 1 for each trained token and 0 for others;
+            None if all are trained.
 
     Raises:
-        InputError: an id that the store's dtype does not hold.
+        InputError: an id does not fit into the store's dtype.
     """
     store_path = Path(folder)
     resolved_tokenizer = resolve_tokenizer(tokenizer)
@@ -97,14 +97,14 @@ def append_documents(
     trained: DocumentIds | Mapping[str, DocumentIds] | None = None,
     source: str = "appended",
 ) -> Store:
-    """Append documents of exactly these ids to a store as its next generation, and open that.
+    """Append documents of exactly these ids as a store's next generation, and open it.
 
     Args:
-        folder: the store.
+        folder: folder of the store.
         documents: as :func:`write_store` takes them.
-        documents_per_shard: where shards are cut.
+        documents_per_shard: number of documents per shard.
         trained: as :func:`write_store` takes it.
-        source: name of their source.
+        source: name of the documents' source.
     """
     store_path = Path(folder)
     base = read_manifest(store_path)
@@ -166,10 +166,10 @@ def _write_subset(
 
 
 def _check_ids_fit(documents: DocumentIds, dtype: str) -> None:
-    """Refuse ids that would wrap around in the files.
+    """Reject ids that would wrap around in the files.
 
     Raises:
-        InputError: names the first of them.
+        InputError: the error names the first of them.
     """
     largest = np.iinfo(dtype).max
     for document in documents:

@@ -1,4 +1,4 @@
-"""The settings of ``FSDP2SFTTrainer``: Hugging Face's names, and none that is read and not obeyed."""
+"""Settings of ``FSDP2SFTTrainer`` under Hugging Face's names; none is ignored."""
 
 import dataclasses
 import math
@@ -16,36 +16,36 @@ LR_SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDP2Arguments:
-    """Settings under the names, and with the defaults, of ``transformers.TrainingArguments``.
+    """Settings with the names and defaults of ``transformers.TrainingArguments``.
 
     Attributes:
-        output_dir: of checkpoints (``checkpoint-N``) and ``log.jsonl``.
-        per_device_train_batch_size: sequences of one forward pass of one rank.
-        gradient_accumulation_steps: passes of a step.
-        num_train_epochs: whole passes over the data.
-        max_steps: steps in all, whatever the epochs; -1 for none.
-        learning_rate: the highest.
+        output_dir: folder of checkpoints (``checkpoint-N``) and ``log.jsonl``.
+        per_device_train_batch_size: sequences per forward pass of one rank.
+        gradient_accumulation_steps: passes per step.
+        num_train_epochs: complete passes over the data.
+        max_steps: total number of steps, which overrides the epochs; -1 for none.
+        learning_rate: peak learning rate.
         lr_scheduler_type: ``linear``, ``cosine``, ``constant`` or ``constant_with_warmup``.
-        warmup_steps: steps, or below 1 their share of all.
-        weight_decay: of weights with at least two dimensions, so of no norm and no bias.
-        adam_beta1: of AdamW.
-        adam_beta2: of AdamW.
-        adam_epsilon: of AdamW.
-        max_grad_norm: gradients are clipped to it; 0 for none.
-        bf16: forward and backward in bfloat16; weights, their updates and sums of gradients stay as they are.
-        gradient_checkpointing: activations are made again in the backward pass.
+        warmup_steps: number of steps, or below 1 their share of all steps.
+        weight_decay: decay of weights with at least two dimensions, so not of norms and biases.
+        adam_beta1: first beta of AdamW.
+        adam_beta2: second beta of AdamW.
+        adam_epsilon: epsilon of AdamW.
+        max_grad_norm: norm to which gradients are clipped; 0 for no clipping.
+        bf16: forward and backward in bfloat16; weights, updates and gradient sums keep their dtype.
+        gradient_checkpointing: recompute activations in the backward pass.
         logging_steps: steps between two lines of the log.
         save_strategy: ``steps``, or ``no`` for no checkpoints.
-        save_steps: steps between two checkpoints; the last step has one, too.
-        save_total_limit: the newest that are kept; None for all.
-        seed: of the order of the data and of dropout.
-        use_cpu: although there is a GPU.
-        resume_from_checkpoint: as ``train`` takes it.
-        max_length: tokens of a sequence.
-        packing: documents share sequences, without seeing each other; False for one document a sequence.
+        save_steps: steps between two checkpoints; the last step is always saved.
+        save_total_limit: number of newest checkpoints to keep; None for all.
+        seed: seed of the data order and of dropout.
+        use_cpu: train on the CPU even if there is a GPU.
+        resume_from_checkpoint: as the argument of ``train``.
+        max_length: tokens per sequence.
+        packing: pack documents into shared sequences, isolated from each other; False for one document per sequence.
 
-    A plan that is given has ``num_train_epochs``, ``seed``, ``max_length`` and ``packing`` of its own, and what is set
-    here has to be the same. None sets nothing: without a plan they are 3, 42, 1024 and True then.
+    A plan has its own ``num_train_epochs``, ``seed``, ``max_length`` and ``packing``, and values set here have to
+    equal them. None leaves a value unset; without a plan it then is 3, 42, 1024 or True.
     """
 
     output_dir: str
@@ -74,7 +74,7 @@ class FSDP2Arguments:
     packing: bool | None = None
 
 
-# What a plan has too, and what it is where there is none.
+# Settings that a plan has too, with their defaults without a plan.
 _PLAN_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 3.0,
     "seed": 42,
@@ -82,8 +82,8 @@ _PLAN_DEFAULTS: dict[str, Any] = {
     "packing": True,
 }
 
-# What changes nothing here: this trainer loads, says and starts things in its own way; an evaluation is asked for by
-# eval_strategy, which is refused.
+# Settings without effect on this trainer, which has its own loading, logging and launching. Evaluation needs
+# eval_strategy, which is rejected.
 _IGNORED_SETTINGS = frozenset(
     {
         *(
@@ -100,7 +100,7 @@ _IGNORED_SETTINGS = frozenset(
         *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
         *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
         *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-        # gradient_checkpointing under its later name.
+        # Later name of gradient_checkpointing.
         "activation_checkpointing",
     }
 )
@@ -108,14 +108,14 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
 def convert_arguments(args: Any) -> FSDP2Arguments:
-    """The settings in ``args``, all of which are obeyed.
+    """Convert and check the settings in ``args``.
 
     Args:
         args: ``FSDP2Arguments``, ``transformers.TrainingArguments`` or ``trl.SFTConfig``.
 
     Raises:
-        InputError: it is something else.
-        SettingsError: settings of which this trainer does nothing, or that are wrong; all of them at once.
+        InputError: ``args`` is of another type.
+        SettingsError: settings are unsupported or invalid; the error lists all of them.
     """
     if isinstance(args, FSDP2Arguments):
         plan_defaults = {name: value for name, value in _PLAN_DEFAULTS.items() if getattr(args, name) is None}
@@ -134,11 +134,11 @@ def convert_arguments(args: Any) -> FSDP2Arguments:
         )
     field_names = {field.name for field in dataclasses.fields(FSDP2Arguments)}
     values = {name: _to_plain_setting(getattr(args, name)) for name in field_names if hasattr(args, name)}
-    # TrainingArguments have neither, and no length is as good as another.
+    # TrainingArguments have neither setting, and no length is a good default.
     values = {"packing": _PLAN_DEFAULTS["packing"], "max_length": None, **values}
-    # As they have it when nobody says.
+    # bf16 is None if it was not set.
     values["bf16"] = values["bf16"] or False
-    # The later name, where there is one.
+    # Newer versions of transformers have this name.
     activation_checkpointing = getattr(args, "activation_checkpointing", False)
     values["gradient_checkpointing"] = values["gradient_checkpointing"] or activation_checkpointing
     arguments = FSDP2Arguments(**values)
@@ -149,9 +149,9 @@ def convert_arguments(args: Any) -> FSDP2Arguments:
 
 
 def collect_plan_settings(args: Any) -> dict[str, Any]:
-    """The settings that a plan has too, as far as they were set.
+    """Return the plan settings that were set explicitly.
 
-    Hugging Face's classes do not tell a default from the same value that was set: it is taken for the default.
+    Hugging Face's classes do not distinguish a default from an equal value that was set: it counts as the default.
     """
     is_native = isinstance(args, FSDP2Arguments)
     return {
@@ -164,7 +164,7 @@ def collect_plan_settings(args: Any) -> dict[str, Any]:
 
 
 def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> list[str]:
-    """The settings of which this trainer does nothing, and that are not left as they were."""
+    """Return a problem for each changed setting that this trainer does not support."""
     problems = []
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
@@ -180,7 +180,7 @@ def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> 
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Whether a setting is what it is when nobody sets it."""
+    """Return whether a setting has its default value."""
     default = field.default
     if default is dataclasses.MISSING:
         default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -188,7 +188,7 @@ def _is_default(field: Any, value: Any) -> bool:
         return True
     if value is None:
         return True
-    # TrainingArguments makes objects of some that were not given.
+    # TrainingArguments create objects for some settings that were not given.
     if default not in (None, "", "none") or isinstance(value, bool | int | float | str):
         return False
     return bool(value == type(value)())
@@ -198,7 +198,7 @@ def _to_plain_setting(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-# What the numbers that need not be whole may be.
+# Ranges of the settings that are floats: minimum, maximum, and their description.
 _MAX_FLOAT = sys.float_info.max
 _NON_NEGATIVE = (0.0, _MAX_FLOAT, "of at least 0")
 _FRACTION = (0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
@@ -215,7 +215,6 @@ _NUMBER_RANGES = {
 
 
 def _find_setting_problems(args: FSDP2Arguments) -> list[str]:
-    """What is wrong with settings."""
     problems_by_name = {
         **_find_integer_problems(args),
         **_find_number_problems(args),
@@ -238,7 +237,7 @@ def _find_setting_problems(args: FSDP2Arguments) -> list[str]:
 
 
 def _find_integer_problems(args: FSDP2Arguments) -> dict[str, str]:
-    """What is said of each setting that is to count and does not."""
+    """Return the problem of each setting that must be an integer and is not."""
     counts = (
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
@@ -260,13 +259,13 @@ def _find_integer_problems(args: FSDP2Arguments) -> dict[str, str]:
 
 
 def _find_number_problems(args: FSDP2Arguments) -> dict[str, str]:
-    """What is said of each setting that is to be a number in a range and is none."""
+    """Return the problem of each setting that must be a number in a range and is not."""
     problems_by_name = {}
     for name, (minimum, maximum, requirement) in _NUMBER_RANGES.items():
         value = getattr(args, name)
         if value is None and name == "num_train_epochs":
             continue
-        # Not a number is in no range.
+        # NaN is in no range.
         in_range = isinstance(value, int | float) and minimum <= value <= maximum
         if not in_range or isinstance(value, bool):
             problems_by_name[name] = f"is not an int or float {requirement}"
@@ -274,7 +273,7 @@ def _find_number_problems(args: FSDP2Arguments) -> dict[str, str]:
 
 
 def _find_choice_problems(args: FSDP2Arguments) -> dict[str, str]:
-    """What is said of each setting that is to be one of some values and is another."""
+    """Return the problem of each setting that is not one of its allowed values."""
     problems_by_name = {
         name: "is neither True nor False"
         for name in ("bf16", "gradient_checkpointing", "use_cpu", "packing")

@@ -1,4 +1,4 @@
-"""The loader of ``FSDP2SFTTrainer``: of a store, a mixture, a plan, a loader, or documents in memory."""
+"""Loader of ``FSDP2SFTTrainer`` for a store, mixture, plan, loader or records."""
 
 import shutil
 import tempfile
@@ -27,19 +27,14 @@ _DATA_HELP = (
 
 
 def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
-    """The loader of this rank.
+    """Make the loader of this rank from any form of training data.
 
-    Args:
-        data: what ``FSDP2SFTTrainer`` was given to train on.
-        args: whose sizes have to make the plan's global batch, where it is given.
-        plan_settings: which of them were set that a plan has too (``asked_of_plan``).
-        world_size: of the run.
+    ``plan_settings`` holds the explicitly set plan settings, as of ``collect_plan_settings``.
 
     Raises:
-        InputError: nothing that can be trained on, or records that are none.
-        SettingsError: ``args`` ask for something else than the plan that is given, or leave out the length of a
-            sequence where none is.
-        PlanError: the sizes of ``args`` do not make the global batch of the plan; names those that do.
+        InputError: the data cannot be trained on, or records are invalid.
+        SettingsError: ``args`` contradict the given plan, or ``max_length`` is missing without a plan.
+        PlanError: the batch sizes in ``args`` do not make the plan's global batch; the error names valid ones.
     """
     micro = args.per_device_train_batch_size
     size = micro * args.gradient_accumulation_steps * world_size
@@ -76,7 +71,7 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
 
 
 def _check_loader(loader: Loader) -> None:
-    """Refuse a loader whose batches this trainer cannot take as they are."""
+    """Reject a loader whose batches this trainer cannot use."""
     spec = loader.spec
     problems = [
         f"{name}: {actual!r} instead of {expected!r}"
@@ -96,7 +91,7 @@ def _check_loader(loader: Loader) -> None:
 
 
 def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, Any], size: int) -> None:
-    """Refuse settings that ask for something else than the plan that is given."""
+    """Reject settings that contradict the given plan."""
     spec = plan.spec
     epochs = spec.epochs or (None if spec.steps else 1)
     plan_values: dict[str, tuple[Any, str]] = {
@@ -131,7 +126,7 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, An
 
 
 def _store_records(records: Any) -> Store:
-    """Records in memory as a store, in a temporary folder that goes when nobody has the store any more."""
+    """Write records to a store in a temporary folder that is deleted with the store."""
     if isinstance(records, str | bytes | Mapping) or not (
         hasattr(records, "__len__") and hasattr(records, "__getitem__")
     ):
@@ -157,7 +152,7 @@ def _store_records(records: Any) -> Store:
 _ID_DTYPE = np.dtype("<i4")
 _MAX_ID = int(np.iinfo(_ID_DTYPE).max)
 
-# What other trainers read of a record beside its ids and labels, to leave tokens out of the loss or to part documents.
+# Columns that other trainers read in addition to ids and labels, to mask the loss or to separate documents.
 _UNSUPPORTED_COLUMNS = (
     "assistant_masks",
     "completion_mask",
@@ -170,7 +165,7 @@ _UNSUPPORTED_COLUMNS = (
 
 
 def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The ids of a record, and which of them are trained."""
+    """Return the ids of a record, and the mask of its trained tokens."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
         raise InputError(f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}.")
     ids = _to_integer_array(record["input_ids"])
@@ -203,17 +198,17 @@ def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArra
 
 
 def _to_integer_array(values: Any) -> NDArray[Any] | None:
-    """Values as one row of whole numbers; None where they are none."""
+    """Convert values to a one-dimensional integer array; None if they are no integers."""
     try:
         array = np.asarray(values)
     except ValueError:
-        # Rows of several lengths.
+        # The rows have different lengths.
         return None
     return array if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
 def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
-    """Refuse what would change the loss of a record elsewhere, and changes nothing here."""
+    """Reject columns that change the loss in other trainers and have no effect here."""
     columns = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
     if mask is not None and not np.array_equal(mask, np.ones(shape)):

@@ -1,4 +1,4 @@
-"""Images and audio for ``FSDP2SFTTrainer``: each pass runs what sees and hears on all ranks or on none."""
+"""Images and audio for ``FSDP2SFTTrainer``: all ranks run media encoders, or none."""
 
 from batchloom.adapters.requirements import TORCH, require_installed
 
@@ -20,18 +20,18 @@ _TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 @final
 class MediaPasses:
-    """What a model is given of passes that may hold media.
+    """Adds rows to passes so that all ranks run the media encoders together.
 
-    Sharded layers wait for all ranks. Where one of them holds media in a pass, those without get one more row, a
-    document of the store with its media of which nothing is trained; it adds zeros to their gradients.
+    Sharded layers wait for all ranks. If one rank has media in a pass, the ranks without get one more row: a
+    document of the store with media and no trained tokens. It adds zeros to their gradients.
 
     Args:
-        loader: of stores with media.
-        model: to be trained.
-        collated: whether a ``data_collator`` is to make the passes.
+        loader: loader of stores with media.
+        model: model to train.
+        collated: whether a ``data_collator`` makes the passes.
 
     Raises:
-        InputError: it is, or the model is made for other data.
+        InputError: ``collated`` is true, or the model does not fit the data.
     """
 
     def __init__(self, loader: Loader, model: nn.Module, *, collated: bool) -> None:
@@ -53,11 +53,9 @@ class MediaPasses:
         self._extra_rows: Batch | None = None
 
     def add_extra_rows(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
-        """The passes of a step, with a row more where another rank holds media and this one none; every rank calls it.
+        """Add a row to passes without media if other ranks have media; all ranks call it.
 
-        Args:
-            parts: of this rank.
-            device: where ranks talk.
+        ``device`` is the device of the collectives.
         """
         seq_len = parts[0]["input_ids"].shape[1]
         extra_rows = self._get_extra_rows(seq_len)
@@ -74,12 +72,12 @@ class MediaPasses:
         ]
 
     def add_masks(self, part: Batch, device: torch.device) -> Batch:
-        """A pass on a device, with the masks that its model needs beside positions."""
+        """Move a pass to a device and add the attention masks that its model needs."""
         part.update({name: value.to(device, non_blocking=True) for name, value in part.items()})
         return add_model_masks(part, self._window)
 
     def _get_extra_rows(self, seq_len: int) -> Batch | None:
-        """Untrained rows that hold media of all kinds there are; None where none fit into a row."""
+        """Return untrained rows with all kinds of media; None if none fit into a row."""
         if self._extra_rows is None or self._extra_rows["input_ids"].shape[1] != seq_len:
             numbers = self._examples.with_media(seq_len)
             if not numbers:
@@ -90,19 +88,19 @@ class MediaPasses:
 
 
 def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
-    """The rows of one batch, then those of another."""
+    """Concatenate the rows of two batches."""
     tensors = {}
     media = extra_rows.layout.media if extra_rows.layout is not None else {}
     for name, value in extra_rows.items():
         second = value.to(part["input_ids"].device)
         first = part.get(name)
         if name not in media:
-            # Positions in time, height and width have these as their first axis.
+            # Multimodal positions (time, height, width) have these as their first axis.
             tensors[name] = torch.cat((part[name], second), second.ndim - 2)
         elif first is not None:
             tensors[name] = torch.cat(_pad_to_same_shape(first, second))
         elif media[name].axis:
-            # Features that stand by row: of rows without any they are zeros.
+            # These features have one entry per row. Rows without media get zeros.
             padding = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
             tensors[name] = torch.cat((padding, second))
         else:
@@ -111,7 +109,7 @@ def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
 
 
 def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
-    """Both filled up with zeros to the larger size along all axes but the first."""
+    """Pad both tensors with zeros to the larger size on all axes but the first."""
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
     return [
         functional.pad(
@@ -127,7 +125,10 @@ def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
 
 
 def compute_divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
-    """The summed loss of a pass over a number; models that see or hear divide theirs by the tokens of a pass."""
+    """Return the summed loss of a pass divided by ``count``.
+
+    Multimodal models divide their own loss by the tokens of the pass.
+    """
     targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
     total = functional.cross_entropy(scores.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / count

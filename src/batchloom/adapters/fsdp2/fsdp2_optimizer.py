@@ -1,4 +1,4 @@
-"""The optimizer of ``FSDP2SFTTrainer`` and its learning rate: both functions of the settings and the step."""
+"""Optimizer and learning rate schedule of ``FSDP2SFTTrainer``."""
 
 import math
 
@@ -9,7 +9,7 @@ from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
 
 
 def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
-    """AdamW, without decay of norms and biases."""
+    """Make an AdamW without weight decay of norms and biases."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     decayed_weights = [weight for weight in weights if weight.ndim > 1]
     undecayed_weights = [weight for weight in weights if weight.ndim <= 1]
@@ -20,14 +20,14 @@ def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         args.learning_rate,
-        # torch refuses betas that are ints, and 0 is one.
+        # torch rejects integer betas, and a beta of 0 may be one.
         betas=(float(args.adam_beta1), float(args.adam_beta2)),
         eps=args.adam_epsilon,
     )
 
 
 def compute_lr_factor(args: FSDP2Arguments, step: int, steps: int) -> float:
-    """The share of ``learning_rate`` that a step (0 is the first) of so many is made with, as transformers has it."""
+    """Return the share of ``learning_rate`` at a step from 0, as in transformers."""
     warmup_setting = args.warmup_steps
     warmup_steps = int(warmup_setting) if warmup_setting >= 1 else math.ceil(steps * warmup_setting)
     kind = args.lr_scheduler_type

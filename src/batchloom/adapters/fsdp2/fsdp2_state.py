@@ -1,7 +1,7 @@
-"""FSDP2: layers are sharded; model, optimizer and the loader's place are in one torch.distributed checkpoint.
+"""FSDP2: sharded layers, and model, optimizer and loader state in one checkpoint.
 
-That is read by any number of ranks, sharded or not. torch keeps the index of such a checkpoint as a pickle: load none
-from people you would not run code of.
+Any number of ranks can read a torch.distributed checkpoint, sharded or not. torch stores its index as a pickle:
+load only those of people whose code you would run.
 """
 
 from batchloom.adapters.requirements import TORCH, require_installed
@@ -38,14 +38,14 @@ from batchloom.batches import Loader
 
 
 def shard_model(model: nn.Module, *, bf16: bool = False) -> None:
-    """Shard a model's layers and the rest of it over all ranks, with the weights of rank 0; every rank calls it.
+    """Shard a model over all ranks with the weights of rank 0; every rank calls it.
 
     Args:
-        model: on its device; layers are the modules that its ``_no_split_modules`` name.
+        model: model on its device; the modules named in its ``_no_split_modules`` are sharded one by one.
         bf16: forward and backward in bfloat16; gradients are summed in float32.
     """
     for weight in (*model.parameters(), *model.buffers()):
-        # Ranks that drew their own first weights would each keep a part of another model.
+        # Without it each rank would shard its own random initialization.
         dist.broadcast(weight.detach(), 0)
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
@@ -58,7 +58,7 @@ def shard_model(model: nn.Module, *, bf16: bool = False) -> None:
 
 
 def iter_wrapped_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a model of transformers wants kept whole; none where it names none."""
+    """Return the modules in a transformers model's ``_no_split_modules``; may be none."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return (module for module in model.modules() if type(module).__name__ in names)
 
@@ -66,14 +66,14 @@ def iter_wrapped_layers(model: nn.Module) -> Iterator[nn.Module]:
 def save_fsdp2(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> Path:
     """Write ``folder/checkpoint-N``; every rank calls it.
 
-    Killed at any moment it leaves the checkpoints before it as they are, and none that is not whole.
+    If it is killed, earlier checkpoints are unchanged and no incomplete one counts as a checkpoint.
 
     Args:
-        folder: of the run, the same for all ranks.
-        step: N, the steps done.
-        model: sharded or not.
-        optimizer: of its parameters.
-        loader: whose place before that step is kept, whatever it has fetched ahead.
+        folder: folder of the run, the same for all ranks.
+        step: N, the number of steps done.
+        model: model, sharded or not.
+        optimizer: optimizer of its parameters.
+        loader: loader whose state before that step is saved, without prefetched batches.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -88,10 +88,10 @@ def save_fsdp2(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, 
 def begin_async_save(
     folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
 ) -> Callable[[], Path]:
-    """Copy what :func:`save_fsdp2` writes, and write it beside the training.
+    """Copy the state that :func:`save_fsdp2` writes, and write it during training.
 
     Returns:
-        What waits for the files and gives the checkpoint its name. Every rank calls it, before the next save and at
+        Function that waits for the files and renames the checkpoint. Every rank calls it, before the next save and at
         the end.
     """
     partial_folder = begin_checkpoint(folder, step)
@@ -99,21 +99,21 @@ def begin_async_save(
     save_future = state_dict_saver.async_save(state, checkpoint_id=partial_folder, no_dist=_is_single_process())
 
     def finish() -> Path:
-        save_future.result()  # type: ignore[union-attr] # a response of several futures only with a stager of one's own
+        save_future.result()  # type: ignore[union-attr] # only a custom stager returns a response of several futures
         return commit_checkpoint(partial_folder)
 
     return finish
 
 
 def load_fsdp2(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
-    """Go on where a checkpoint was taken, on any number of ranks; every rank calls it.
+    """Resume from a checkpoint on any number of ranks; every rank calls it.
 
     Returns:
-        The steps done.
+        The number of steps done.
 
     Raises:
-        StateError: it is of another plan or store (names each field that differs; nothing is changed then), stands
-            before another step than its name says, is of another model or optimizer, or damaged.
+        StateError: the checkpoint is of another plan or store (names each field that differs; nothing is changed
+            then), its loader is at another step, it is of another model or optimizer, or damaged.
     """
     step = parse_checkpoint_step(checkpoint)
     checkpoint_state = {"loader": ""}
@@ -130,7 +130,7 @@ def load_fsdp2(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader:
 
 
 def load_newest_fsdp2(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
-    """Go on from the newest whole checkpoint of a folder, or from the start; the steps done.
+    """Resume from the newest complete checkpoint, if any, and return the steps done.
 
     Raises:
         StateError: as :func:`load_fsdp2` does.
@@ -140,7 +140,7 @@ def load_newest_fsdp2(folder: Path, model: nn.Module, optimizer: Optimizer, load
 
 
 def _make_checkpoint_state(step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> dict[str, Any]:
-    """What a checkpoint holds; the loader's place is a value, which no step made meanwhile moves."""
+    """Return the state to save; the loader's is a copy that later steps do not change."""
     weights, moments = get_state_dict(model, optimizer)
     loader_state = json.dumps(loader.state_at(step))
     return {"model": weights, "optimizer": moments, "loader": loader_state}
@@ -164,7 +164,7 @@ def _is_single_process() -> bool:
 
 @contextlib.contextmanager
 def _silence_single_process_warning() -> Iterator[None]:
-    """Without torch's warning that one process is alone, which nothing is wrong with."""
+    """Suppress torch's warning about a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

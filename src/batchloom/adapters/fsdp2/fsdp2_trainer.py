@@ -1,4 +1,4 @@
-"""``FSDP2SFTTrainer``: Hugging Face's manner of training, over FSDP2 and the plan's batches."""
+"""``FSDP2SFTTrainer``: training as in Hugging Face, with FSDP2 and a plan."""
 
 from batchloom.adapters.requirements import TORCH, require_installed
 
@@ -44,12 +44,12 @@ from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, accepts_argume
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store import write_file
 
-# What a collator is given of the sequences of a pass, and what it gives.
+# Takes the sequences of a pass and returns the model's inputs.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
 class TrainOutput(NamedTuple):
-    """How a run ended; under Hugging Face's names."""
+    """Result of a run, under Hugging Face's names."""
 
     global_step: int
     training_loss: float
@@ -58,29 +58,28 @@ class TrainOutput(NamedTuple):
 
 @final
 class FSDP2SFTTrainer:
-    """Trains a model of transformers on the batches of a plan, on one process or sharded over those of torchrun.
+    """Trainer of transformers models on a plan's batches, alone or with torchrun.
 
-    The model's loss is a sum over the trained tokens of a step, over all ranks and passes, divided by their number, so
-    ranks and accumulation change no gradient.
+    The loss is the sum over all trained tokens of a step, over all ranks and passes, divided by their number. So
+    the number of ranks and passes does not change the gradient.
 
     Args:
-        model: a causal language model; under torchrun its layers are sharded (``_no_split_modules``), after rank 0's
-            weights were given to all. One that is sharded already stays as it is.
-        args: ``FSDP2Arguments``, ``TrainingArguments`` or ``SFTConfig``. What is set in it and not obeyed is refused.
+        model: a causal language model; under torchrun its layers are sharded (``_no_split_modules``) after rank 0's
+            weights were broadcast. A model that is already sharded is not changed.
+        args: ``FSDP2Arguments``, ``TrainingArguments`` or ``SFTConfig``. Unsupported settings are rejected.
         train_dataset: an open store, a ``Mixture``, a ``Plan``, a ``Loader``, or records
             ``{"input_ids": [...], "labels": [...]}`` in memory (labels are the tokens, or -100).
-        data_collator: None for the plan's rows as they are; else it is given the sequences of a pass, each
-            ``{"input_ids", "labels", "position_ids"}`` of [seq_len], padding included; what it returns goes to the
-            model.
+        data_collator: None to use the plan's rows unchanged; else it takes the sequences of a pass, each
+            ``{"input_ids", "labels", "position_ids"}`` of [seq_len] with padding, and returns the model's inputs.
 
     Attributes:
-        args: the settings.
-        loader: of this rank.
-        log_history: the entries of ``log.jsonl`` that this process made.
+        args: settings of the run.
+        loader: loader of this rank.
+        log_history: entries of ``log.jsonl`` that this process made.
 
     Raises:
-        SettingsError, InputError, PlanError: see ``fsdp2_arguments`` and ``fsdp2_data``; or a model that cannot be told
-            what its loss is divided by.
+        SettingsError, InputError, PlanError: see ``fsdp2_arguments`` and ``fsdp2_data``; or a model that does not
+            accept the divisor of its loss.
     """
 
     def __init__(
@@ -109,28 +108,28 @@ class FSDP2SFTTrainer:
             )
         self.steps = _count_run_steps(self.loader, self.args)
         if self.args.gradient_checkpointing:
-            # The later name, where there is one.
+            # Newer versions of transformers have the method under this name.
             legacy_enable: Any = getattr(model, "gradient_checkpointing_enable", None)
             getattr(model, "activation_checkpointing_enable", legacy_enable)({"use_reentrant": False})
         self._place_model()
         self.optimizer = make_adamw(model, self.args)
 
-    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as elsewhere
-        """Do the steps of the run; every rank calls it.
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as theirs
+        """Run the training steps; every rank calls it.
 
         Args:
-            resume_from_checkpoint: True for the newest checkpoint of ``output_dir``, or the folder of one; None for
-                what ``args`` say. The same number of ranks is not needed.
+            resume_from_checkpoint: True for the newest checkpoint of ``output_dir``, or a checkpoint folder; None
+                to use the value in ``args``. The number of ranks may differ.
 
         Returns:
-            The steps done in all, the mean loss of those done now (nats a trained token) and ``train_runtime`` in
+            Total steps done, mean loss of the steps of this call (nats per trained token) and ``train_runtime`` in
             seconds.
 
         Raises:
             StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
-            TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, the
-                model has no row for an id or lets packed documents see each other, or a loss is not finite, nor are
-                the weights a checkpoint or the end is of.
+            TrainError: ``output_dir`` has checkpoints and no resume was requested, ranks do not read the same
+                data, the model has no embedding row for an id or lets packed documents attend to each other, or a
+                loss is not finite, or the weights are not finite at a checkpoint or at the end.
         """
         start_time, checkpoint = time.monotonic(), resume_from_checkpoint
         steps_done = self._resume(self.args.resume_from_checkpoint if checkpoint is None else checkpoint)
@@ -153,14 +152,14 @@ class FSDP2SFTTrainer:
                 window_metrics = window.take_metrics() | {"grad_norm": norm, "origin": batch.origin}
                 self._log(steps_done, window_metrics | meter.metrics())
             self._save_if_due(steps_done)
-        # The group stays: save_model and what a script does with shards need it.
+        # Keep the process group: save_model and scripts that read the shards need it.
         barrier()
         mean = sum(losses) / max(1, len(losses))
         seconds = time.monotonic() - start_time
         return TrainOutput(steps_done, mean, {"train_loss": mean, "train_runtime": seconds})
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Write the model as ``save_pretrained`` does, whole, from rank 0; every rank calls it."""
+        """Write the full model from rank 0 with ``save_pretrained``; every rank calls it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.model, options=options)
         if self.loader.spec.rank == 0:
@@ -169,7 +168,7 @@ class FSDP2SFTTrainer:
         barrier()
 
     def _place_model(self) -> None:
-        """Bring the model to the device, and shard it where there are several ranks."""
+        """Move the model to the device, and shard it if there are several ranks."""
         if isinstance(self.model, FSDPModule):
             if self.args.bf16:
                 raise InputError(
@@ -184,7 +183,7 @@ class FSDP2SFTTrainer:
             fsdp2.shard_model(self.model, bf16=self.args.bf16)
 
     def _resume(self, checkpoint: bool | str | None) -> int:  # noqa: FBT001
-        """Go on from the checkpoint that is asked for; the steps done."""
+        """Resume from the requested checkpoint and return the steps done."""
         folder = Path(self.args.output_dir)
         newest_checkpoint = find_newest_checkpoint(folder)
         if not checkpoint:
@@ -212,10 +211,10 @@ class FSDP2SFTTrainer:
         return steps_done
 
     def _train_step(self, batch: Batch) -> tuple[float, float, int]:
-        """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
+        """Do an optimizer step; return loss, gradient norm and trained tokens (all ranks)."""
         rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
         _check_vocabulary(self.model, batch)
-        # Dropout of a step is the same whether or not the run was interrupted before it.
+        # Seed each step, so that dropout does not depend on interruptions.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
         if self.media is not None:
@@ -226,11 +225,11 @@ class FSDP2SFTTrainer:
         for part in parts:
             with self._make_autocast():
                 loss = self._compute_loss(part, max(1, count))
-            # FSDP takes the mean over ranks where the sum is meant.
+            # FSDP averages over ranks, where a sum is required.
             (loss * self.ranks).backward()
             total += loss.detach()
         mean = _all_reduce_sum(total).item()
-        # Without a bound this is the norm alone.
+        # With an infinite maximum it only computes the norm.
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm or math.inf)
         norm_value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not (math.isfinite(mean) and math.isfinite(norm_value)):
@@ -245,14 +244,17 @@ class FSDP2SFTTrainer:
         return mean, norm_value, count
 
     def _compute_loss(self, part: dict[str, Any], count: int) -> Any:
-        """The loss of a pass, summed and divided by the trained tokens of the step."""
+        """Return the loss of a pass, summed and divided by the trained tokens of the step."""
         if self.media is None:
             return self.model(**part, use_cache=False, num_items_in_batch=count).loss
         model_inputs = {name: value for name, value in part.items() if name != "labels"}
         return compute_divided_loss(self.model(**model_inputs, use_cache=False).logits, part["labels"], count)
 
     def _check_no_leak(self, batch: Batch) -> None:
-        """Refuse a model that lets packed documents see each other; a collator may keep them apart by itself."""
+        """Reject a model in which packed documents attend to each other.
+
+        It is not checked with a collator, which may isolate them itself.
+        """
         if self.data_collator is not None:
             return
         _check_vocabulary(self.model, batch)
@@ -264,11 +266,11 @@ class FSDP2SFTTrainer:
         with self._make_autocast():
             check_no_leak(self.model, self.loader, collate, rows, half=half)
         if isinstance(self.model, FSDPModule):
-            # Without a backward pass the root keeps its weights whole.
+            # Without a backward pass the root module would stay unsharded.
             self.model.reshard()
 
     def _make_model_inputs(self, part: Batch) -> dict[str, Any]:
-        """What the model is called with in a pass."""
+        """Return the model's inputs of a pass."""
         model_inputs: Mapping[str, Any] = part if self.media is None else self.media.add_masks(part, self.device)
         if self.data_collator is not None:
             rows = len(part["input_ids"])
@@ -287,7 +289,7 @@ class FSDP2SFTTrainer:
         }
 
     def _count_trained_tokens(self, step: int, parts: list[dict[str, Any]]) -> int:
-        """Tokens with a loss in a step, over all ranks."""
+        """Return the number of tokens with a loss in a step, over all ranks."""
         if self.data_collator is None:
             return self.loader.trained_tokens(step)
         local_count = sum(int((part["labels"][..., 1:] != IGNORE_INDEX).sum()) for part in parts)
@@ -300,13 +302,13 @@ class FSDP2SFTTrainer:
         return int(_all_reduce_sum(torch.tensor(local_count, device=self.device)))
 
     def _make_autocast(self) -> AbstractContextManager[Any]:
-        """Autocast, where no shards are cast."""
+        """Return autocast to bfloat16, unless FSDP does the mixed precision."""
         if self.args.bf16 and not isinstance(self.model, FSDPModule):
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
     def _begin_log(self, steps_done: int) -> None:
-        """Have a log that ends with the steps done."""
+        """Truncate the log to the steps done."""
         if self.loader.spec.rank == 0:
             log = self._log_file
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -326,7 +328,7 @@ class FSDP2SFTTrainer:
         return Path(self.args.output_dir) / "log.jsonl"
 
     def _save_if_due(self, step: int) -> None:
-        """Write a checkpoint where one is due."""
+        """Write a checkpoint if one is due."""
         is_last = step == self.steps
         is_due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or is_last)
         if is_due or is_last:
@@ -338,11 +340,14 @@ class FSDP2SFTTrainer:
                 remove_old_checkpoints(folder, self.args.save_total_limit)
 
     def _check_finite(self, step: int) -> None:
-        """Refuse what an update left not finite, of which the loss before it says nothing; every rank calls it."""
+        """Reject non-finite weights or moments; every rank calls it.
+
+        The loss is computed before the update and does not show its effect.
+        """
         moments = (moment for state in self.optimizer.state.values() for moment in state.values())
         nonfinite_count = torch.zeros((), device=self.device)
         for tensor in (*self.model.parameters(), *moments):
-            # On a GPU none of them is waited for but the sum.
+            # On a GPU this waits only once, for the sum.
             local_tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             nonfinite_count += (~local_tensor.detach().isfinite()).any().to(self.device)
         if _all_reduce_sum(nonfinite_count).item():
@@ -355,13 +360,12 @@ class FSDP2SFTTrainer:
 
 @final
 class _LogWindow:
-    """What is told of the steps since the last line of the log."""
+    """Loss and tokens of the steps since the last line of the log."""
 
     def __init__(self) -> None:
         self._loss, self._tokens, self._steps = 0.0, 0, 0
 
     def add(self, loss: float, tokens: int) -> None:
-        """Note a step."""
         self._loss, self._tokens, self._steps = (
             self._loss + loss,
             self._tokens + tokens,
@@ -369,14 +373,14 @@ class _LogWindow:
         )
 
     def take_metrics(self) -> dict[str, Any]:
-        """Mean loss and trained tokens of the steps; begins anew."""
+        """Return mean loss and trained tokens of the steps, and reset them."""
         metrics = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
         self._loss, self._tokens, self._steps = 0.0, 0, 0
         return metrics
 
 
 def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
-    """The lines of a log up to a step; the last is left out where a kill tore it."""
+    """Return the lines of a log up to a step, without an incomplete last line."""
     lines = []
     for number, line in enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ():
         if not line.endswith(b"\n"):
@@ -394,7 +398,7 @@ def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
 
 
 def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
-    """Refuse ids the model has no row for."""
+    """Reject ids without an embedding row in the model."""
     if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
         number, rows = unknown_id
         raise TrainError(
@@ -404,7 +408,6 @@ def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
 
 
 def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
-    """Steps of the whole run."""
     steps = len(loader)
     if args.max_steps > steps:
         raise PlanError(
@@ -415,7 +418,7 @@ def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
 
 
 def _check_model(model: nn.Module) -> None:
-    """Refuse a model whose loss cannot be divided by the tokens of a whole step."""
+    """Reject a model whose loss cannot be divided by the tokens of the complete step."""
     accepts_loss_kwargs = getattr(model, "accepts_loss_kwargs", None)
     if not (accepts_argument(model, "num_items_in_batch") if accepts_loss_kwargs is None else accepts_loss_kwargs):
         raise InputError(
@@ -434,14 +437,13 @@ def _choose_device(*, use_cpu: bool) -> torch.device:
 
 
 def _init_process_group(device: torch.device) -> int:
-    """Be one of the launcher's processes; how many there are."""
+    """Join the launcher's processes and return their number."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _all_reduce_sum(value: Tensor) -> Tensor:
-    """The sum of a number over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value

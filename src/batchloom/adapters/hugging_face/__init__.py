@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer` and TRL's `SFTTrainer`: dataset, collator, callbacks and loss.
+"""Hugging Face `Trainer` and TRL `SFTTrainer`: dataset, collator, callback, loss.
 
 Read `trainer_objects.py` first.
 """

@@ -1,4 +1,4 @@
-"""How a Hugging Face trainer deals a plan's rows, and which of its settings would deal them otherwise."""
+"""Distribution of rows by a Hugging Face trainer, and checks of its settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ BatchForm = Callable[[Batch], Mapping[str, Any]]
 
 
 class MicroBatchCollator:
-    """Gives the model the micro-batch the dataset made; its one item is that already."""
+    """Collator that unpacks the micro-batch, which the dataset gives as one item."""
 
     def __init__(self, form: BatchForm | None = None) -> None:
         self._form = form
 
     def __call__(self, items: Sequence[Batch]) -> dict[str, Any]:
-        """The micro-batch, in the form that was asked for."""
+        """Return the micro-batch, converted by ``form``."""
         if len(items) != 1 or not isinstance(items[0], Batch):
             raise TrainError(
                 f"The collator was given {len(items)} rows of {type(items[0]).__name__} and takes a micro-batch of "
@@ -30,13 +30,13 @@ class MicroBatchCollator:
 
 @dataclass(frozen=True, slots=True)
 class TrainerBatching:
-    """How a trainer deals a dataset that is read in order: batch after batch, to one rank after the other.
+    """Distribution of a sequential dataset by a trainer: one batch per rank in turn.
 
     Attributes:
         batch_size: rows of a micro-batch.
         accumulation: micro-batches of a step on a rank.
-        rank: this process.
-        world_size: all of them.
+        rank: rank of this process.
+        world_size: number of ranks.
     """
 
     batch_size: int
@@ -50,10 +50,10 @@ class TrainerBatching:
         return self.batch_size * self.accumulation * self.world_size
 
     def locate_row(self, number: int) -> tuple[int, int, int]:
-        """(step, micro-batch, row in it) of the row of a number in the dataset.
+        """Return (step, micro-batch, row in it) of a row number of the dataset.
 
         Raises:
-            TrainError: it is dealt to another rank.
+            TrainError: the row belongs to another rank.
         """
         batch, row = divmod(number, self.batch_size)
         turn, rank = divmod(batch, self.world_size)
@@ -66,10 +66,10 @@ class TrainerBatching:
         return step, micro, row
 
     def locate_micro_batch(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """(step, micro-batch) of the rows that a trainer asks for at once.
+        """Return (step, micro-batch) of the rows that a trainer requests together.
 
         Raises:
-            TrainError: they are not such a micro-batch, or another rank's.
+            TrainError: they are not one micro-batch, or belong to another rank.
         """
         step, micro, row = self.locate_row(numbers[0])
         if row or list(numbers) != list(range(numbers[0], numbers[0] + self.batch_size)):
@@ -89,7 +89,7 @@ _DEALT_REMEDY = (
 
 
 def make_trainer_batching(args: Any, loader: Loader, *, evaluation: bool = False) -> TrainerBatching:
-    """How these arguments have the rows of a loader dealt."""
+    """Return the batching that these arguments give a loader."""
     share = (loader.spec.rank, loader.spec.world_size)
     if evaluation:
         return TrainerBatching(args.eval_batch_size, 1, *share)
@@ -97,7 +97,7 @@ def make_trainer_batching(args: Any, loader: Loader, *, evaluation: bool = False
 
 
 def find_training_problems(args: Any, loader: Loader) -> list[str]:
-    """Why a trainer with these arguments would not train on the plan of a loader, each with its remedy."""
+    """Return the reasons why a trainer would not follow the plan, with remedies."""
     return [
         *_find_loader_problems(args, loader, "loader"),
         *_find_order_problems(args),
@@ -108,7 +108,7 @@ def find_training_problems(args: Any, loader: Loader) -> list[str]:
 
 
 def find_evaluation_problems(args: Any, loader: Loader) -> list[str]:
-    """Why a trainer with these arguments would not evaluate on the plan of a loader."""
+    """Return the reasons why a trainer would not evaluate on a loader's plan."""
     problems = _find_loader_problems(args, loader, "evaluation")
     if not loader.plan.has_step(0):
         problems.append(_describe_no_steps("evaluation", loader))
@@ -145,7 +145,7 @@ def _find_loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
 
 
 def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
-    """What does not go with images and audio."""
+    """Return the settings that do not work with images and audio."""
     problems = []
     if loader.spec.form != "rows":
         problems.append(f"{name}: form={loader.spec.form!r}; with images or audio form='rows'")
@@ -168,7 +168,7 @@ def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
     return problems
 
 
-# Of the trainer's settings what the plan has decided already: the value that leaves it alone, and why.
+# Trainer settings that the plan has already decided: the required value, and the reason.
 _REQUIRED_SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
@@ -206,7 +206,7 @@ def _find_order_problems(args: Any) -> list[str]:
 
 
 def _get_rows_per_step(loader: Loader) -> int | None:
-    """Rows of every step of a rank; None where edits change them."""
+    """Return the rows of every step of a rank; None if edits change them."""
     row_counts = {loader.share_at(step_range.step).rows for step_range in loader.plan.orders.course.step_ranges}
     return None if len(row_counts) > 1 else row_counts.pop()
 
@@ -251,7 +251,7 @@ def _describe_no_steps(name: str, loader: Loader) -> str:
 
 
 def _find_sft_problems(args: Any) -> list[str]:
-    """What of an ``SFTConfig`` would change rows that are ready."""
+    """Return the settings of an ``SFTConfig`` that would change prepared rows."""
     if not hasattr(args, "dataset_kwargs"):
         return []
     require_installed(TRL)

@@ -1,7 +1,7 @@
-"""Figures of a run under a Hugging Face trainer, at the steps it logs.
+"""Metrics of a run under a Hugging Face trainer, at the steps it logs.
 
 meter = Meter(loader)
-Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, to_jsonl("out/metrics.jsonl"))])
+Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, send_to_jsonl("out/metrics.jsonl"))])
 """
 
 from batchloom.adapters.requirements import TORCH, TRANSFORMERS, require_installed
@@ -18,28 +18,28 @@ from batchloom.batches import Meter
 
 @final
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
-    """Counts the trainer's steps with a meter, and sends its figures whenever the trainer logs its loss.
+    """Callback that counts steps with a meter and sends metrics when the trainer logs.
 
-    Evaluations and checkpoints are no part of a step's time. How long data was waited for is not known here: the
-    trainer fetches by itself. Every rank counts, and rank 0 sends.
+    Evaluations and checkpoints do not count into a step's time. The time spent waiting for data is unknown, because
+    the trainer fetches by itself. Every rank counts, and rank 0 sends.
 
     Args:
-        meter: of the loader that the trainer's parts were made of.
-        send: takes (figures, step); see ``batchloom.adapters.logging``.
+        meter: meter of the loader that the trainer's parts were made of.
+        send: function of (metrics, step); see ``batchloom.adapters.logging``.
     """
 
     def __init__(self, meter: Meter, send: SendMetrics) -> None:
         self._meter, self._send = meter, send
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Begin the clock."""
+        """Start the clock."""
         self._meter.begin()
 
     on_evaluate = on_save = on_train_begin
 
     def on_step_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - theirs
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **_: Any,
@@ -49,13 +49,13 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
 
     def on_log(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - theirs
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         *,
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Send the figures of the steps since the last log."""
+        """Send the metrics of the steps since the last log."""
         if "loss" in (logs or {}) and state.is_world_process_zero:
             self._send(self._meter.metrics(), state.global_step)

@@ -1,4 +1,4 @@
-"""The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
+"""Dataset, callback and losses for Hugging Face trainers, see ``trainer_objects``."""
 
 from batchloom.adapters.requirements import (
     ACCELERATE,
@@ -39,18 +39,11 @@ from batchloom.core.wording import format_count
 
 
 @final
-# SFTTrainer takes no other class.
+# SFTTrainer accepts no other class.
 class PlannedRows(datasets.Dataset):  # type: ignore[misc]
-    """The rows of all steps, numbered in the order in which a trainer deals them.
+    """Rows of all steps, numbered in the order in which a trainer distributes them.
 
-    A process reads the rows of its own rank, a micro-batch at a time, in any number of workers.
-
-    Args:
-        loader: of this process.
-        dealing: how the trainer deals.
-
-    Attributes:
-        dealing: likewise.
+    A process reads the rows of its own rank, one micro-batch at a time, with any number of workers.
     """
 
     def __init__(self, loader: Loader, dealing: TrainerBatching) -> None:
@@ -60,7 +53,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         self.begin(loader, 0)
 
     def begin(self, loader: Loader, first: int) -> None:
-        """Give the plan as it is now, from a step on."""
+        """Set the plan to its current state, from step ``first`` on."""
         self._steps, self._first = LoaderDataset(loader), first
         self._cached_batch: tuple[int, Batch] | None = None
 
@@ -76,21 +69,21 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         return len(self)
 
     def _read_step(self, step: int) -> Batch:
-        """The rank's rows of a step, of which the last is kept: its micro-batches come one after the other."""
+        """Return the rank's rows of a step, cached for the next micro-batch of the step."""
         if self._cached_batch is None or self._cached_batch[0] != step:
             self._cached_batch = step, self._steps[self._first + step]
         return self._cached_batch[1]
 
     def __getitems__(self, keys: list[int]) -> list[Batch]:
-        """The micro-batch of these rows, as one item."""
+        """Return the micro-batch of these rows, as one item."""
         step, micro = self.dealing.locate_micro_batch(keys)
         return [self._read_step(step).split(self.dealing.batch_size)[micro]]
 
     def __getitem__(self, key: Any) -> Batch:
-        """A row of this rank as a batch of one.
+        """Return a row of this rank as a batch of one.
 
         Raises:
-            InputError: a column is asked for, which rows that are read one by one do not have.
+            InputError: the key is a column, which rows that are read one by one do not have.
         """
         number = as_int(key)
         if number is None:
@@ -101,12 +94,15 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         return self._read_step(step).split(1)[micro * self.dealing.batch_size + row]
 
     def __iter__(self) -> Iterator[Batch]:
-        """This rank's rows, in the order in which they are trained."""
+        """Yield this rank's rows in training order."""
         for step in range(len(self._steps) - self._first):
             yield from self._read_step(step).split(1)
 
     def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":
-        """The same rows: they hold what models take, and a trainer asks for this whatever it would remove."""
+        """Return the same rows, which only have columns that models take.
+
+        A trainer calls this for any dataset.
+        """
         del column_names, new_fingerprint
         return self
 
@@ -121,18 +117,18 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
 @final
 class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # types of transformers are not read
-    """Keeps the loader's state in ``trainer_state.json``, and goes on with it.
+    """Callback that saves the loader state in ``trainer_state.json`` and restores it.
 
-    What is kept belongs to the steps that were trained, whatever was fetched ahead. Before the first step it finds out
-    whether the ranks agree, whether a checkpoint is of this plan, and whether the model keeps documents apart.
+    The state is that of the trained steps, without prefetched batches. Before the first step it checks that the ranks
+    agree, that a checkpoint is of this plan, and that the model isolates documents.
 
     Args:
-        loader: of this process.
-        dataset: that the trainer has to be given.
-        collator: likewise.
+        loader: loader of this process.
+        dataset: dataset that the trainer must use.
+        collator: collator that the trainer must use.
 
     Attributes:
-        first: the step that training began with, this time.
+        first: step that this call of ``train`` began with.
     """
 
     def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator) -> None:
@@ -143,7 +139,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self.first = 0
 
     def state(self) -> dict[str, Any]:
-        """What the trainer writes into its checkpoints: plain JSON values."""
+        """Return the state for the trainer's checkpoints: plain JSON values."""
         steps_done = self._trainer_state.global_step if self._trainer_state else 0
         attributes = {"loader": self._loader.state_at(steps_done)}
         if self._model is not None:
@@ -152,37 +148,37 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 
     def on_init_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - theirs
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
         state: TrainerState,  # noqa: ARG002
         control: TrainerControl,  # noqa: ARG002
         *,
         model: Any = None,
         **_: Any,
     ) -> None:
-        """Turn the model's cache off, for a run that only evaluates, too."""
+        """Turn the model's cache off, also for a run that only evaluates."""
         disable_cache(model)
 
     def on_train_begin(
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 - theirs
+        control: TrainerControl,  # noqa: ARG002 - signature of transformers
         *,
         model: Any = None,
         train_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Find out whether the trainer will train on the plan, and go on where its checkpoint stands.
+        """Check that the trainer will follow the plan, and resume from its checkpoint.
 
         Raises:
-            SettingsError: settings that changed since the parts were made.
+            SettingsError: settings changed since the parts were made.
             StateError: the checkpoint is of another plan (names each field that differs), or has no state.
-            TrainError: another dataset or collator, sizes that changed since the parts were made, ranks that differ, a
-                model that lets documents see each other, or has not the weights of the checkpoint.
+            TrainError: another dataset or collator, batch sizes changed since the parts were made, ranks differ, the
+                model lets documents attend to each other, or it does not have the weights of the checkpoint.
         """
         if problems := find_training_problems(args, self._loader):
             raise SettingsError(problems)
-        # The model may be another than at the trainer's beginning.
+        # The model may have been replaced since the trainer was made.
         disable_cache(model)
         rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
         if rows is not self._dataset or collate is not self._collator:
@@ -199,12 +195,13 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
                 f"and its parts were made for {expected_batching.batch_size} x {expected_batching.accumulation}: "
                 "make parts and trainer anew."
             )
-        # The trainer counts in it, and makes no other while it trains.
+        # The trainer counts steps in this object and keeps it while it trains.
         self._trainer_state, self.first = state, state.global_step
         if self.first:
             self._resume(state, model)
         self._model = model
-        # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
+        # With ignore_data_skip the trainer restarts at row 0, which then must be the first row of the current
+        # step.
         self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
@@ -217,10 +214,10 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         )
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Refuse to go on beside a plan that has changed.
+        """Reject an edit of the plan during training.
 
         Raises:
-            TrainError: the loader was edited since training began: rows are read ahead, by other processes too.
+            TrainError: the loader was edited since training began: rows are prefetched, also by other processes.
         """
         edits = self._loader.plan.edits
         if edits != self._edits:
@@ -249,22 +246,22 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 
 @final
 class TokenLoss:
-    """Cross-entropy summed over the trained tokens, divided by their number in the step on all ranks.
+    """Cross-entropy sum divided by the step's number of trained tokens on all ranks.
 
     Args:
-        smoothing: ``label_smoothing_factor``, which a trainer leaves to a loss that it is given.
+        smoothing: ``label_smoothing_factor``, which a trainer does not apply to a custom loss.
     """
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self._smoothing = smoothing
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """The loss of a micro-batch; without trained tokens 0, with a gradient of 0.
+        """Return the loss of a micro-batch; 0 with a zero gradient if nothing is trained.
 
         Args:
-            outputs: of the model, with ``logits`` [R, S, vocabulary].
-            labels: [R, S], not shifted.
-            num_items_in_batch: trained tokens of the step; None for those of the micro-batch.
+            outputs: model outputs with ``logits`` [R, S, vocabulary].
+            labels: labels [R, S], not shifted.
+            num_items_in_batch: trained tokens of the step; None to count those of the micro-batch.
         """
         scores = get_logits(outputs)
         targets = labels[:, 1:].reshape(-1)
@@ -282,8 +279,8 @@ class TokenLoss:
 def disable_cache(model: Any) -> None:
     """Set ``use_cache`` to false in every config of a model.
 
-    The trainer sets it in ``model.config`` alone. Models with images or audio (Llava, Qwen2-VL, Qwen2-Audio) read it in
-    the config of their language model, and with a cache packed documents see each other.
+    The trainer sets it only in ``model.config``. Models with images or audio (Llava, Qwen2-VL, Qwen2-Audio) read it in
+    the config of their language model, and with a cache packed documents attend to each other.
     """
     for part in model.modules() if model is not None else ():
         if getattr(getattr(part, "config", None), "use_cache", False):
@@ -291,7 +288,10 @@ def disable_cache(model: Any) -> None:
 
 
 def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """For ``preprocess_logits_for_metrics``: of each row the summed loss and the trained tokens, [R, 2] float32."""
+    """Return summed loss and trained tokens of each row, float32 [R, 2].
+
+    Use it as ``preprocess_logits_for_metrics``.
+    """
     targets = labels[:, 1:]
     losses = functional.cross_entropy(
         logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE_INDEX, reduction="none"
@@ -300,9 +300,9 @@ def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def compute_token_loss(prediction: Any) -> dict[str, float]:
-    """Return ``eval_token_loss``, nats a trained token of the whole set, for ``compute_metrics``.
+    """Return ``eval_token_loss``, nats per trained token, for ``compute_metrics``.
 
-    ``preprocess_logits_for_metrics`` is :func:`compute_row_losses`.
+    ``preprocess_logits_for_metrics`` must be :func:`compute_row_losses`.
     """
     losses, counts = np.asarray(prediction.predictions, np.float64).sum(0)
     return {"token_loss": float(losses / max(1.0, counts))}

@@ -1,8 +1,8 @@
-"""Whether a trainer that goes on has the weights of its checkpoint: a number of each is kept beside the step.
+"""Check that a resumed trainer has loaded the weights of its checkpoint.
 
-Trainers of transformers load checkpoints by names and leave out, with a line in the log, what is called otherwise there
-(5.23: Qwen2-VL and others, whose ``save_pretrained`` writes names of older versions): training would go on from the
-weights that a run began with.
+One number of each weight is saved in the checkpoint. Trainers of transformers load weights by name and skip, with a
+line in the log, those with other names (5.23: Qwen2-VL and others, whose ``save_pretrained`` writes names of older
+versions). Training would then continue from the initial weights.
 """
 
 from batchloom.adapters.requirements import TORCH, require_installed
@@ -15,13 +15,13 @@ import torch
 
 from batchloom.core.errors import TrainError
 
-# A number of each weight, by its name.
+# One number of each weight, by its name.
 WeightSamples = dict[str, float]
 
 
 @torch.no_grad()
 def sample_weights(model: Any) -> WeightSamples:
-    """The number in the middle of each weight of a model; of what is sharded none."""
+    """Return the middle element of each weight of a model except sharded ones."""
     weights = _get_local_weights(model)
     if not weights:
         return {}
@@ -38,16 +38,13 @@ def _get_local_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
-    """Refuse a model that has not the weights that it was saved with.
+    """Reject a model whose weights differ from those in its checkpoint.
 
-    Args:
-        model: after the checkpoint was loaded.
-        saved_samples: what :func:`sample_weights` returned for the checkpoint; anything else is ignored. Values of
-            another dtype are compared after rounding.
-        step: of the checkpoint.
+    Saved values that are not of :func:`sample_weights` are ignored. Values of another dtype are compared after
+    rounding.
 
     Raises:
-        TrainError: names weights that differ.
+        TrainError: weights differ; the error names them.
     """
     if not isinstance(saved_samples, dict):
         return

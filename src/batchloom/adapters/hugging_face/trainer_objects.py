@@ -1,11 +1,11 @@
-"""Hugging Face ``Trainer`` and TRL's ``SFTTrainer``, as they are: a dataset, a collator, a callback and a loss.
+"""Objects for Hugging Face's ``Trainer`` and TRL's ``SFTTrainer``.
 
     parts = make_trainer_parts(loader, args)
     Trainer(model=model, args=args, train_dataset=parts.dataset, data_collator=parts.collator,
             callbacks=[parts.callback], compute_loss_func=parts.loss)
 
-A trainer of theirs deals batches to ranks by itself, in turn; so the dataset is numbered in the order they ask for it,
-and each rank is given, step by step, the rows the loader has for it.
+These trainers distribute batches to ranks themselves, in turn. So the dataset is numbered in the order of their
+requests, and each rank gets, step by step, the rows that the loader has for it.
 """
 
 from batchloom.adapters.requirements import (
@@ -36,14 +36,14 @@ from batchloom.core.errors import InputError, SettingsError
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What a trainer is given.
+    """Arguments for a trainer.
 
     Attributes:
         dataset: ``train_dataset=``.
-        collator: ``data_collator=``, of the evaluation, too.
-        callback: one of ``callbacks=``: keeps the loader's state in the checkpoints and compares it at a resume.
-        loss: ``compute_loss_func=``: the mean over the trained tokens of the step, on all ranks, whatever the model
-            makes of ``num_items_in_batch``; 0 where there are none. ``SFTTrainer`` needs none.
+        collator: ``data_collator=``, also for the evaluation.
+        callback: entry of ``callbacks=``; saves the loader's state in the checkpoints and compares it on resume.
+        loss: ``compute_loss_func=``; the mean over the step's trained tokens on all ranks, independent of the model's
+            use of ``num_items_in_batch``; 0 if there are none. ``SFTTrainer`` does not need it.
         eval_dataset: ``eval_dataset=``; None without ``evaluation``.
     """
 
@@ -57,21 +57,21 @@ class TrainerParts:
 def make_trainer_parts(
     loader: Loader, args: Any, *, evaluation: Loader | None = None, form: BatchForm | None = None
 ) -> TrainerParts:
-    """The parts that have a trainer train on the batches of a loader, micro-batch by micro-batch and rank by rank.
+    """Make the objects with which a trainer trains on exactly a loader's batches.
 
     Args:
-        loader: of this process, not iterated yet; made after ``args``, which start torch.distributed.
-        args: the ``TrainingArguments`` (``SFTConfig``) that the trainer is given.
-        evaluation: over the documents to evaluate on, with ``global_batch_size`` of
+        loader: loader of this process, not iterated yet; made after ``args``, which start torch.distributed.
+        args: ``TrainingArguments`` (``SFTConfig``) of the trainer.
+        evaluation: loader of the evaluation documents, with ``global_batch_size`` of
             ``per_device_eval_batch_size`` x ranks.
-        form: what a micro-batch becomes before the model is given it: a function of a ``Batch``, such as those of
-            ``batchloom.batches.forms``; None leaves it as it is.
+        form: function that converts a ``Batch`` to the model's inputs, such as those of
+            ``batchloom.batches.forms``; None for no conversion.
 
     Raises:
-        MissingDependencyError: ``args`` are of a trl that is too old.
-        SettingsError: settings under which the trainer would not train on the plan; all at once.
-        InputError: a stream, which has no step on its own.
-        TrainError: ranks whose ``evaluation`` differs; of the loader they find it out before the first step.
+        MissingDependencyError: ``args`` are of a trl version that is too old.
+        SettingsError: settings with which the trainer would not follow the plan; the error lists all of them.
+        InputError: the loader is a stream, whose steps cannot be read by number.
+        TrainError: ``evaluation`` differs between ranks; the loader is compared before the first step.
     """
     for candidate in (loader, evaluation):
         if candidate is not None and candidate.streamed:
@@ -90,7 +90,7 @@ def make_trainer_parts(
     if problems:
         raise SettingsError(problems)
     if evaluation is not None:
-        # A run may be of an evaluation alone.
+        # A run may only evaluate.
         require_agreement(evaluation)
     dataset, collator = (
         PlannedRows(loader, make_trainer_batching(args, loader)),
