@@ -1,6 +1,6 @@
-"""Answers about inputs, stores, plans and runs.
+"""Answers to questions about inputs, stores, plans and runs.
 
-One module or folder a command: doctor, check, inspect, explain, when, forecast and compare.
+One module or folder per command: doctor, check, inspect, explain, when, forecast and compare.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What a step holds: each sequence's documents, with the place they came from and how their text begins."""
+"""Contents of a step: documents of each sequence, their provenance and text."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class ExplainedMedium:
 
     Attributes:
         kind: ``image`` or ``audio``.
-        start, stop: the tokens of the document that stand for it.
-        path: its path or URL as its record had it; empty where the record held its bytes.
+        start, stop: range of its placeholder tokens in the document.
+        path: path or URL in the record; empty if the record held its bytes.
     """
 
     kind: MediumKind
@@ -44,22 +44,22 @@ class ExplainedMedium:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSpan:
-    """A piece of a document in a sequence.
+    """A span of a document in a sequence.
 
     Attributes:
-        source: name of the source in the plan; of a lone store ``data``.
-        document: its number in the store.
-        start, stop: the tokens of the document that stand here.
-        place: where they begin in the sequence.
-        document_tokens: tokens of the whole document.
+        source: name of the source in the plan; ``data`` for a single store.
+        document: number of the document in its store.
+        start, stop: token range of the document.
+        place: offset of the span in the sequence.
+        document_tokens: tokens of the complete document.
         trained: tokens of the span that carry a loss; the first of a span never does.
-        banned: whether an edit of the run bans the document by then: padding stands in its place.
-        removed: whether it was removed from the store: end tokens without loss stand in its place.
-        origin: the input file, the record (from 0), its line (from 1) where records are lines, its byte offset and the
-            hash of its text; None where the store does not say.
-        text: how the span begins, decoded; None where it was not asked for, is not served, or cannot be decoded.
-        media: the images, sounds and frames of videos that are served with it, in the order of their tokens; none of a
-            store elsewhere, whose media are not read.
+        banned: whether an edit of the run bans the document at this position; padding is served instead.
+        removed: whether it was removed from the store; end tokens without loss are served instead.
+        origin: the input file, the record (from 0), its line (from 1) if records are lines, its byte offset and the
+            hash of its text; None if the store does not record it.
+        text: beginning of the span, decoded; None if it was not requested, is not served, or cannot be decoded.
+        media: images, sounds and video frames served with the span, in the order of their tokens; empty for a remote
+            store, whose media are not read.
     """
 
     source: str
@@ -82,13 +82,13 @@ class ExplainedSequence:
 
     Attributes:
         step: the step.
-        row: its place in the step, counted over all ranks.
-        position: its position in the run.
-        rank: the data-parallel rank that is given it.
-        rank_row: its place in the batch of that rank.
-        seq_len: its tokens.
-        padding: how many of them are padding.
-        spans: its pieces of documents; none past the end of a run that ends inside its last step.
+        row: row in the step, over all ranks.
+        position: position in the run.
+        rank: data-parallel rank that receives it.
+        rank_row: row in the batch of that rank.
+        seq_len: length in tokens, padding included.
+        padding: number of padding tokens.
+        spans: spans of documents; empty past the end of a run that ends inside its last step.
     """
 
     step: int
@@ -110,24 +110,24 @@ def explain(
     row: int | None = None,
     text: int = 80,
 ) -> tuple[ExplainedSequence, ...]:
-    """Tell which documents each sequence of a step is made of.
+    """Return the documents in each sequence of a step.
 
-    Nothing but the plan, the lengths and the named pieces of documents is read.
+    It reads only the plan, the lengths and the listed spans of documents.
 
     Args:
-        data: a plan, or a loader, whose ``mesh``, ``balance`` and ``uneven`` then hold.
+        data: a plan, or a loader, whose ``mesh``, ``balance`` and ``uneven`` then apply.
         step: the step, from 0.
-        rank: only the rows of this data-parallel rank; None for those of all.
-        world_size: number of data-parallel ranks; None for the loader's, of a plan 1.
-        row: only this one: a row of the rank's batch where ``rank`` is given, else of the step.
-        text: characters of each span's text at the most; 0 for none.
+        rank: only the rows of this data-parallel rank; None for all rows.
+        world_size: number of data-parallel ranks; None for the loader's, or 1 for a plan.
+        row: only this row: of the rank's batch if ``rank`` is given, otherwise of the step.
+        text: largest number of characters of each span's text; 0 for none.
 
     Returns:
-        Sequences in the order of their rows.
+        Sequences in row order.
 
     Raises:
-        PlanError: there is no such step, row or rank, or a world size that does not divide the step.
-        SettingsError: numbers that are none.
+        PlanError: no such step, row or rank, or the world size does not divide the step.
+        SettingsError: a number is invalid.
         StoreError: a shard is missing or damaged.
     """
     plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
@@ -140,7 +140,7 @@ def explain(
             "longer run has more: give epochs or steps."
         )
     if number is not None and _is_replicated(plan):
-        # Every rank reads what rank 0 does.
+        # Every rank of a replicated store reads the rows of rank 0.
         number = 0
     row_ranks = assign_step_ranks(data, step_number, ranks)
     rank_rows = np.empty(len(row_ranks), np.int64)
@@ -152,7 +152,7 @@ def explain(
         row_numbers = _select_one_row(row_numbers, row)
     rows = _build_rows(plan, start, row_numbers)
     spans = _build_spans(plan, rows, limit)
-    # Plain numbers a column at a time: one by one, taking them from arrays costs as much as the order.
+    # Convert columns to plain numbers at once: converting single elements takes as long as computing the order.
     filled_tokens = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
     ends = rows.pointers
     columns = [
@@ -204,7 +204,7 @@ def _select_one_row(row_numbers: NDArray[np.int64], value: int) -> NDArray[np.in
 
 
 def _build_rows(plan: Plan, start: int, row_numbers: NDArray[np.int64]) -> Rows:
-    """The rows of some of a step; only the pools between the first and the last of them are entered."""
+    """Build some rows of a step; enters only the pools between first and last row."""
     if not len(row_numbers):
         return plan.rows(start, start)
     first, last = int(row_numbers.min()), int(row_numbers.max())
@@ -255,7 +255,7 @@ def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
 
 @dataclass(frozen=True, slots=True)
 class _SpanDetails:
-    """What is found out of each span."""
+    """Details of each span, one list item per span."""
 
     lengths: list[int]
     trained: list[int]
@@ -273,7 +273,7 @@ def _fill_span_details(
     text: int,
     details: _SpanDetails,
 ) -> None:
-    """Find out what an open store says of the spans ``span_indices``."""
+    """Fill in the details that an open store has for ``span_indices``."""
     documents = rows.documents[span_indices]
     removed_mask = (
         mask_removed(store.contents.removed, documents)
@@ -300,7 +300,7 @@ def _fill_span_details(
             for medium in media
         )
     if text and store.manifest is not None:
-        # A token is at least one byte, and a character at most four.
+        # A token is at least one byte and a character at most four, so 4 * text tokens suffice.
         media_tokens = [
             sum(medium.stop - medium.start for medium in details.media[span_indices])
             for span_indices in served_indices.tolist()

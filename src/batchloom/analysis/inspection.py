@@ -1,4 +1,4 @@
-"""What a store holds and how full its sequences would be."""
+"""Contents of a store, and how full its sequences would be."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,20 +19,20 @@ from batchloom.store.read import MediaCount, has_media
 INSPECTED_PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
 _DROPPING_POLICIES: tuple[OverlongMode, ...] = ("drop", "truncate")
-# Tokens of a document that are shown.
+# Tokens of a document in its snippet.
 _SNIPPET_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class PackingEfficiency:
-    """How a packing fills sequences.
+    """Efficiency of a packing strategy.
 
     Attributes:
         packing: the strategy.
-        sequences: sequences of an epoch (an estimate when not ``exact``).
+        sequences: sequences of an epoch (an estimate unless ``exact``).
         fill: tokens / (sequences x seq_len), 0 to 1.
         cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
-        exact: whether every pool was packed; else the first few of them.
+        exact: whether every pool was packed; otherwise only the first few.
     """
 
     packing: str
@@ -44,7 +44,7 @@ class PackingEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What :func:`inspect` found.
+    """Result of :func:`inspect`.
 
     Attributes:
         path: the store or prefix; split: the subset.
@@ -52,18 +52,18 @@ class Inspection:
         dtype: dtype of a token on disk.
         shortest, median, mean, longest: document lengths in tokens.
         histogram: (from, below, documents) with bounds that double.
-        efficiencies: one a packing, at ``seq_len``.
+        efficiencies: one per packing strategy, at ``seq_len``.
         seq_len: tokens of a sequence.
-        left_out: what ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
-        overlong: what a loader does with longer documents unless it is told.
-        first: the beginning of the first documents, decoded (empty for a bare prefix).
-        preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
-        sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
-        processor: class of the processor whose media the documents may hold, else empty.
-        media: by kind (``image``, ``audio``) how many media there are, in how many documents, and how many tokens
-            stand for them; empty for a store elsewhere, whose media are not read.
-        generation: of a store, which one; else None.
-        removed: documents that were removed; they count among the others until the store is compacted.
+        left_out: documents that ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
+        overlong: default policy of a loader for longer documents.
+        first: beginning of the first documents, decoded (empty for a bare prefix).
+        preferences: ``pairs`` or ``labels`` if the documents are preferences, otherwise empty.
+        sides: number of preference documents by side (``chosen``, ``rejected``, ``good``, ``bad``).
+        processor: class of the processor for the media of the documents, otherwise empty.
+        media: by kind (``image``, ``audio``) the number of items, of documents with some and of placeholder tokens;
+            empty for a remote store, whose media are not read.
+        generation: generation of the store; None for a prefix.
+        removed: number of removed documents; they are included in ``documents`` until the store is compacted.
     """
 
     path: str
@@ -98,19 +98,19 @@ def inspect(
     first: int = 3,
     generation: int | None = None,
 ) -> Inspection:
-    """Look at one subset of a store (or a bare prefix) without changing anything.
+    """Inspect one subset of a store (or a bare prefix) without changing anything.
 
     Args:
         path: a store's folder or URL, or a Megatron prefix.
         split: the subset.
         seq_len: tokens of a sequence, for the packing efficiencies.
-        first: how many documents to decode.
-        generation: of the store; None for the newest.
+        first: number of documents to decode.
+        generation: generation of the store; None for the newest.
 
     Raises:
         StoreMissingError, StoreError: as :func:`batchloom.open_store`.
-        SettingsError: a ``seq_len`` that is none.
-        InputError: no such subset, or nothing in it.
+        SettingsError: ``seq_len`` or ``first`` is invalid.
+        InputError: the subset does not exist or is empty.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
     number = as_int(first)
@@ -121,7 +121,7 @@ def inspect(
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
     spec = replace(spec, overlong=default_overlong(store))
-    # A packing that cuts what is never cut is none of it.
+    # Documents with media are never cut, so wrap does not apply to them.
     packings = [packing_name for packing_name in INSPECTED_PACKINGS if packing_name != "wrap" or not has_media(store)]
     texts = []
     if store.manifest:

@@ -1,4 +1,4 @@
-"""``check``: is a path sound? Of a store with images or audio these, too."""
+"""``check``: verify a path, including the media of a store."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ from batchloom.store.maintain import SubsetMissingMedia, VerificationResult, wri
 from batchloom.store.read import open_remote_manifest
 
 _MAX_LISTED = 10
-# What is kept of a store elsewhere while its media are looked at.
+# Cache limit for a remote store while its media are checked.
 _MEDIA_CACHE_BYTES = 1 << 30
 
 
@@ -30,28 +30,27 @@ def check(
     media: bool = True,
     gone: str | os.PathLike[str] | None = None,
 ) -> VerificationResult:
-    """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
+    """Verify a store, a Megatron prefix or raw input; report whether it is real data.
 
-    A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
-    sample, that tokens are not uniform noise; and that its images and audio are there, are what they were, and can be
-    decoded and processed. Raw input, also what a manifest names: that every record can be read, as ``prepare`` would.
+    A store, also at a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
+    sample, that tokens are not uniform noise; and that its images and audio exist, are unchanged, and can be
+    decoded and processed. Raw input, also named by a manifest: that every record can be read as by ``prepare``.
 
     Args:
-        path: what to check.
-        text_field: field of a raw record that holds the text; None where its schema is told from
-            the records.
-        vocab_size: every id of a bare prefix must be below it; a store knows its own.
-        generation: of a store, an older one; None for the newest.
-        media: whether images and audio are read, of a store that was made with a processor.
-        gone: a file to be written: which documents hold some that cannot be read, for ``MediaOptions(replace=...)``.
+        path: path or URL to check.
+        text_field: field of a raw record that holds the text; None to detect the schema.
+        vocab_size: upper bound (exclusive) of the ids of a bare prefix; a store records its own.
+        generation: generation of a store; None for the newest.
+        media: whether to read images and audio of a store that was made with a processor.
+        gone: output file that lists documents with unreadable media, for ``MediaOptions(replace=...)``.
 
     Raises:
-        InputMissingError: there is nothing at ``path``: the data is absent.
-        InputError: it is of a kind that cannot be checked, or a manifest that names no data sets.
-        SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none; a
-            list of lost media of what holds none.
+        InputMissingError: there is nothing at ``path``.
+        InputError: the kind cannot be checked, or a manifest names no data sets.
+        SettingsError: settings of synthetic data or of a manifest are invalid; ``path`` has no generations; or ``gone``
+            is given for data without media.
         GenerationError: the store has no such generation.
-        MissingDependencyError: what decodes images or audio is not installed.
+        MissingDependencyError: the decoder of images or audio is not installed.
         OutputError: the list cannot be written.
     """
     if gone is not None and not media:
@@ -71,7 +70,7 @@ def _check_media(
     generation: int | None,
     missing_media_file: str | os.PathLike[str] | None,
 ) -> None:
-    """Read the media of a store, and add what is found of them to its verdict."""
+    """Read the media of a store and add the findings to its verdict."""
     missing_by_subset: dict[str, SubsetMissingMedia] = {}
     faults: list[str] = []
     documents = media = 0
@@ -85,7 +84,7 @@ def _check_media(
                 missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
                 faults += [document_faults[number] for number in sorted(document_faults)[: _MAX_LISTED - len(faults)]]
     except StoreError as error:
-        # Where that is what was found before, once is enough.
+        # The same error may have been reported before.
         if str(error) not in verdict.faults:
             verdict.faults.append(f"{error} Its media were not looked at.")
         return
@@ -109,7 +108,7 @@ def _check_media(
 
 @contextmanager
 def _iter_subsets(location: str, generation: int | None) -> Iterator[Iterator[Store]]:
-    """The subsets of a store that hold documents; what comes of one elsewhere is kept as long as it is looked at."""
+    """Open the subsets that hold documents; a remote store is cached while in use."""
     if not is_url(location):
         manifest = read_manifest(Path(location), generation)
         names = [name for name, subset in manifest.subsets.items() if subset.documents]

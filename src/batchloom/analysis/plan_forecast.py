@@ -1,4 +1,4 @@
-"""A dry run: what a plan comes to, from lengths alone."""
+"""Forecast of a plan: steps, tokens, padding and shares, from lengths alone."""
 
 import copy
 from dataclasses import dataclass
@@ -22,33 +22,33 @@ from batchloom.store import Store
 
 Ints = NDArray[np.int64]
 
-# Pools packed in all: a few milliseconds each.
+# Limit on packed pools over all sources; a pool takes a few milliseconds.
 _SAMPLED_POOLS = 64
-# Ids of a vocabulary that nobody knows take four bytes.
+# Bytes of a token id if the vocabulary size is unknown.
 _DEFAULT_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """What becomes of one source in a run.
+    """Forecast of one source in a run.
 
     Attributes:
-        name: in the plan; of a lone store ``data``.
-        assumed: whether there is no such store.
-        documents, tokens: of the source.
-        sequences_per_epoch: how many an epoch packs into.
-        sequences, epochs, tokens_served: in the run.
-        split: documents longer than a sequence (or cut by ``wrap``), which are cut.
-        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out.
-        weight: share that was asked for at the beginning, in the unit of the mixture; None of a lone store.
-        effective: share that is served at the beginning, in the same unit.
-        error: by how much of itself it differs from the weight.
-        share: of all tokens that are served in the run.
-        through: step at which it has been passed through once; None where the run ends before.
-        exhausted: the first step of which it has no share any more, since it has had its epochs: how many steps lie
-            before; None where it goes on.
-        bytes: of token ids that are read in the run, by all ranks together.
-        mixing: how far apart neighbours of the store come, while it is served; None where it serves nothing.
+        name: name in the plan; ``data`` for a single store.
+        assumed: whether the store does not exist.
+        documents, tokens: size of the source.
+        sequences_per_epoch: number of sequences an epoch packs into.
+        sequences, epochs, tokens_served: amounts served in the run.
+        split: number of documents that are cut because they exceed a sequence (or by ``wrap``).
+        dropped, lost: documents and tokens per epoch that ``overlong`` leaves out.
+        weight: requested share at the start, in the unit of the mixture; None for a single store.
+        effective: share served at the start, in the same unit.
+        error: relative deviation of ``effective`` from ``weight``.
+        share: share of all tokens served in the run.
+        through: step at which the first epoch is complete; None if the run ends before.
+        exhausted: first step without a share because all epochs are served (the number of steps
+            before it); None if the source is not exhausted.
+        bytes: bytes of token ids read in the run, by all ranks together.
+        mixing: distance between neighbors of the store while the source is served; None if it serves nothing.
     """
 
     name: str
@@ -74,11 +74,11 @@ class SourceForecast:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveShares:
-    """The shares of the sequences that sources of a mixture have, from a step on.
+    """Shares of the sequences that mixture sources have from a step on.
 
     Attributes:
-        step: the first that they hold for as a whole, which is how many steps lie before.
-        shares: of each source that has one.
+        step: first step they hold for completely (the number of steps before it).
+        shares: share of each source that has one.
     """
 
     step: int
@@ -87,29 +87,29 @@ class EffectiveShares:
 
 @dataclass(frozen=True, slots=True)
 class PlanForecast:
-    """What a plan comes to.
+    """Forecast of a plan.
 
     Attributes:
-        fingerprint: of the plan.
-        exact: whether steps and sequences were counted; else they are estimates from sampled pools.
-        exact_tokens: whether the tokens were, too; else they are those of a mean sequence.
+        fingerprint: fingerprint of the plan.
+        exact: whether steps and sequences were counted; otherwise they are estimates from sampled pools.
+        exact_tokens: whether the tokens were counted, too; otherwise they assume mean sequences.
         assumed: whether any source is only assumed.
-        steps: of the run.
-        global_batch_size, seq_len: at its beginning.
-        sequences: that are served, without those that fill the last step.
-        empty: sequences without loss that fill the last step.
-        skipped: sequences that edits leave out.
-        tokens: that are served.
-        padding: share of all places of the run that hold no token, 0 to 1.
-        least_padding: share that no packing of whole documents could do with less of, of what is served, 0 to 1.
-        cut_padding: share of the places of its first window that hold no token where each step is cut to its longest
-            row, 0 to 1; None of rows that are not grouped by length.
-        bytes: of token ids read, by all ranks together.
-        rank_bytes: of them by one rank of ``world_size``.
+        steps: steps of the run.
+        global_batch_size, seq_len: values at the start of the run.
+        sequences: number of sequences served, without those that fill the last step.
+        empty: number of sequences without loss that fill the last step.
+        skipped: number of sequences that edits leave out.
+        tokens: number of tokens served.
+        padding: share of the token slots of the run that hold no token, 0 to 1.
+        least_padding: lower bound of the padding among served sequences over all packings of uncut documents, 0 to 1.
+        cut_padding: padding of the first window if each step is cut to its longest row, 0 to 1; None if rows are not
+            grouped by length.
+        bytes: bytes of token ids read, by all ranks together.
+        rank_bytes: bytes of token ids read by one rank of ``world_size``.
         world_size: number of data-parallel ranks.
-        hours: at the given tokens a second, padding included; None where none were given.
-        sources: those that have a weight anywhere in the run.
-        shares: of a mixture those of the beginning, and what stages, edits and exhausted sources make of them.
+        hours: duration at the given tokens per second, padding included; None if none were given.
+        sources: sources that have a weight anywhere in the run.
+        shares: of a mixture, the shares at the start and after each change by stages, edits and exhausted sources.
     """
 
     fingerprint: str
@@ -135,16 +135,16 @@ class PlanForecast:
 
 
 def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1) -> PlanForecast:
-    """Look ahead at a whole run. Pools that are not counted yet are sampled where there are many.
+    """Forecast a complete run; samples the uncounted pools if there are many.
 
     Args:
-        plan: the order. What is estimated is not told to it.
-        tokens_per_second: places of sequences trained a second, of all ranks together.
+        plan: the plan. It does not adopt the estimates.
+        tokens_per_second: token slots trained per second, of all ranks together.
         world_size: number of data-parallel ranks.
 
     Raises:
-        SettingsError: numbers that are none.
-        PlanError: a source that gives no sequence; or a world size that does not divide a step.
+        SettingsError: a number is invalid.
+        PlanError: a source gives no sequence, or the world size does not divide a step.
     """
     if tokens_per_second is not None and not is_positive_weight(tokens_per_second):
         raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
@@ -186,7 +186,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
 
 
 def _estimate_cut_padding(plan: Plan) -> float:
-    """Padding of the first window where each step is cut to its longest row."""
+    """Return padding of the first window if steps are cut to their longest row."""
     lengths = plan.rows(*plan.run.window(0)).lengths
     size = plan.spec.global_batch_size
     longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
@@ -194,7 +194,10 @@ def _estimate_cut_padding(plan: Plan) -> float:
 
 
 def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochStatistics]:
-    """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
+    """Measure every source in every packing that edits make of it.
+
+    Measures of earlier packings determine the start of later ones.
+    """
     eras = len(orders.course.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
@@ -203,7 +206,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochS
         estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
         for number in estimated:
             served = orders.count_served(number, era - 1)
-            # Who served nothing stands where it stood, and nothing is counted of it.
+            # A source that served nothing keeps its position, so it needs no cut.
             if served.any():
                 orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
@@ -213,9 +216,10 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochS
 
 
 def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
-    """Where a source stands about, if only whole pools are left of its epoch: as many as it has left sequences.
+    """Estimate the position of a source, in complete pools left of its epoch.
 
-    Rows of pools that were only estimated cannot be told.
+    The number of pools left follows from the number of sequences left, since pools that were only
+    estimated have no known rows.
     """
     index, lane = divmod(int(served.sum()), order.lanes)
     epoch = order.find_epoch(lane, index)
@@ -229,13 +233,13 @@ def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
 
 
 def _find_first_packing(orders: SourceOrders, number: int) -> int:
-    """The first packing that a source has a weight in."""
+    """Return the first packing in which a source has a weight."""
     return next(era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers)
 
 
 @final
 class _RunSchedule:
-    """The stretches of a run under one schedule, and what each source serves in them."""
+    """Segments of a run under one schedule each, and the sequences each source serves."""
 
     def __init__(self, plan: Plan, measures: dict[tuple[int, int], SourceEpochStatistics]) -> None:
         self.plan, self.orders, self.measures = plan, plan.orders, measures
@@ -243,7 +247,7 @@ class _RunSchedule:
         steps = plan.steps
         last = plan.positions_of(steps - 1)[1] if steps else 0
         orders.timeline.segment_at(max(last - 1, 0))
-        # With last='drop' some of what is left is not served; and sources may end a run inside a step.
+        # With last='drop' the remainder is not served, and exhausted sources can end a run inside a step.
         end = min(plan.positions, last)
         self.end = end if orders.timeline.end is None else min(end, orders.timeline.end)
         self.segments: list[tuple[int, int, int, np.ndarray]] = []
@@ -269,7 +273,7 @@ class _RunSchedule:
         self.tokens = {number: self._count_tokens(number) for number in orders.weighted_sources}
 
     def count_token_slots(self) -> int:
-        """Tokens that the sequences of all steps have room for."""
+        """Count the tokens that fit into the sequences of all steps."""
         steps, token_slots = self.plan.steps, 0
         step_ranges = self.orders.course.step_ranges
         for index, step_range in enumerate(step_ranges):
@@ -278,7 +282,7 @@ class _RunSchedule:
         return token_slots
 
     def count_min_positions(self) -> float:
-        """Places of the run that no packing of the documents that are served could do without."""
+        """Return a lower bound on the token slots that the served documents need."""
         served = least = 0.0
         for number in self.orders.weighted_sources:
             for era, count in self.count_sequences(number).items():
@@ -289,14 +293,14 @@ class _RunSchedule:
         return (self.count_token_slots() - empty) * least / served if served else 0.0
 
     def compute_share(self, number: int) -> float:
-        """Share of the sequences that a source has while it is served."""
+        """Compute a source's share of the sequences while it is served."""
         segment_counts = [
             (stop - start, int(counts[number])) for start, stop, _, counts in self.segments if counts[number]
         ]
         return sum(served for _, served in segment_counts) / max(sum(size for size, _ in segment_counts), 1)
 
     def count_sequences(self, number: int) -> dict[int, int]:
-        """Sequences of a source by era, of those it has some in."""
+        """Count the sequences of a source per era; eras without any are omitted."""
         sequences_by_era: dict[int, int] = {}
         for _, _, era, served in self.segments:
             if served[number]:
@@ -304,13 +308,11 @@ class _RunSchedule:
         return sequences_by_era
 
     def count_epochs(self, number: int) -> float:
-        """Passes over a source."""
         return sum(
             count / self.orders.order(number, era).sequences for era, count in self.count_sequences(number).items()
         )
 
     def _count_tokens(self, number: int) -> int:
-        """Tokens of a source."""
         served_tokens = 0.0
         for era, count in self.count_sequences(number).items():
             order, measure = self.orders.order(number, era), self.measures[era, number]
@@ -318,12 +320,12 @@ class _RunSchedule:
                 served_tokens += _count_served_tokens(order, measure.pool_tokens, count)
             else:
                 served_tokens += count * measure.tokens / order.sequences
-        # What edits leave out is of all sources alike.
+        # Edits skip sequences of all sources in proportion.
         served_share = 1 - self.skipped / self.end if self.end else 1.0
         return round(served_tokens * served_share) if self.skipped else round(served_tokens)
 
     def find_full_pass_step(self, number: int) -> int | None:
-        """The step at which a source has been passed through once."""
+        """Return the step at which the first epoch of a source is complete."""
         done = 0.0
         for position, until, era, served in self.segments:
             if not served[number]:
@@ -337,7 +339,7 @@ class _RunSchedule:
 
 
 def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
-    """Tokens of the first sequences of a source that was counted."""
+    """Count the tokens of the first ``count`` sequences of a counted source."""
     epochs, remainder = divmod(count, order.sequences)
     pool_order = order.pools.order(epochs)
     ends = np.cumsum(order.counts[pool_order])
@@ -390,7 +392,7 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
 
 
 def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
-    """The shares of a mixture's sources, and where they change."""
+    """List the shares of a mixture's sources at each change."""
     plan, orders = run.plan, run.orders
     segments = [
         timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < run.end
@@ -408,7 +410,7 @@ def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
 
 
 def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | None, float | None]:
-    """Weight and effective share of a source at the beginning, in the unit of the mixture."""
+    """Return weight and effective share at the start, in the unit of the mixture."""
     plan, orders = run.plan, run.orders
     if not isinstance(orders.data, Mixture):
         return None, None

@@ -1,4 +1,4 @@
-"""``check_raw_or_prepared``: is a path sound? A store, a bare Megatron prefix, or raw input."""
+"""``check_raw_or_prepared``: verify a store, a Megatron prefix, or raw input."""
 
 import os
 from dataclasses import replace
@@ -64,23 +64,22 @@ def check_raw_or_prepared(
     vocab_size: int | None = None,
     generation: int | None = None,
 ) -> VerificationResult:
-    """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
+    """Verify a store, a Megatron prefix or raw input; report whether it is real data.
 
-    A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
-    sample, that tokens are not uniform noise. Raw input, also what a manifest names: that every
-    record can be read, as ``prepare`` would.
+    A store, also at a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
+    sample, and that tokens are not uniform noise. Raw input, also named by a manifest: that every
+    record can be read as by ``prepare``.
 
     Args:
-        path: what to check.
-        text_field: field of a raw record that holds the text; None where its schema is told from
-            the records.
-        vocab_size: every id of a bare prefix must be below it; a store knows its own.
-        generation: of a store, an older one; None for the newest.
+        path: path or URL to check.
+        text_field: field of a raw record that holds the text; None to detect the schema.
+        vocab_size: upper bound (exclusive) of the ids of a bare prefix; a store records its own.
+        generation: generation of a store; None for the newest.
 
     Raises:
-        InputMissingError: there is nothing at ``path``: the data is absent.
-        InputError: it is of a kind that cannot be checked, or a manifest that names no data sets.
-        SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none.
+        InputMissingError: there is nothing at ``path``.
+        InputError: the kind cannot be checked, or a manifest names no data sets.
+        SettingsError: settings of synthetic data or of a manifest are invalid, or ``path`` has no generations.
         GenerationError: the store has no such generation.
     """
     location = strip_file_scheme(os.fspath(path))
@@ -99,9 +98,9 @@ def check_raw_or_prepared(
 
 
 def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
-    """The verdict on what lies at a URL: a store where there is a manifest, else raw input."""
+    """Verify a URL: a store if it has a manifest, otherwise raw input."""
     is_store, strange = generation is not None, None
-    # What has an ending is a file; its server may answer anything to what lies below it.
+    # A URL with a suffix is a file, and its server may answer anything for a path below it.
     if not is_store and not Path(redact_url(url)).suffix:
         try:
             open_remote_manifest(url)
@@ -109,11 +108,11 @@ def _check_remote(url: str, text_field: str | None, generation: int | None) -> V
         except StoreMissingError:
             pass
         except StoreError:
-            is_store = True  # A damaged one.
+            is_store = True  # It is damaged; the verification says how.
         except NoRangesError:
-            raise  # A manifest is there, and so the store that was meant.
+            raise  # A manifest exists, so a store was meant.
         except InputError as error:
-            # What cannot be reached is told by who looks for records, but for what a server answered instead.
+            # Reading records reports an unreachable server, but not an unexpected answer to the manifest request.
             strange = error if is_web_url(url) and isinstance(error, DownloadError) else None
     if is_store:
         return verify_remote_store(url, generation=generation)
@@ -129,7 +128,7 @@ def _check_remote(url: str, text_field: str | None, generation: int | None) -> V
 
 
 def _check_prepared(location: str, vocab_size: int | None, generation: int | None) -> VerificationResult | None:
-    """The verdict on a store or a prefix; None where there is something else."""
+    """Verify a store or a prefix; None if the path is neither."""
     local_path = Path(location)
     if (local_path / MANIFEST_NAME).exists():
         return verify_store(local_path, generation=generation)

@@ -1,4 +1,4 @@
-"""When a document, or a record of an input, is served: every step of a run, past and future."""
+"""Steps of a run, past and future, that serve a document or an input record."""
 
 import json
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class ServedSequence:
-    """A sequence of a run that holds a document, or a piece of it.
+    """A sequence of a run that holds a document, or a part of it.
 
     Attributes:
-        source: name of the source in the plan; of a lone store ``data``.
-        document: its number in the store.
+        source: name of the source in the plan; ``data`` for a single store.
+        document: number of the document in its store.
         step: the step.
-        row: the place of the sequence in the step, counted over all ranks.
-        rank: the data-parallel rank that is given it.
-        position: its position in the run.
-        epoch: the pass over the source, from 0.
-        banned: whether an edit of the run bans the document by then: padding stands in its place.
+        row: row of the sequence in the step, over all ranks.
+        rank: data-parallel rank that receives it.
+        position: position in the run.
+        epoch: epoch of the source, from 0.
+        banned: whether an edit of the run bans the document at this position; padding is served instead.
     """
 
     source: str
@@ -48,12 +48,12 @@ class ServedSequence:
 
 @dataclass(frozen=True, slots=True)
 class UnservedDocument:
-    """A document that was asked for, and is in none of the steps.
+    """A requested document that is in none of the steps.
 
     Attributes:
-        source: name of the source in the plan; of a lone store ``data``.
-        document: its number in the store.
-        reason: why it is in none.
+        source: name of the source in the plan; ``data`` for a single store.
+        document: number of the document in its store.
+        reason: why no step serves it.
     """
 
     source: str
@@ -71,28 +71,28 @@ def when(
     last_step: int | None = None,
     world_size: int | None = None,
 ) -> tuple[ServedSequence, ...]:
-    """Tell at which steps, and in which of their rows, a document is served.
+    """Return the steps and rows that serve a document.
 
-    The way back of :func:`explain`. It needs the number of sequences of every pool: where no table
-    of them is cached, they are counted (the log ``batchloom`` tells how far it is), and kept.
+    The inverse of :func:`explain`. It needs the number of sequences of every pool. If no table of
+    them is cached, they are counted (progress is logged to ``batchloom``) and cached.
 
     Args:
-        data: a plan, or a loader, whose ``mesh``, ``balance`` and ``uneven`` then hold.
+        data: a plan, or a loader, whose ``mesh``, ``balance`` and ``uneven`` then apply.
         document: number of a document in its store; or
         record: number of a record, from 0, in an input file.
-        source: of a mixture the name of its source; else name of an input (a file or a data set) of the store.
-        file: the input file, where the source has several.
-        last_step: the last step of interest; None for the last of the run.
-        world_size: number of data-parallel ranks; None for the loader's, of a plan 1.
+        source: name of the mixture source; otherwise name of an input (a file or a data set) of the store.
+        file: the input file, if the source has several.
+        last_step: last step to search; None for the last of the run.
+        world_size: number of data-parallel ranks; None for the loader's, or 1 for a plan.
 
     Returns:
-        Showings in the order of their positions.
+        Sequences in position order.
 
     Raises:
-        InputError: no such source, document or record; or a record that became no document, with the reason where it
-            is known.
-        SettingsError: neither a document nor a record is named, or both.
-        PlanError: a world size that does not divide the step.
+        InputError: no such source, document or record; or the record became no document, with the reason if
+            known.
+        SettingsError: neither a document nor a record is given, or both.
+        PlanError: the world size does not divide the step.
     """
     return find_serving_steps(
         data,
@@ -115,7 +115,7 @@ def find_serving_steps(
     last_step: int | None,
     world_size: int | None,
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
-    """What :func:`when` tells, and of each document that is in no step why."""
+    """Return the result of :func:`when`, and the documents in no step with reasons."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
     request_numbers = _validate_request(document, record, last_step)
     number, documents = _select_documents(plan, request_numbers, source, file)
@@ -165,7 +165,7 @@ def _validate_request(document: object, record: object, last_step: object) -> di
 def _select_documents(
     plan: Plan, request_numbers: dict[str, int | None], source: str | None, file: str | None
 ) -> tuple[int, list[int]]:
-    """The number of the source in the plan, and the documents that are asked for."""
+    """Return the source number in the plan and the requested documents."""
     names = [plan.names[n] for n in plan.orders.weighted_sources]
     document, record = request_numbers["document"], request_numbers["record"]
     if document is not None:
@@ -200,7 +200,7 @@ def _find_source_number(plan: Plan, name: str, names: list[str]) -> int:
 
 
 def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
-    """Which source of the plan and which input file of its store are meant."""
+    """Return the source of the plan and the input file of its store."""
     stores = {name: store for name, store in plan.stores.items() if isinstance(store, Store)}
     if source in plan.names:
         candidate_stores = {name: store for name, store in stores.items() if name == source}
@@ -234,7 +234,10 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
 
 
 def _match_input(requested_name: str, input_names: list[str]) -> str:
-    """The inputs that may be meant: a store calls them by their place below what was prepared."""
+    """Suggest input names for a wrong one.
+
+    A store names inputs by their path relative to the prepared folder.
+    """
     last = requested_name.rpartition("/")[2]
     matches = sorted({name for name in input_names if name.rpartition("/")[2] == last})
     if not matches:
@@ -247,7 +250,7 @@ def _list_inputs(store: Store) -> list[str]:
 
 
 def _explain_left_out(store: Store, file: str, record: int) -> str:
-    """Why a record that was read became no document of the subset, as far as the store says so."""
+    """Explain why a record became no document of the subset, as far as is known."""
     summary = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
     for subset in SUBSETS:
         if subset in store.subsets and subset != store.split:

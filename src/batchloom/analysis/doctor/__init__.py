@@ -1,4 +1,4 @@
-"""`doctor`: what inputs hold, what is wrong with them, and the command that prepares them.
+"""`doctor`: contents and faults of inputs, and the command that prepares them.
 
 Read `diagnosis.py` and `examination.py` first.
 """

@@ -1,4 +1,4 @@
-"""``doctor``: everything about inputs before any work, and the command that does the work."""
+"""The ``doctor`` command: facts about inputs and the commands that prepare them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,37 +40,37 @@ from batchloom.preparation.settings import (
     parse_names,
 )
 
-# What can be had everywhere, where prepare's default cannot.
+# Available everywhere, unlike prepare's default, since it is trained on the input.
 _FALLBACK_TOKENIZER = "train:8192"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What :func:`doctor` found. Counts are estimates where ``exact`` is False.
+    """Result of :func:`doctor`. Counts are estimates if ``exact`` is False.
 
     Attributes:
-        inputs: as they were given, URLs without credentials.
-        exact: whether everything was read; else a sample.
-        files, bytes: of the whole input, without what is prepared already.
-        read_bytes: how many of those bytes were read.
-        sources: one for each source; of more than 20, one for each group that is read alike.
+        inputs: inputs as they were given, URLs without credentials.
+        exact: whether everything was read; otherwise a sample.
+        files, bytes: number of files and bytes of the complete input, without prepared inputs.
+        read_bytes: number of those bytes that were read.
+        sources: one entry per source; with more than 20, one per group that is read alike.
         prepared: stores and prefixes among the inputs.
-        tokenizer: what makes ids; None where there is none.
-        documents: documents that come of all sources.
-        tokens: their tokens; None without a tokenizer.
-        trained_tokens: how many of those are trained; None without a tokenizer.
-        duplicates: documents that are there more than once; None where there is nothing to read.
+        tokenizer: the tokenizer; None without one.
+        documents: number of documents in all sources.
+        tokens: number of their tokens; None without a tokenizer.
+        trained_tokens: number of trained tokens; None without a tokenizer.
+        duplicates: repeated documents; None if there is nothing to read.
         bad: the first ten bad records.
-        bad_seen: how many bad records were read.
+        bad_seen: number of bad records that were read.
         packing: how full sequences are; None without a tokenizer or documents.
-        seconds: about how long ``prepare`` takes on this machine; None without a tokenizer.
-        store_bytes: about how large the store becomes; None without a tokenizer.
-        ways: what a run would need with the data prepared, and with the data streamed; empty where it
-            is not known what the input would become.
-        faults: why the input is faulty; none means sound.
-        warnings: what people should know.
-        notes: what was left out, and how inputs were understood.
-        commands: command lines that do the work, quoted for a shell; none where something is to be mended first.
+        seconds: estimated time of ``prepare`` on this machine; None without a tokenizer.
+        store_bytes: estimated size of the store; None without a tokenizer.
+        ways: resources of a run on prepared data and on streamed data; empty if the resulting documents
+            are unknown.
+        faults: errors in the input; empty if it is sound.
+        warnings: warnings for the user.
+        notes: omitted inputs, and how inputs were interpreted.
+        commands: command lines that prepare the input, quoted for a shell; empty if something must be fixed first.
     """
 
     inputs: tuple[str, ...]
@@ -98,15 +98,15 @@ class Diagnosis:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there are no faults."""
         return not self.faults
 
     def plain(self) -> dict[str, Any]:
-        """All of it as plain JSON values, and ``sound``."""
+        """Return all fields and ``sound`` as plain JSON values."""
         return {"sound": self.sound, **to_plain(self)}
 
 
-def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
+def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe are documented there
     inputs: InputArgument | Sequence[InputArgument],
     *,
     tokenizer: str | None = None,
@@ -129,25 +129,25 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     preview: int = 2,
     progress: Callable[[Note | Progress], None] | None = None,
 ) -> Diagnosis:
-    """Look at inputs before any work: what they hold, what is wrong, what would become of them.
+    """Examine inputs before preparation: contents, faults and estimates.
 
-    Nothing is written. Inputs of up to 16 MiB are read whole; of larger ones a sample, spread
-    over all of their bytes, within seconds and bounded memory.
+    Nothing is written. Inputs of up to 16 MiB are read completely. Larger ones are sampled over all
+    of their bytes, within seconds and bounded memory.
 
     Args:
-        inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
-        tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
+        inputs: inputs as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
+        tokenizer: tokenizer as for ``prepare``; None for its default, or none if that is not available.
         end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
-            overlong, follow_links: as ``prepare`` takes them; see :class:`Recipe` and what it holds.
+            overlong, follow_links: settings of ``prepare``; see :class:`Recipe` and its fields.
         seq_len, global_batch_size: tokens of a sequence and sequences of a step, for packing and the steps of an epoch.
-        full: whether everything is read, whatever its size.
-        preview: documents of each source that are shown.
-        progress: is called with a :class:`Progress`, some times a second.
+        full: whether to read everything, whatever its size.
+        preview: number of documents to preview per source.
+        progress: callback that receives a :class:`Progress` several times a second.
 
     Raises:
-        SettingsError: settings that are unknown or contradict each other.
-        InputMissingError, InputError: an input does not exist, holds nothing that can be used, or cannot be listed.
-        TokenizerError: the tokenizer that was named cannot be had.
+        SettingsError: settings are unknown or contradict each other.
+        InputMissingError, InputError: an input does not exist, holds nothing usable, or cannot be listed.
+        TokenizerError: the given tokenizer is not available.
     """
     arguments = as_input_tuple(inputs)
     prepared_inputs = [
@@ -192,7 +192,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
 
 
 def _estimate_packing(examination: ExaminationResult, seq_len: int, batch_size: int | None) -> PackingFacts | None:
-    """As a loader packs that is not told what to do with documents that are too long."""
+    """Estimate packing with the loader's default policy for overlong documents."""
     drops = examination.holds_media or {source.way for source in examination.sources if source.way} <= TEMPLATED_KINDS
     return estimate_packing(examination.lengths, examination.weights, seq_len, batch_size, drops=drops)
 
@@ -206,9 +206,9 @@ def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> N
 
 
 def _make_next_commands(recipe: Recipe, names: Sequence[str], examination: ExaminationResult) -> list[str]:
-    """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
+    """Return the prepare commands; none if a fault remains that no ``--map`` fixes."""
     tokenizer = _FALLBACK_TOKENIZER if examination.tokenizer_missing else recipe.tokenizer
-    # What a manifest says of its inputs is mended there.
+    # A wrong mapping in a manifest is fixed in the manifest, not with --map.
     sources = () if recipe.sources else examination.sources
     curable_faults = {source.fault for source in sources if source.fault and source.suggestion}
     if not curable_faults >= {*examination.faults}:
@@ -264,7 +264,7 @@ def _make_diagnosis(
 
 
 def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
-    """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
+    """Describe the default handling of documents longer than a sequence."""
     if media:
         return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
     if record_kinds <= TEMPLATED_KINDS:
@@ -278,11 +278,11 @@ def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
 
 
 def make_unread_diagnosis(inputs: Sequence[str], *faults: str) -> Diagnosis:
-    """What is told where nothing was read.
+    """Return a diagnosis for inputs of which nothing was read.
 
     Args:
-        inputs: as they were given.
-        faults: why.
+        inputs: inputs as they were given.
+        faults: reasons.
     """
     return Diagnosis(
         inputs=tuple(map(input_name, inputs)),
@@ -311,7 +311,7 @@ def make_unread_diagnosis(inputs: Sequence[str], *faults: str) -> Diagnosis:
 
 
 def _diagnose_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
-    """Where all inputs are prepared there is nothing to read."""
+    """Return the diagnosis if all inputs are prepared, so nothing is read."""
     inspections = [facts.inspection for facts in prepared if facts.inspection]
     return replace(
         make_unread_diagnosis(inputs, *(fault for facts in prepared for fault in facts.faults)),
@@ -343,7 +343,7 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
 
 
 def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
-    """The commands that use what is prepared: ids become a store, all else is trained on."""
+    """List the next command per prepared input: import for ids, otherwise train."""
     return tuple(
         _make_usage_command(facts) for facts in prepared if not facts.faults and not _describe_preferences(facts)
     )

@@ -1,4 +1,4 @@
-"""Looking at inputs before any work: what they hold, what is wrong, what would become of them."""
+"""Examination of inputs before preparation: contents, faults and estimates."""
 
 import math
 import time
@@ -51,7 +51,7 @@ from batchloom.tokens import parse_train_spec
 _MAX_LISTED = 10
 _MAX_PREVIEWED_SOURCES = 5
 _EDGE_BYTES = 64 << 10
-# Where a sample holds no record at all, the beginnings of so many sources are read on.
+# If a sample holds no record at all, this many sources are read further from their start.
 _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 
 
@@ -64,27 +64,27 @@ def examine_inputs(
     tokenizer_optional: bool = False,
     sizes: SampleSizes | None = None,
 ) -> ExaminationResult:
-    """Read the inputs of a recipe, or a sample of them, and tell what ``prepare`` would find.
+    """Read the inputs of a recipe, or a sample; report what ``prepare`` would find.
 
-    Inputs of up to 16 MiB in up to 256 files are read whole. Of larger ones a few megabytes are
-    read at places spread evenly over all bytes (of compressed files, JSON lists and CSV their
-    beginnings), and counts are estimates from the share of bytes that was read.
+    Inputs of up to 16 MiB in up to 256 files are read completely. Of larger ones a few megabytes are
+    read at positions spread evenly over all bytes (of compressed files, JSON lists and CSV from the
+    start), and counts are estimates from the share of bytes that was read.
 
     Args:
-        recipe: what ``prepare`` would be asked to do.
-        listener: is told of progress.
-        full: whether everything is read, whatever its size.
-        preview: documents shown of each source.
-        tokenizer_optional: whether the rest is told where the tokenizer cannot be had.
-        sizes: how much is read; others than the default only in tests.
+        recipe: recipe for ``prepare``.
+        listener: callback that receives progress.
+        full: whether to read everything, whatever its size.
+        preview: number of documents to preview per source.
+        tokenizer_optional: whether to continue without a tokenizer if it is not available.
+        sizes: limits on how much is read; only tests override the default.
 
     Raises:
-        InputMissingError: an input does not exist or holds nothing that can be used.
+        InputMissingError: an input does not exist or holds nothing usable.
         InputError: an input cannot be listed, or a large table cannot be opened.
-        TokenizerError, MissingDependencyError: the tokenizer cannot be had.
+        TokenizerError, MissingDependencyError: the tokenizer is not available.
     """
     with Spool() as spool:
-        # A sample of what lies on the Hub is read where it lies.
+        # A sample of a Hub data set is read remotely, without downloading it.
         listing = list_inputs(recipe, spool, streaming=None if full else True)
         return _examine_listing(
             *(recipe, listing, listener, sizes or SampleSizes()),
@@ -106,7 +106,7 @@ def _examine_listing(
 ) -> ExaminationResult:
     original_recipe = recipe
     if recipe.chat.overlong == "error":
-        # They are counted rather than the end of the work.
+        # Overlong documents are counted here; with "error" the first one would end the examination.
         recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
     record_parsers = RecordParsers(recipe, ReadLimits())
     sample = InputSample(listing.sources, record_parsers.rules, sizes, full=full)
@@ -152,7 +152,7 @@ def _examine_listing(
 
 @dataclass(slots=True)
 class _ExaminationState:
-    """What is known so far."""
+    """Intermediate results of an examination."""
 
     recipe: Recipe
     listing: SourceListing
@@ -160,14 +160,14 @@ class _ExaminationState:
     complete: bool
     task: EncodeContext | None = None
     tokenizer_missing: bool = False
-    # Seconds until the tokenizer was there; prepare takes them, too.
+    # Seconds to load the tokenizer, which prepare spends as well.
     ready: float = 0.0
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def format_estimate_prefix(self) -> str:
-        """What stands before an estimate."""
+        """Prefix of estimated counts."""
         return "" if self.complete else "about "
 
 
@@ -208,9 +208,9 @@ def _make_examination(
 
 
 def _group_sources(sources: Sequence[Source], record_parsers: RecordParsers, sample: InputSample) -> list[SourceGroup]:
-    """Sources by how they are read, in the order of the first of each.
+    """Group sources by how they are read, in the order of each group's first source.
 
-    In a sample small ones, which were chosen by number, do not stand for large ones.
+    In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
     """
     groups: dict[object, SourceGroup] = {}
     for source in sources:
@@ -235,7 +235,7 @@ def _make_encode_context(
     record_parsers: RecordParsers,
     state: _ExaminationState,
 ) -> EncodeContext | None:
-    """What makes tokens of documents; None where nothing can."""
+    """Return the context that encodes documents; None if nothing can be encoded."""
     if not sources:
         return None
     add_warning = state.warnings.append
@@ -245,7 +245,7 @@ def _make_encode_context(
         state.faults.append(str(error))
         if parse_train_spec(recipe.tokenizer) is not None:
             return None
-        # A source that cannot be read keeps nobody from counting the tokens of the others.
+        # A source that cannot be read must not prevent counting the tokens of the others.
         tokenizer = choose_job_tokenizer(recipe, (), record_parsers, add_warning)
     try:
         dtype = choose_dtype_name(recipe, tokenizer)
@@ -284,7 +284,7 @@ def _read_samples(
         examiner.take(parsed_records)
     examiner.end()
     if not examiner.records and not sample.complete:
-        # Records larger than a probe may slip through all of them.
+        # Records larger than a probe may be missed by all probes.
         heads = [
             (SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in usable_sources[:_MAX_SAMPLED_HEADS]
         ]
@@ -294,7 +294,7 @@ def _read_samples(
 
 
 def _describe_unclosed_json(source: Source) -> str:
-    """Why a plain JSON file is cut short, told by its ends; empty where it is not."""
+    """Describe a plain JSON file that is cut short; empty if it is complete."""
     if source.kind != "json" or source.compression or source.member or is_url(source.path):
         return ""
     with open_source(source) as file:
@@ -320,7 +320,7 @@ def _make_previews(state: _ExaminationState, count: int) -> list[tuple[DocumentP
 
 
 def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
-    """What is wrong with the input as a whole, and what people should know of it."""
+    """Add faults and warnings about the complete input."""
     groups, about = state.groups, state.format_estimate_prefix
     if not state.faults and not any(group.documents for group in groups):
         if not state.complete and not any(group.records for group in groups):
@@ -340,7 +340,7 @@ def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]
     empty = sum(group.scale_count(group.empty) for group in groups)
     if empty:
         state.warnings.append(f"{about}{format_count(empty, 'record')} without any text: no document comes of them.")
-    # Files of text and texts in a column are the same kind of record.
+    # A text file and a text column give the same kind of record, so they are not different schemas.
     record_parsers = [group.record_parser for group in groups if group.record_parser and not group.fault]
     texts = any(record_parser.detected and record_parser.record_kind == "text" for record_parser in record_parsers)
     schemas: dict[str, str] = {}
@@ -353,7 +353,7 @@ def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]
 
 
 def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -> Counter[str]:
-    """Counts of all groups as those of the whole input."""
+    """Sum the counts of all groups, scaled to the complete input."""
     total: Counter[str] = Counter()
     for group, group_counts in zip(groups, counts, strict=True):
         total.update({name: group.scale_count(count) for name, count in group_counts.items()})
@@ -361,14 +361,14 @@ def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -
 
 
 def _judge_bad(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
-    """Whether more records are bad than the budget allows."""
+    """Add a fault if bad records exceed the budget, otherwise a warning."""
     groups, max_bad = state.groups, state.recipe.max_bad
     bad_seen = sum(group.bad for group in groups)
     if not bad_seen:
         return
     records = sum(group.scale_count(group.records) for group in groups)
     bad = sum(group.bad * group.scale for group in groups)
-    # Of a sample the least that is likely, two standard deviations of a count below it.
+    # For a sample, use a lower bound two standard deviations below the count, so that noise causes no fault.
     least = bad if state.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
     fact = f"{round(bad):,} of {records:,} records are bad"
     if not state.complete:

@@ -1,4 +1,4 @@
-"""The run of an examination: every stretch is counted, hashed and tokenized, and nothing is written."""
+"""Main loop of an examination: count, hash and tokenize batches, write nothing."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ _BATCH_DOCUMENTS = 1 << 13
 
 @dataclass(slots=True)
 class _PendingDocuments:
-    """Documents of one group that wait for the tokenizer, each with its part, record and offset."""
+    """Documents of one group that are not tokenized yet, with their locations."""
 
     group: SourceGroup
     record_parser: RecordParser
@@ -50,14 +50,14 @@ class _PendingDocuments:
 
 @final
 class InputExaminer:
-    """Takes stretches and counts what is in them.
+    """Counter of parsed batches.
 
     Attributes:
-        task: what makes tokens; None where nothing does (any more).
-        records: records that were read.
-        faults: sentences about what cannot be read.
+        task: context that encodes documents; None if nothing can be encoded (any more).
+        records: number of records read.
+        faults: messages about parts that cannot be read.
         bad: the first bad records.
-        reasons: the number of bad records by kind of reason.
+        reasons: number of bad records by kind of reason.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class InputExaminer:
         self.reasons = ReasonCounts()
 
     def refuse(self, part: SourcePart, error: InputError) -> None:
-        """Take note of a part that cannot be read."""
+        """Record that a part cannot be read."""
         self.faults.append(str(error))
         group = self._group_of[part.source.name]
         group.fault = group.fault or str(error)
 
     def take(self, parsed_records: ParsedRecords) -> None:
-        """Count a stretch."""
+        """Count a batch."""
         group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
         if parsed_records.part is not self._part:
             self._part, self._progress = parsed_records.part, SampleProgress()
@@ -112,7 +112,7 @@ class InputExaminer:
         group.seconds += self._measure_lap()
 
     def end(self) -> None:
-        """Tokenize what still waits."""
+        """Tokenize the pending documents."""
         pending, self._pending = self._pending, None
         if pending is not None and pending.documents:
             self._encode(pending)
@@ -216,7 +216,10 @@ class InputExaminer:
 
 
 def _make_duplicate_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDArray[np.uint64]:
-    """The keys of what came of documents; those of one document, such as the sides of a pair, are told apart."""
+    """Return the keys of encoded documents.
+
+    Documents made from the same record, such as the sides of a pair, get different keys.
+    """
     if numbers is None:
         return keys
     document_keys, indices = keys[numbers], np.arange(len(numbers))
@@ -227,7 +230,10 @@ def _make_duplicate_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | 
 
 
 def _truncate_records(record_batch: Records, first: int, max_characters: int) -> None:
-    """Keep of a stretch of whole rows what is about so many characters long; the rest was not read."""
+    """Cut a batch of complete rows to about ``max_characters``.
+
+    The rest counts as not read.
+    """
     size = 0
     for number, document in enumerate(record_batch.values):
         size += estimate_characters(document)

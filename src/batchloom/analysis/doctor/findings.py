@@ -1,4 +1,4 @@
-"""What an examination of inputs finds, as values that are plain JSON in other words."""
+"""Results of an examination of inputs, convertible to plain JSON."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from batchloom.store.read import MediaCount
 
 @dataclass(frozen=True, slots=True)
 class LengthFacts:
-    """Lengths of documents, those that were read.
+    """Lengths of the documents that were read.
 
     Attributes:
-        documents: how many were measured.
-        mean, median, p95, longest: of their lengths; 95 of 100 are at most ``p95``.
+        documents: number of documents measured.
+        mean, median, p95, longest: statistics of their lengths; ``p95`` is the 95th percentile.
     """
 
     documents: int
@@ -31,14 +31,14 @@ class BadFacts:
     """A record that cannot be used.
 
     Attributes:
-        file: the source.
-        line: 1-based line, None where lines have no meaning or were not counted.
-        row: 1-based row, likewise.
-        column: 1-based column of the fault, None where it is the record as a whole.
-        offset: byte of the (decompressed) source where the record begins.
-        reason: what is wrong and how to mend it.
-        snippet: how the record begins.
-        sentence: all of it for people.
+        file: name of the source.
+        line: 1-based line; None if lines have no meaning or were not counted.
+        row: 1-based row; None likewise.
+        column: 1-based column of the fault; None if the record as such is at fault.
+        offset: byte offset of the record in the (decompressed) source.
+        reason: what is wrong and how to fix it.
+        snippet: beginning of the record.
+        sentence: the complete message.
     """
 
     file: str
@@ -56,30 +56,30 @@ class SourceFacts:
     """One source, or several that are read alike.
 
     Attributes:
-        name: of the source; of several, of the first.
-        path: where that lies.
-        files: how many sources were looked at.
+        name: name of the source; of several, of the first.
+        path: path or URL of that source.
+        files: number of sources that were sampled.
         format: ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow``, ``text`` or ``code``.
-        compression: what they are packed with, None for plain ones.
+        compression: compression format; None if uncompressed.
         bytes: listed bytes they stand for.
-        way: ``text``, ``conversation``, ``tokens`` ...; what a record becomes.
+        way: record kind: ``text``, ``conversation``, ``tokens`` ...
         detected: the schema in one line; empty for text files.
-        mapping: for each role the columns that hold it.
-        unused: columns, and keys of messages as ``messages[].key``, that nothing reads.
-        fault: why it cannot be read, or not to its end; else empty.
-        suggestion: the ``--map`` that would make it work; None where there is no guess.
-        records: records; with the next four estimated where not everything was read.
-        documents: documents that come of them.
-        empty: records that say nothing.
-        bad: records that cannot be used.
-        dropped: documents left out, by reason.
+        mapping: columns of each role.
+        unused: columns that are not read, and message keys as ``messages[].key``.
+        fault: why it cannot be read, or not to its end; otherwise empty.
+        suggestion: the ``--map`` that would make it readable; None without a guess.
+        records: number of records; an estimate, like the next four, if not everything was read.
+        documents: number of documents made from them.
+        empty: number of records without content.
+        bad: number of records that cannot be used.
+        dropped: number of documents left out, by reason.
         total_tokens: tokens of the documents; None without a tokenizer.
-        trained_tokens: how many of those are trained; None without a tokenizer.
-        characters: lengths of documents in characters; None where there are none.
-        tokens: lengths of documents in tokens; None without a tokenizer.
-        media: images, sounds and frames of videos, by kind: how many, in how many documents, and how many tokens
-            stand for them; empty where none are read.
-        preview: the first documents, as a model will see them.
+        trained_tokens: number of trained tokens; None without a tokenizer.
+        characters: document lengths in characters; None without documents.
+        tokens: document lengths in tokens; None without a tokenizer.
+        media: by kind (image, audio, video) the number of items, of documents with some and of placeholder tokens;
+            empty if none are read.
+        preview: the first documents as the model receives them.
     """
 
     name: str
@@ -109,15 +109,15 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What makes ids of text.
+    """The tokenizer of an examination.
 
     Attributes:
-        name: as ``--tokenizer`` names it.
-        vocab_size: one more than the largest id.
-        engine: what encodes here.
-        template: the chat template that is used; None where there are no conversations.
-        lossy: whether characters it does not know leave no trace.
-        dtype: of a token on disk.
+        name: name as given to ``--tokenizer``.
+        vocab_size: largest id plus one.
+        engine: name and version of the encoding library.
+        template: chat template in use; None without conversations.
+        lossy: whether unknown characters are dropped.
+        dtype: dtype of a token on disk.
     """
 
     name: str
@@ -130,14 +130,14 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateFacts:
-    """Documents that are there more than once, by a 128-bit hash of their content.
+    """Repeated documents, found by a 128-bit hash of their content.
 
     Attributes:
-        documents: how many were compared.
-        repeated: how many of them have an earlier one that is equal.
+        documents: number of documents compared.
+        repeated: number of them that equal an earlier one.
         share: repeated / documents, 0 to 1.
-        exact: whether every document was compared; a sample sees only few of the duplicates.
-        left_out: whether ``prepare`` leaves them out where nobody says otherwise.
+        exact: whether every document was compared; a sample contains only few of the duplicates.
+        left_out: whether ``prepare`` leaves them out by default.
     """
 
     documents: int
@@ -149,25 +149,25 @@ class DuplicateFacts:
 
 @dataclass(frozen=True, slots=True)
 class ExaminationResult:
-    """What was found in the inputs before any work is done on them.
+    """Result of an examination of inputs.
 
     Attributes:
-        inputs: as they were given, URLs without credentials.
-        exact: whether everything was read; else counts are estimates from a sample.
-        files, bytes: of the whole input, as listed.
-        read_bytes: how many of those bytes were read.
-        sources: one for each source, or group of sources that are read alike.
-        tokenizer: None where there is none.
-        tokenizer_missing: whether that is because it cannot be had here.
-        duplicates: documents that are there more than once.
-        bad: the first of the bad records.
-        bad_seen: how many bad records were read.
+        inputs: inputs as they were given, URLs without credentials.
+        exact: whether everything was read; otherwise counts are estimates from a sample.
+        files, bytes: number of files and bytes of the complete input, as listed.
+        read_bytes: number of those bytes that were read.
+        sources: one entry per source, or per group of sources that are read alike.
+        tokenizer: the tokenizer; None without one.
+        tokenizer_missing: whether the tokenizer is not available here.
+        duplicates: repeated documents.
+        bad: the first bad records.
+        bad_seen: number of bad records that were read.
         lengths: tokens of a document, ascending [N] int64.
-        weights: how many documents of the whole input each of these lengths stands for [N] float64.
-        seconds: about how long preparing takes on this machine; None without a tokenizer.
-        store_bytes: about how large the store becomes; None without a tokenizer.
-        held_bytes: of media that stand in records, equal ones once.
-        faults, warnings, notes: sentences for people.
+        weights: number of documents of the complete input each length stands for [N] float64.
+        seconds: estimated preparation time on this machine; None without a tokenizer.
+        store_bytes: estimated size of the store; None without a tokenizer.
+        held_bytes: bytes of media embedded in records, equal ones counted once.
+        faults, warnings, notes: messages for the user.
     """
 
     inputs: tuple[str, ...]
@@ -192,5 +192,5 @@ class ExaminationResult:
 
     @property
     def holds_media(self) -> bool:
-        """Whether some documents hold images or audio."""
+        """True if some documents hold images or audio."""
         return any(source.media for source in self.sources)

@@ -1,4 +1,4 @@
-"""Counting what an examination reads: by source, or by group of sources that are read alike."""
+"""Counters of an examination, per source or per group of sources read alike."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ from batchloom.sources.files import Source
 from batchloom.store.format import get_facts_kind
 from batchloom.store.read import MediaCount
 
-# Bytes of a document in a store beside its tokens: .idx, .docs and lengths.u32.
+# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
 _INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
-# Of a medium: its row and its place.
+# Bytes of a media item in a store: its table row and its path.
 _TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 
 @dataclass(slots=True)
 class SourceGroup:
-    """What was read of one source, or of several that are read alike.
+    """Counters of one source, or of several that are read alike.
 
-    Lengths are counted one by one: of documents of n bytes together there are at most sqrt(2 n)
-    different ones, so this stays small.
+    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
+    lengths, so the counters stay small.
 
     Attributes:
-        record_parser: how they are read; None where that cannot be told.
-        sources: those that were looked at.
-        fault: why they cannot be read, else empty.
-        suggestion: the ``--map`` that would make it work.
+        record_parser: parser of the group; None if its schema cannot be determined.
+        sources: sources that were sampled.
+        fault: why they cannot be read; otherwise empty.
+        suggestion: the ``--map`` that would make them readable.
         bytes: listed bytes they stand for.
-        read_bytes: how many of those were read.
-        seconds: the time that took, and what was done with them.
+        read_bytes: number of those bytes that were read.
+        seconds: time spent on reading and encoding.
     """
 
     record_parser: RecordParser | None
@@ -63,7 +63,7 @@ class SourceGroup:
     _media_digests: set[str] = field(default_factory=set)
 
     def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
-        """Count the media of documents, and the bytes that a store would hold of them."""
+        """Count the media of documents, and the bytes a store would hold of them."""
         for document_media in documents:
             kinds: Counter[MediumKind] = Counter()
             tokens: Counter[MediumKind] = Counter()
@@ -78,22 +78,22 @@ class SourceGroup:
                 self.media[kind] = MediaCount(*map(sum, zip(previous_count, more, strict=True)))
             for placed_medium in document_media:
                 data, info = placed_medium.medium.data, placed_medium.medium.info
-                # A store holds equal ones once.
+                # A store holds equal media once.
                 if data is not None and info is not None and info.digest.hex() not in self._media_digests:
                     self._media_digests.add(info.digest.hex())
                     self.media_bytes += len(data)
 
     @property
     def scale(self) -> float:
-        """What a count of what was read is to be multiplied by."""
+        """Factor from the counts of what was read to the complete input."""
         return self.bytes / self.read_bytes if self.read_bytes else 1.0
 
     def scale_count(self, count: int) -> int:
-        """A count of what was read as one of all."""
+        """Scale a count to the complete input."""
         return round(count * self.scale)
 
     def estimate_store_bytes(self, token_bytes: int) -> float:
-        """About how many bytes of a store its documents take."""
+        """Estimate the bytes of its documents in a store."""
         mask = self.tokens / 8 if self.masked else 0
         media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
         return self.scale * (
@@ -107,7 +107,7 @@ class SourceGroup:
     def make_facts(
         self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
     ) -> SourceFacts:
-        """The same for people."""
+        """Convert the counters to exported facts."""
         first, record_parser = self.sources[0], self.record_parser
         return SourceFacts(
             name=first.name,
@@ -137,7 +137,7 @@ class SourceGroup:
 
 
 def compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
-    """Mean, median, 95th percentile and maximum of counted lengths; None where there are none."""
+    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
     if not counts:
         return None
     lengths = np.array(sorted(counts), np.int64)
@@ -150,7 +150,10 @@ def compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
 
 
 def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """All lengths in tokens, ascending, and how many documents of the input each stands for."""
+    """Return all token lengths, ascending int64 [N], and their weights, float64 [N].
+
+    A weight is the number of documents of the complete input that a length stands for.
+    """
     weights: Counter[int] = Counter()
     for group in groups:
         for length, count in group.lengths.items():
@@ -160,7 +163,7 @@ def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], ND
 
 
 def distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
-    """Give each group the bytes it stands for: its own, and a share of those nobody looked at."""
+    """Assign each group the bytes it stands for, including unsampled sources."""
 
     def form(source: Source) -> tuple[str, str | None, bool]:
         return source.kind, source.compression, sample.is_small(source)

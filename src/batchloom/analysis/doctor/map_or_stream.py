@@ -1,4 +1,4 @@
-"""What a run would need with the data prepared, and with the data streamed: docs/map-or-stream.md."""
+"""Estimated resources of prepared and of streamed data: docs/map-or-stream.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.store.format import UINT16_IDS
 
-# Where nobody says how large a step is.
+# Used if no global batch size is given.
 _DEFAULT_BATCH_SIZE = 64
-# Read at once, and the smallest stretch of an input.
+# Bytes per read, and the smallest byte range of an input that is read separately.
 _CHUNK_BYTES, _MIN_RANGE_BYTES = 512 << 10, 1 << 10
-# Of a worker that tokenizes, as measured; of a plan's row of a span, and the pools it keeps.
+# Measured bytes of a tokenizing worker; bytes of a span in a plan, and the number of pools a plan caches.
 _WORKER_BYTES, _SPAN_BYTES, _CACHED_POOLS = 160 << 20, 48, 4
-# Batches that wait, and those in the making: three arrays of 8 bytes a token.
+# Batches that are queued or being built: three arrays of 8 bytes per token.
 _PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
 _READY_SECONDS = 2.0
-# What no loader reads.
+# Record kinds that no loader reads.
 _PREFERENCE_KINDS = ("pairs", "text-pairs", "labels")
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEstimate:
-    """What one way of feeding a run needs, on one rank that has all of the batch; about.
+    """Estimated resources of one way to feed a run, on a rank with the full batch.
 
     Attributes:
         way: ``prepare`` or ``stream``.
-        start_seconds: until the first batch; of ``prepare`` with all of the preparation, on one core.
-        memory_bytes: of the loader, beside the interpreter and its libraries.
-        disk_bytes: that are written.
-        lanes: of a stream; None of a store.
-        steps: of an epoch, known before the run; None of a stream, which must be given its steps.
+        start_seconds: seconds until the first batch; for ``prepare`` including the preparation, on one core.
+        memory_bytes: memory of the loader, without the interpreter and its libraries.
+        disk_bytes: bytes written to disk.
+        lanes: lanes of a stream; None for a store.
+        steps: steps of an epoch; None for a stream, whose number of steps must be given.
     """
 
     way: Literal["prepare", "stream"]
@@ -45,17 +45,12 @@ class FeedEstimate:
     steps: int | None
 
 
-# A kind of source that is read from its beginning to its end.
+# Format whose files are read sequentially, so that they cannot be split.
 _SEQUENTIAL_KIND = "webdataset"
 
 
 def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:
-    """Both ways; none where it is not known what the input would become.
-
-    Args:
-        examination: what was seen of the input.
-        packing: of its documents.
-    """
+    """Estimate both ways; empty if the resulting documents are unknown."""
     documents = sum(source.documents for source in examination.sources)
     tokens = sum(source.total_tokens or 0 for source in examination.sources)
     ready = examination.tokenizer is not None and examination.seconds is not None
@@ -86,7 +81,10 @@ def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None)
 
 
 def _estimate_record_ranges(sources: Sequence[SourceFacts]) -> int:
-    """About how many stretches lanes can be dealt; a packed file, or a tar of samples, is one."""
+    """Estimate the number of record ranges to distribute over lanes.
+
+    A compressed file or a tar of samples is one range.
+    """
     return sum(
         source.files
         if source.compression or source.format == _SEQUENTIAL_KIND

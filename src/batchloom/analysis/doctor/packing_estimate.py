@@ -1,4 +1,4 @@
-"""How full the sequences of a training run would be, told from the lengths of documents."""
+"""Estimate of how full training sequences are, from document lengths."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,17 @@ _DEFAULT_PACKING = "best_fit"
 
 @dataclass(frozen=True, slots=True)
 class PackingFacts:
-    """Packing at one ``seq_len``, with the plan's own packer.
+    """Packing at one ``seq_len`` with the plan's packer.
 
     Attributes:
         seq_len: tokens of a sequence.
-        packing: the strategy.
+        packing: the packing strategy.
         fill: tokens / (sequences x seq_len), 0 to 1.
-        bound: what no packing of these documents can exceed, 0 to 1.
-        sequences: of an epoch.
-        steps: of an epoch; None where no global batch size was given.
-        global_batch_size: sequences of a step; None where it was not given.
-        longer: documents longer than ``seq_len``, which a loader cuts, or leaves out and this does not count.
+        bound: upper bound of ``fill`` over all packings of these documents, 0 to 1.
+        sequences: sequences of an epoch.
+        steps: steps of an epoch; None without a global batch size.
+        global_batch_size: sequences of a step; None if it was not given.
+        longer: documents longer than ``seq_len``, which a loader cuts, or drops (not counted here then).
     """
 
     seq_len: int
@@ -44,14 +44,14 @@ def estimate_packing(
     *,
     drops: bool = False,
 ) -> PackingFacts | None:
-    """Pack documents of these lengths as a pool of the plan would be; None where there are none.
+    """Pack documents of these lengths like a pool of the plan; None without documents.
 
     Args:
         lengths: tokens of a document, ascending [N].
-        weights: how many documents have each of these lengths [N].
+        weights: number of documents of each length [N].
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step, over all ranks.
-        drops: whether documents longer than ``seq_len`` are left out; else they are cut.
+        drops: whether documents longer than ``seq_len`` are dropped; otherwise they are cut.
     """
     if not round(float(weights.sum())) or not (lengths * weights).sum():
         return None
@@ -61,7 +61,7 @@ def estimate_packing(
         lengths, weights = lengths[fits], weights[fits]
     documents = round(float(weights.sum()))
     tokens = float((lengths * weights).sum())
-    # Pools are alike: one with every length in its proportion stands for all of them.
+    # One pool with every length in proportion represents all pools.
     size = min(documents, POOL_SIZE)
     ends = np.cumsum(weights)
     sample_positions = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]

@@ -1,4 +1,4 @@
-"""The command line that does what was examined, quoted for a shell."""
+"""The command line that prepares the examined inputs, quoted for a shell."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ _DEFAULT_OUT = "store"
 
 
 def quote_for_shell(word: str) -> str:
-    r"""A word for a shell; what cannot be printed is spelled out: ``$'a\x1bb'``."""
+    r"""Quote a word for a shell; unprintable characters are escaped: ``$'a\x1bb'``."""
     if word.isprintable():
         return shlex.quote(word)
     plain = os.fsencode(word)
@@ -23,13 +23,9 @@ def quote_for_shell(word: str) -> str:
 def make_prepare_commands(
     recipe: Recipe, tokenizer: str, inputs: Sequence[str], sources: Sequence[SourceFacts]
 ) -> list[str]:
-    """The commands that prepare the inputs: one, or one for each ``--map`` that different sources need.
+    """Return the prepare commands: one, or one per distinct ``--map``.
 
-    Args:
-        recipe: what was examined.
-        tokenizer: the one to name.
-        inputs: as they can be named; an empty name is of one that no command line can name.
-        sources: what was found.
+    ``inputs`` holds names for the command line; an input that cannot be named there has an empty name.
     """
     if not all(inputs):
         return []
@@ -87,7 +83,7 @@ def _make_prepare_command(
 
 
 def _format_setting(name: str, value: object) -> str:
-    r"""A value as it is typed: a newline in a marker as ``\n``."""
+    r"""Format a value for the command line: a newline in a marker as ``\n``."""
     text = str(value)
     return text.replace("\n", "\\n").replace("\t", "\\t") if name == "split_on" else text
 
@@ -98,7 +94,7 @@ def _get_default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
 
 
 def _choose_out_folder(number: int) -> str:
-    """A folder that is not there yet."""
+    """Return the name of a folder that does not exist yet."""
     name, count = f"{_DEFAULT_OUT}-{number}" if number else _DEFAULT_OUT, 2
     folder = name
     while os.path.lexists(folder):

@@ -1,4 +1,4 @@
-"""What is told of inputs that are prepared already: stores and bare Megatron prefixes."""
+"""Facts about prepared inputs: stores, Megatron prefixes and flat id files."""
 
 import os
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ _MAX_CHECKED_IDS = 8192
 
 @dataclass(frozen=True, slots=True)
 class PreparedFacts:
-    """A store, a prefix, or a flat file of ids.
+    """A store, a Megatron prefix, or a flat file of ids.
 
     Attributes:
-        path: where it lies.
+        path: path or URL, as it was given.
         kind: ``store``, ``prefix`` or ``ids``.
-        inspection: what :func:`batchloom.inspect` says of it; None where it cannot be opened, and
-            of a flat file, which does not say where its documents end.
-        checked: whether every byte of it was verified (``full``).
-        faults: what is wrong with it.
-        preview: the first documents; of a store only, for a prefix does not name its tokenizer.
+        inspection: result of :func:`batchloom.inspect`; None if it cannot be opened, and for a flat
+            file, which does not record document boundaries.
+        checked: whether every byte was verified (``full``).
+        faults: errors found in it.
+        preview: the first documents of a store; empty for a prefix, which does not name its tokenizer.
     """
 
     path: str
@@ -47,7 +47,7 @@ class PreparedFacts:
 
 
 def detect_prepared_kind(location: str) -> str:
-    """What an input is that holds tokens: ``store`` (also behind a URL), ``prefix``, ``ids``; empty for all others."""
+    """Return ``store`` (also at a URL), ``prefix``, ``ids``, or an empty string."""
     if is_url(location):
         return "store" if _is_remote_store(location) else ""
     path = Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises for ~nobody
@@ -59,13 +59,16 @@ def detect_prepared_kind(location: str) -> str:
     if path.suffix in _FLAT_SUFFIXES and path.is_file():
         with path.open("rb") as file:
             start = file.read(_MAX_CHECKED_IDS)
-        # A file of text may have any name; ids have high halves that are zero.
+        # A text file may have the same suffix; binary ids contain zero bytes, since their high bytes are mostly zero.
         return "ids" if start.startswith(_NPY_MAGIC) or b"\0" in start else ""
     return ""
 
 
 def _is_remote_store(url: str) -> bool:
-    """Whether a store lies at a URL; what has an ending is a file, what cannot be reached is told by who reads it."""
+    """Return whether a URL is a store.
+
+    A path with a suffix is a file. An unreachable server is reported when the input is read.
+    """
     if has_wildcard(url) or Path(address(url)).suffix:
         return False
     try:
@@ -73,14 +76,14 @@ def _is_remote_store(url: str) -> bool:
     except StoreMissingError:
         return False
     except (StoreError, NoRangesError):
-        return True  # A damaged one, or on a server from where it is not read: its own error says so.
+        return True  # It is damaged, or its server lacks range requests; opening it reports the error.
     except InputError:
         return False
     return True
 
 
 def examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
-    """Open a store or prefix, and verify it where everything is to be read."""
+    """Open a store or prefix; with ``full``, verify it."""
     kind = detect_prepared_kind(location)
     expanded_location = location if is_url(location) else os.path.expanduser(location)  # noqa: PTH111
     faults: list[str] = []

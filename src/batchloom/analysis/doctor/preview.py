@@ -1,4 +1,4 @@
-"""The first documents of a source as a model will see them: their ids decoded, trained ones told apart."""
+"""Preview of the first documents of a source: decoded tokens and loss mask."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from batchloom.sources import SourcePart, locate_record
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
-# Longer documents are shown by so many of their first and last tokens.
+# A longer document is previewed by its first and last tokens.
 _HEAD_TOKENS, _TAIL_TOKENS = 384, 128
-# Records that are looked at for documents to show.
+# Most records to read in search of documents to preview.
 _MAX_RECORDS = 1000
 _BATCH_RECORDS = 16
 _REPLACEMENT_CHARACTER = "\ufffd"
@@ -30,12 +30,12 @@ _MAX_UTF8_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PreviewSegment:
-    """Neighbouring tokens that are all trained, or all not.
+    """Adjacent tokens with the same loss mask.
 
     Attributes:
-        text: what they decode to; empty where they are left out of the preview.
-        trained: whether they are trained; None where they are left out.
-        tokens: how many they are.
+        text: decoded text; empty for tokens left out of the preview.
+        trained: whether the tokens are trained; None for tokens left out.
+        tokens: number of tokens.
     """
 
     text: str
@@ -45,15 +45,15 @@ class PreviewSegment:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPreview:
-    """One document.
+    """Preview of one document.
 
     Attributes:
-        file: the source.
-        line: 1-based line of its record, None where lines have no meaning.
-        row: 1-based row of its record, None where rows have no meaning.
-        tokens: its length.
-        trained: how many of its tokens are trained.
-        pieces: all of it, in order; a long one without its middle.
+        file: name of the source.
+        line: 1-based line of its record; None if lines have no meaning.
+        row: 1-based row of its record; None if rows have no meaning.
+        tokens: number of tokens.
+        trained: number of trained tokens.
+        pieces: segments of the document, in order; a long document lacks its middle.
     """
 
     file: str
@@ -65,7 +65,7 @@ class DocumentPreview:
 
 
 def preview_documents(sources: Sequence[Source], task: EncodeContext, count: int) -> tuple[DocumentPreview, ...]:
-    """The first ``count`` documents that come of sources, as they will lie in the store."""
+    """Return the first ``count`` documents of sources, as the store would hold them."""
     previews: list[DocumentPreview] = []
     if not count:
         return ()
@@ -82,11 +82,11 @@ def preview_documents(sources: Sequence[Source], task: EncodeContext, count: int
 def _iter_first_documents(
     sources: Sequence[Source], task: EncodeContext
 ) -> Iterator[tuple[Source, int, NDArray[np.int64], NDArray[np.bool_]]]:
-    """Documents from the beginning of sources: source, record, ids and which of them are trained."""
+    """Yield source, record, token ids and loss mask of the first documents."""
     records_read = 0
 
     def refused(_: SourcePart, error: InputError) -> None:
-        """It is told where the source is read as a whole."""
+        """Ignore the error: the examination reports it."""
 
     parts = [(SourcePart(source, 0, source.size), None) for source in sources]
     for parsed_records in iter_parsed_records(parts, task.record_parsers, None, refused):
@@ -113,11 +113,11 @@ def _iter_first_documents(
 def split_preview_segments(
     tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]
 ) -> list[PreviewSegment]:
-    """A document as pieces; of a long one the middle is left out."""
+    """Split a document into segments; a long one loses its middle."""
     if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
         return _decode_segments(tokenizer, ids, trained)
     head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
-    # No cut inside a character of several tokens.
+    # A cut inside a character of several tokens would decode to a replacement character.
     while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_broken(tokenizer, ids[:head]):
         head -= 1
     while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_broken(tokenizer, ids[tail:]):
@@ -133,7 +133,7 @@ def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDAr
     edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
     segments, previous_text = [], ""
     for start, stop in pairwise(edges):
-        # Some tokenizers write a space where a text begins: what a piece adds to those before it is its text.
+        # Some tokenizers add a space where a text begins, so a segment's text is what it adds to the decoded prefix.
         decoded_text = tokenizer.decode(ids[:stop])
         apart = not decoded_text.startswith(previous_text)
         text = tokenizer.decode(ids[start:stop]) if apart else decoded_text[len(previous_text) :]

@@ -1,4 +1,4 @@
-"""Which parts of an input are read to examine it: all of a small one, a spread sample of a large one."""
+"""Selection of the input parts to examine: everything, or a spread sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources import ReadRules, SampleRange, SourcePart, iter_sample_ranges, open_table
 from batchloom.sources.files import COLUMNAR_KINDS, Source, choose_read_method, open_source
 
-# Places in large files (fewer where each costs a request), and small files at most.
+# Sample positions in large files (fewer if remote, where each costs a request); limit on sampled small files.
 _SAMPLE_POSITIONS, _REMOTE_SAMPLE_POSITIONS, _MAX_SAMPLED_FILES = 32, 8, 512
-# Up to so many sources are told one by one; more of them in groups that are read alike.
+# Up to this many sources are reported one by one; more are grouped by how they are read.
 _MAX_SEPARATE_SOURCES = 20
-# Of a packed file at least so much is read: what unpacks it reads ahead by a quarter of that.
+# Least to read of a compressed file: the decompressor alone reads ahead by a quarter of this.
 _MIN_COMPRESSED_BYTES = 2 << 20
-# What a packed byte counts for.
+# A compressed byte counts as this many bytes.
 _COMPRESSED_WEIGHT = 4
-# A fault in the middle of a file has a line where so much before it has to be counted at most.
+# Line numbers are not determined for faults farther into a file than this, since counting lines takes too long.
 _MAX_LINE_COUNT_BYTES = 1 << 30
 _READ_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSizes:
-    """How much is read; smaller only in tests.
+    """Limits on how much input is read; only tests use other values.
 
     Attributes:
-        whole_bytes: an input of at most so many bytes is read whole, which takes seconds; a packed byte
+        whole_bytes: largest input that is read completely, which takes seconds; a compressed byte
             counts as four.
-        whole_files: and of so many files.
-        sample_bytes: read of a larger one.
-        probe_bytes: read at one place.
+        whole_files: largest number of files that are read completely.
+        sample_bytes: bytes to read of a larger input.
+        probe_bytes: bytes to read at one position.
     """
 
     whole_bytes: int = 16 << 20
@@ -45,11 +45,11 @@ class SampleSizes:
 
 @dataclass(frozen=True, slots=True)
 class SampledPart:
-    """A part that is read.
+    """A part of a source to read.
 
     Attributes:
-        part: it.
-        max_characters: about how many characters of documents are read of it; None: all.
+        part: the part.
+        max_characters: approximate limit on the document characters to read; None for all.
     """
 
     part: SourcePart
@@ -57,21 +57,21 @@ class SampledPart:
 
 
 def is_compressed(source: Source) -> bool:
-    """Whether a source is smaller than what it holds."""
+    """Return whether a source is smaller than its decoded content."""
     return source.compression is not None or source.kind in COLUMNAR_KINDS
 
 
 @dataclass(slots=True)
 class SampleProgress:
-    """How far the reading of a part is.
+    """Read progress of one part.
 
     Attributes:
-        records_read: records its reader gave.
-        records: records that were taken of those.
-        share: bytes of the source these records stand for.
-        first: bytes its reader had consumed after its first stretch.
-        last: the same after the last stretch for which it consumed more.
-        before_last: records it had given before that stretch.
+        records_read: records the reader returned.
+        records: records used of those.
+        share: source bytes these records stand for.
+        first: bytes the reader had consumed after its first batch.
+        last: bytes it had consumed after the last batch that consumed more.
+        before_last: records it had returned before that batch.
     """
 
     records_read: int = 0
@@ -82,7 +82,7 @@ class SampleProgress:
     before_last: int = 0
 
     def advance(self, records_read: int, records: int, consumed: int) -> None:
-        """Count a stretch."""
+        """Count a batch."""
         if not self.records_read:
             self.first = self.last = consumed
         elif consumed > self.last:
@@ -93,18 +93,12 @@ class SampleProgress:
 
 @final
 class InputSample:
-    """The parts that are read, what they stand for, and what lies before them.
-
-    Args:
-        sources: the inputs, at least one.
-        rules: how they are cut.
-        sizes: how much is read.
-        full: whether all of them is read, whatever the size.
+    """The parts to read, the bytes they stand for, and the records before them.
 
     Attributes:
-        complete: whether all of them is read; else a sample.
-        apart: whether sources are so few that they are told one by one.
-        parts: the parts, in order.
+        complete: whether everything is read; otherwise a sample.
+        apart: whether sources are few enough to report one by one.
+        parts: the parts, in source order.
     """
 
     def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
@@ -120,12 +114,12 @@ class InputSample:
         return [SampledPart(part, None) for unit in units for part in unit.parts]
 
     def _select_sample_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
-        """Places spread over the bytes of large files, whole small ones, the first of each format.
+        """Select positions in large files, complete small files, and one file per format.
 
-        Where sources are told one by one, every one of them is looked at.
+        If sources are reported one by one, each of them is sampled.
 
-        Small files are chosen by number: by bytes the larger of them would be chosen more often,
-        and the estimate of how many documents there are would be too low.
+        Small files are chosen by number. Choosing by bytes favors larger files, and the estimated number
+        of documents would be too low.
         """
         has_remote = any(is_url(source.path) for source in sources)
         position_count = _REMOTE_SAMPLE_POSITIONS if has_remote else _SAMPLE_POSITIONS
@@ -156,11 +150,11 @@ class InputSample:
         return [(numbers[index], probe) for index, probe in probes]
 
     def is_small(self, source: Source) -> bool:
-        """Whether a source is read whole where it is looked at."""
+        """Return whether a sampled source is read completely."""
         return source.size <= self.sizes.probe_bytes
 
     def _make_sampled_part(self, probe: SampleRange) -> SampledPart:
-        # Of a table whose rows nobody has counted, only whole groups say how many there are.
+        # Without row counts, a row group must be read completely to learn how many rows it has.
         has_row_counts = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
         if probe.position_count is None or not has_row_counts:
             return SampledPart(probe.part, None)
@@ -169,22 +163,20 @@ class InputSample:
         return SampledPart(probe.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters)
 
     def is_table(self, part: SourcePart) -> bool:
-        """Whether a part is of a columnar source."""
+        """Return whether a part belongs to a columnar source."""
         return choose_read_method(part.source, self.rules) == "table"
 
     def _table(self, source: Source) -> tuple[list[int], list[int] | None]:
-        """Where the groups of rows begin, and how many rows each has."""
+        """Return the start of each row group, and its row count if known."""
         if source.path not in self._tables:
             with open_table(source) as table:
                 self._tables[source.path] = table.starts, table.rows
         return self._tables[source.path]
 
     def estimate_share(self, parsed_records: ParsedRecords, progress: SampleProgress) -> float:
-        """The bytes of the source that the records taken of a part stand for.
+        """Estimate the source bytes that the records used of a part stand for.
 
-        Args:
-            parsed_records: the last one of the part.
-            progress: how far its reading is, with that one.
+        ``progress`` includes ``parsed_records``, the latest batch of the part.
         """
         part, consumed = parsed_records.part, parsed_records.consumed
         if self.complete or not progress.records_read:
@@ -193,13 +185,13 @@ class InputSample:
             size, rows = self._rows(part)
             return size * min(1.0, progress.records / max(progress.records_read if rows is None else rows, 1))
         if not parsed_records.ended and progress.before_last:
-            # Readers read ahead: what they consume between two times that they do is what records take.
+            # Readers read ahead, so the bytes consumed between two refills measure the size of the records.
             estimated_bytes = (progress.last - progress.first) * progress.records_read / progress.before_last
             return min(estimated_bytes, part.stop - part.start)
         return consumed
 
     def _rows(self, part: SourcePart) -> tuple[int, int | None]:
-        """The bytes and rows of a part of a table: one group, or all of them."""
+        """Return bytes and rows of a table part: one row group, or all of them."""
         source = part.source
         starts, rows = self._table(source)
         groups = slice(0, len(starts))
@@ -210,7 +202,7 @@ class InputSample:
         return size, None if rows is None else sum(rows[groups])
 
     def count_records_before(self, part: SourcePart) -> int | None:
-        """The records of a source before a part; None where counting them takes too long."""
+        """Count the records of a source before a part; None if that takes too long."""
         source, read_method = part.source, choose_read_method(part.source, self.rules)
         if part.start == 0:
             return 0
@@ -228,7 +220,7 @@ class InputSample:
 
 
 def _select_evenly(numbers: Sequence[int], count: int) -> list[int]:
-    """So many of the numbers, one from each stretch of them; all where there are no more."""
+    """Return ``count`` of the numbers, one per equal interval; all if there are fewer."""
     total = len(numbers)
     if total <= count:
         return list(numbers)
