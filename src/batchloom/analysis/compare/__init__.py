@@ -1,4 +1,4 @@
-"""`compare`: batches and losses of several trainers, or of finished runs, side by side.
+"""`compare`: batches and losses of several trainers, or of finished runs.
 
 Read `comparison.py` first.
 """

@@ -1,4 +1,4 @@
-"""Where what reached a model is not what the plan says, and what it is instead."""
+"""Differences between the batches a model received and those of the plan."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from batchloom.analysis.explanation import ExplainedSequence
 from batchloom.core.wording import format_count
 
 BatchEntry = Mapping[str, Any]
-# Steps behind the run that are looked at, too: a trainer may fetch ahead.
+# Steps past the end of the run that are searched as well, since a trainer may prefetch.
 LOOKAHEAD_STEPS = 8
 _MAX_LISTED = 4
 _TEXT_CHARACTERS = 40
@@ -22,7 +22,7 @@ _TEXT_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowLocation:
-    """A row of a run: its step, its rank, and its place in the batch of that rank."""
+    """Location of a row in a run: step, rank, and row in the batch of that rank."""
 
     step: int
     rank: int
@@ -34,18 +34,18 @@ class RowLocation:
 
 @dataclass(frozen=True, slots=True)
 class BatchDifference:
-    """The first batch that is not the plan's.
+    """The first batch that differs from the plan.
 
     Attributes:
-        step, rank: where.
-        kind: ``ended`` (no such step was made), ``more`` (steps past the run's), ``positions``, ``cut``, ``width``,
-            ``order`` (the plan's rows, in another order), ``batch`` (another batch of the run), ``dropped``,
+        step, rank: step and rank of the batch.
+        kind: ``ended`` (the run stopped before this step), ``more`` (steps past the run's), ``positions``, ``cut``,
+            ``width``, ``order`` (the plan's rows, in another order), ``batch`` (another batch of the run), ``dropped``,
             ``repeated``, ``rows`` (other rows of the run) or ``unknown`` (rows that are nowhere in the run).
-        sentence: what came instead.
-        rows: of the plan's batch, those that did not come as they are.
-        found: where in the run each of the rows that came stands; None for nowhere.
-        planned: the documents of the first of ``rows``, as ``batchloom explain`` tells them.
-        came: the documents of what came in their place, where that is of the run.
+        sentence: description of the difference.
+        rows: row numbers of the plan's batch that did not arrive unchanged.
+        found: location of each received row in the run; None if it has none.
+        planned: documents of the first of ``rows``, as in ``batchloom explain``.
+        came: documents of the rows received instead, if they are in the run.
     """
 
     step: int
@@ -60,15 +60,15 @@ class BatchDifference:
 
 @final
 class ExpectedBatches:
-    """What the plain loader gives to every rank, and where each of its rows stands.
+    """Batches of the plain loader on every rank, and the location of each row.
 
     Args:
-        loaders: of each rank, ``output="numpy"``, of a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
-        steps: of the run.
+        loaders: loader of each rank, ``output="numpy"``, of a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
+        steps: steps of the run.
 
     Attributes:
-        entries: of each rank, of each step up to ``LOOKAHEAD_STEPS`` past the end; see ``StepHash.told``.
-        steps: of the run.
+        entries: entries by rank and step, up to ``LOOKAHEAD_STEPS`` past the end; see ``StepHash.to_entry``.
+        steps: steps of the run.
     """
 
     def __init__(self, loaders: Sequence[Loader], steps: int) -> None:
@@ -83,21 +83,21 @@ class ExpectedBatches:
                     self._rows[ids].append(RowLocation(step, rank, row))
 
     def find_row(self, ids: str, near: RowLocation) -> RowLocation | None:
-        """Where the row of a hash stands, as near as there is one; None for nowhere."""
+        """Return the nearest location of a row by the hash of its ids; None if unknown."""
         return _find_nearest(self._rows.get(ids, []), near)
 
     def find_batch(self, name: str, near: RowLocation) -> RowLocation | None:
-        """Where the batch of a hash stands, as near as there is one; None for nowhere."""
+        """Return the nearest location of a batch by its hash; None if unknown."""
         return _find_nearest(self._batches.get(name, []), near)
 
     def ids(self, step: int, rank: int) -> Any:
-        """The ids of a batch, [R, S]."""
+        """Return the ids of a batch, int64 [R, S]."""
         return np.asarray(self._loaders[rank].batch(step)["input_ids"], np.int64)
 
     def explain(
         self, step: int, rank: int, row: int | None = None, text: int = _TEXT_CHARACTERS
     ) -> tuple[ExplainedSequence, ...]:
-        """The documents of a batch, or of one of its rows."""
+        """Return the documents of a batch, or of one of its rows."""
         return batchloom.explain(self._loaders[rank], step, rank=rank, row=row, text=text)
 
 
@@ -115,7 +115,7 @@ def _find_nearest(locations: Sequence[RowLocation], near: RowLocation) -> RowLoc
 def find_differing_batches(
     expected: ExpectedBatches, recorded_ranks: Sequence[Sequence[BatchEntry]]
 ) -> list[tuple[int, int]]:
-    """The (step, rank) of every batch that is not the plan's, in order; steps that were not made as well."""
+    """Return (step, rank) of every batch that differs or is missing, in order."""
     last = max([expected.steps, *(len(entries) for entries in recorded_ranks)])
     differing_batches = []
     for step in range(last):
@@ -130,7 +130,7 @@ def find_differing_batches(
 def explain_difference(
     expected: ExpectedBatches, recorded_ranks: Sequence[Sequence[BatchEntry]], step: int, rank: int
 ) -> BatchDifference:
-    """What stands at a place that differs, and what came."""
+    """Explain a differing batch: the expected rows, and the received ones."""
     entries = recorded_ranks[rank] if rank < len(recorded_ranks) else []
     if step >= len(entries):
         step_text = f"{format_count(len(entries), 'step')} of {expected.steps:,}"
@@ -146,7 +146,7 @@ def explain_difference(
 
 @final
 class _BatchComparison:
-    """One batch that came, beside the one that should have."""
+    """Comparison of one received batch with the expected one."""
 
     def __init__(self, expected: ExpectedBatches, step: int, rank: int, entry: BatchEntry) -> None:
         self._expected, self._step, self._rank, self._entry = expected, step, rank, entry
@@ -196,7 +196,7 @@ class _BatchComparison:
         return "positions", f"{message} are others"
 
     def _describe_width(self) -> tuple[str, str] | None:
-        """Rows that are narrower or wider, and otherwise the plan's."""
+        """Describe rows that differ from the plan only in width."""
         planned, widths = (
             self._expected_rows[0][0],
             {row_hashes[0] for row_hashes in self._recorded_rows},
@@ -241,7 +241,7 @@ class _BatchComparison:
         return "batch", f"it got the batch of {' on '.join(location_parts)}"
 
     def _describe_missing_or_repeated(self) -> tuple[str, str] | None:
-        """All rows are of this batch: some did not come, or came twice."""
+        """Describe a batch that lacks or repeats planned rows and has no others."""
         expected_ids, recorded_ids = (
             [row_hashes[1] for row_hashes in rows] for rows in (self._expected_rows, self._recorded_rows)
         )
@@ -273,7 +273,7 @@ class _BatchComparison:
 
 
 def _format_row_numbers(rows: Sequence[int]) -> str:
-    """``row 1``; ``rows 1, 2 and 5 more``."""
+    """Format row numbers: ``row 1``; ``rows 1, 2 and 5 more``."""
     listed = _format_list([str(row) for row in rows])
     return f"row {listed}" if len(rows) == 1 else f"rows {listed}"
 

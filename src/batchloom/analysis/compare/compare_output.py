@@ -1,4 +1,4 @@
-"""What a comparison leaves: ``compare.json``, ``compare.png`` and ``compare.html``."""
+"""Output files of a comparison: ``compare.json``, ``.png`` and ``.html``."""
 
 import json
 import shutil
@@ -13,15 +13,10 @@ from batchloom.core.partial_files import wrap_os_errors
 
 
 def write_comparison(comparison: AnyComparison, out: Path) -> tuple[Path, Path, Path]:
-    """Write the three files, each aside first; those of an earlier comparison are replaced.
+    """Write the three files atomically and return their paths.
 
-    The records of finished frameworks, which a stopped comparison goes on from, are removed.
-
-    Returns:
-        Their paths.
-
-    Raises:
-        OutputError: they cannot be written.
+    Files of an earlier comparison are replaced. The records of finished frameworks, from which a
+    stopped comparison resumes, are removed.
     """
     json_file, png, html = (out / f"compare.{ending}" for ending in ("json", "png", "html"))
     with wrap_os_errors("write", out):

@@ -1,4 +1,4 @@
-"""``compare.html``: a comparison as one page with its picture inside."""
+"""``compare.html``: a comparison as one page with an embedded picture."""
 
 import base64
 from pathlib import Path
@@ -20,12 +20,7 @@ _TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
 
 def render_comparison_page(comparison: AnyComparison, picture: bytes) -> str:
-    """The page as text.
-
-    Args:
-        comparison: what is told.
-        picture: the PNG.
-    """
+    """Render the page as HTML text; ``picture`` holds the PNG."""
     columns = list_columns(comparison)
     values = {
         "title": make_title(comparison),

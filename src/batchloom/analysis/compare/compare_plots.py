@@ -1,4 +1,4 @@
-"""``compare.png``: losses, batches, speed, waiting and memory of frameworks; losses of finished runs."""
+"""``compare.png``: plots of losses, batches, speed, data wait and memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,23 +12,19 @@ from batchloom.core.plots import escape_plot_text, save_figure
 _EQUAL_COLOUR, _DIFFERENT_COLOUR = "#2f6fb0", "#c0392b"
 _MAX_NAME_CHARACTERS = 40
 
-# Of a line its dashes and its width.
+# Dashes and width of a line.
 _LineStyle = tuple[Any, float]
-# The first is seen beneath any that lies on it.
+# The first line is wider, so that it stays visible beneath a line with equal values.
 _FIRST_STYLE: _LineStyle = ("-", 2.4)
 _LINE_WIDTH = 1.2
 _LINE_DASHES = ("-", "--", ":")
 _COLOUR_COUNT = 10
-# In the size of its letters: several dashes.
+# In units of the font size; long enough to show several dashes.
 _LEGEND_HANDLE_LENGTH = 4
 
 
 def draw_comparison(comparison: AnyComparison, png: Path) -> None:
-    """Draw a comparison.
-
-    Raises:
-        OutputError: the picture cannot be written.
-    """
+    """Draw a comparison and save it as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -65,7 +61,7 @@ def _list_curves(comparison: RunComparison) -> list[tuple[str, Sequence[float], 
 
 
 def _make_run_styles(count: int) -> list[_LineStyle]:
-    """Of runs, which go their own ways: other lines only where the colours begin anew."""
+    """Return line styles of runs; dashes change only when the colors repeat."""
     return [
         _FIRST_STYLE,
         *((_LINE_DASHES[index // _COLOUR_COUNT % len(_LINE_DASHES)], _LINE_WIDTH) for index in range(1, count)),
@@ -73,7 +69,10 @@ def _make_run_styles(count: int) -> list[_LineStyle]:
 
 
 def _make_framework_styles(count: int) -> list[_LineStyle]:
-    """Of frameworks, whose losses lie on each other where they agree: each has other gaps than the one below."""
+    """Return line styles of frameworks, with different gaps for adjacent lines.
+
+    Losses that agree overlap, and equal gaps would hide a line.
+    """
     return [_FIRST_STYLE, *(((0, (4, 2 + index % 3)), _LINE_WIDTH) for index in range(1, count))]
 
 
@@ -123,7 +122,7 @@ def _draw_frameworks(figure: Any, comparison: FrameworkComparison) -> None:
 
 
 def _draw_batches(axes: Any, comparison: FrameworkComparison, outcomes: Sequence[FrameworkResult]) -> None:
-    """A line a framework and rank: blue where the batch of a step is the plan's, red where not."""
+    """Draw a line per framework and rank: blue for planned batches, red for others."""
     lines = [(outcome, rank) for outcome in outcomes for rank in range(comparison.spec.processes)]
     for height, (outcome, rank) in enumerate(lines):
         differing_steps = {step for step, differing_rank in outcome.differing if differing_rank == rank}

@@ -1,4 +1,4 @@
-"""A comparison in words, cells and plain values: the table, the page and the JSON file say the same."""
+"""Text, table cells and plain values of a comparison, shared by all outputs."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from batchloom.core.wording import format_count, format_size
 FORMAT, VERSION = "batchloom-compare", 1
 FRAMEWORK_COLUMNS = (*("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory"),)
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
-# Of both, those that hold numbers.
+# Columns of both tables that hold numbers.
 NUMBER_COLUMNS = {"last loss", "tokens/s", "data wait", "points", "at the common end"}
 _MAX_LISTED = 4
 
@@ -24,7 +24,10 @@ AnyComparison = FrameworkComparison | RunComparison
 
 
 def comparison_to_plain(comparison: AnyComparison) -> dict[str, Any]:
-    """What ``compare.json`` holds, see docs/compare.md; numbers that are not finite are null."""
+    """Return the content of ``compare.json``, see docs/compare.md.
+
+    Numbers that are not finite become null.
+    """
     kind = "frameworks" if isinstance(comparison, FrameworkComparison) else "runs"
     header = {
         "format": FORMAT,
@@ -34,7 +37,7 @@ def comparison_to_plain(comparison: AnyComparison) -> dict[str, Any]:
         "agree": comparison.agree,
     }
     if isinstance(comparison, RunComparison):
-        # A run may not say what it was on.
+        # A run may not record whether its data was real.
         has_unknown_source = any(run.curve.synthetic is None for run in comparison.runs)
         header["source"] = "unknown" if has_unknown_source and not comparison.synthetic else header["source"]
     plain: dict[str, Any] = _replace_non_finite({**header, **asdict(comparison)})
@@ -52,7 +55,7 @@ def _replace_non_finite(value: Any) -> Any:
 
 
 def make_title(comparison: AnyComparison) -> str:
-    """Of the table, the picture and the page."""
+    """Return the title of the table, the picture and the page."""
     if isinstance(comparison, FrameworkComparison):
         run_size = (
             f"{format_count(comparison.spec.steps, 'step')}, {format_count(comparison.spec.processes, 'process')}"
@@ -64,7 +67,7 @@ def make_title(comparison: AnyComparison) -> str:
 
 
 def make_banner(comparison: AnyComparison) -> str:
-    """What has to be seen before all else, where data is made up; empty of real data."""
+    """Return the warning shown first for synthetic data; empty for real data."""
     if not comparison.synthetic:
         return ""
     if isinstance(comparison, FrameworkComparison):
@@ -75,12 +78,10 @@ def make_banner(comparison: AnyComparison) -> str:
 
 
 def list_columns(comparison: AnyComparison) -> TableCells:
-    """The heads of the table."""
     return FRAMEWORK_COLUMNS if isinstance(comparison, FrameworkComparison) else RUN_COLUMNS
 
 
 def make_table_rows(comparison: AnyComparison) -> list[TableCells]:
-    """The cells of the table."""
     if isinstance(comparison, FrameworkComparison):
         return [_make_framework_row(comparison, outcome) for outcome in comparison.outcomes if outcome.state == "ran"]
     return [_make_run_row(run) for run in comparison.runs]
@@ -118,7 +119,7 @@ def _make_run_row(run: ComparedRun) -> TableCells:
 
 
 def describe_comparison(comparison: AnyComparison) -> list[str]:
-    """What differs, failed or is missing, a sentence or more each; and what is behind the numbers."""
+    """Return sentences on frameworks or runs that differ, failed or are missing."""
     if isinstance(comparison, RunComparison):
         first = comparison.runs[0].curve.name
         compared = comparison.tolerance is not None
@@ -163,7 +164,7 @@ def _describe_difference(difference: BatchDifference) -> str:
 
 
 def format_sequences(sequences: Sequence[ExplainedSequence]) -> str:
-    """The documents of sequences in a few words."""
+    """Summarize the documents of sequences."""
     return "; ".join(
         f"row {sequence.rank_row} of step {sequence.step:,}: {_format_spans(sequence) or 'nothing but padding'}"
         for sequence in sequences
@@ -184,7 +185,7 @@ def _format_spans(sequence: ExplainedSequence) -> str:
 
 
 def describe_verdict(comparison: AnyComparison) -> str:
-    """The last line: what it comes to."""
+    """Return the overall verdict, for the last line."""
     if isinstance(comparison, RunComparison):
         kinds = [run.verdict.kind for run in comparison.runs]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -1,4 +1,7 @@
-"""One small model from one seed through every framework on the same store: what it was given, learned, took."""
+"""Comparison of frameworks that train one small model on the same store.
+
+Every framework starts from the same seed. The comparison covers received batches, losses and speed.
+"""
 
 import os
 import tempfile
@@ -39,7 +42,7 @@ from batchloom.core.settings import (
 )
 from batchloom.core.wording import format_count
 
-# Made-up data where nothing else is asked for: enough of it for any comparison, in memory.
+# Default synthetic data: in memory, and large enough for any comparison.
 SYNTHETIC_STORE = "distributed_dummy:documents=20000,vocab=4096"
 _MAX_WARM_UP_STEPS = 5
 _MAX_COUNT = 1 << 31
@@ -57,19 +60,19 @@ SayFunction = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareSpec:
-    """What is compared.
+    """Settings of a comparison.
 
     Attributes:
-        store: a store's folder or URL, or a name of synthetic data; None with ``synthetic`` for some of that.
+        store: a store's folder or URL, or a name of synthetic data; None with ``synthetic`` for the default.
         frameworks: names, or modules or files of examples; empty for all that are installed.
-        processes: ranks.
-        steps: of each run.
-        seq_len, global_batch_size: of the plan.
+        processes: number of ranks.
+        steps: steps of each run.
+        seq_len, global_batch_size: sizes of the plan.
         batch_size: sequences of one forward pass of one rank.
-        seed: of the order and of the first weights.
-        tolerance: relative, within which losses agree.
-        synthetic: a pure throughput run on made-up data.
-        seconds: after which a framework is given up.
+        seed: seed of the data order and of the initial weights.
+        tolerance: relative tolerance of losses.
+        synthetic: whether this is a pure throughput run on synthetic data.
+        seconds: timeout of a framework in seconds.
     """
 
     store: str | None = None
@@ -107,7 +110,10 @@ class CompareSpec:
 
 @dataclass(frozen=True, slots=True)
 class LossDifference:
-    """The first step whose loss is not the reference's: what was told (None for nothing), and the reference's."""
+    """The first step whose loss differs from the reference.
+
+    ``loss`` is None if the step reported none.
+    """
 
     step: int
     loss: float | None
@@ -116,12 +122,12 @@ class LossDifference:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSpeed:
-    """How fast a framework was, behind its first steps.
+    """Speed of a framework after its first steps.
 
     Attributes:
         warm_up: steps left out at the beginning.
-        tokens_per_s: of all ranks, padding not counted.
-        data_wait: share of the time between the end of an optimizer's step and the next first forward pass.
+        tokens_per_s: tokens per second of all ranks, without padding.
+        data_wait: share of the time between the end of an optimizer step and the next first forward pass.
     """
 
     warm_up: int
@@ -131,21 +137,21 @@ class FrameworkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkResult:
-    """What became of a framework.
+    """Result of one framework.
 
     Attributes:
-        name: of it.
-        state: ``ran``, ``find_missing_packages`` or ``failed``.
-        problem: why it is missing, with the remedy, or failed.
-        versions: of the packages it needs, those that are installed.
-        hashes: of each rank, of each step, what reached the model.
-        digest: of all of them.
-        differing: the (step, rank) of every batch that is not the plan's.
+        name: name of the framework.
+        state: ``ran``, ``missing`` or ``failed``.
+        problem: why it failed, or is missing, with the remedy.
+        versions: installed versions of the packages it needs.
+        hashes: hashes of the received batches, by rank and step.
+        digest: hash of all of them.
+        differing: (step, rank) of every batch that differs from the plan.
         difference: the first of them, explained.
-        losses: of each step, nats a trained token.
-        loss_difference: the first that is not the reference's.
-        speed: None where batches differ (what came has no known padding), or there are too few steps.
-        memory: bytes at the most, of the rank that had most: ``resident``, ``device`` where there is one.
+        losses: loss of each step, nats per trained token.
+        loss_difference: the first difference from the reference losses.
+        speed: speed; None if batches differ (their padding is unknown), or there are too few steps.
+        memory: peak bytes of the rank with the highest peak: ``resident``, and ``device`` with an accelerator.
     """
 
     name: str
@@ -163,22 +169,22 @@ class FrameworkResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is missing, or ran on the plan's batches with the reference's losses."""
+        """True if it is missing, or ran on the planned batches with equal losses."""
         return self.state == "missing" or (self.state == "ran" and not self.differing and self.loss_difference is None)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkComparison:
-    """Frameworks that were compared.
+    """Result of a comparison of frameworks.
 
     Attributes:
-        spec: as asked for.
-        origin: of the data: ``source=real ...`` or ``source=synthetic ...``.
-        synthetic: whether the data is made up.
-        plan: the plan's fingerprint.
-        digest: of the hashes of the plain loader.
-        reference: the framework whose losses the others are held against.
-        outcomes: of each framework.
+        spec: the settings.
+        origin: label of the data: ``source=real ...`` or ``source=synthetic ...``.
+        synthetic: whether the data is synthetic.
+        plan: fingerprint of the plan.
+        digest: hash of the hashes of the plain loader.
+        reference: framework whose losses are the reference.
+        outcomes: result of each framework.
     """
 
     spec: CompareSpec
@@ -191,23 +197,23 @@ class FrameworkComparison:
 
     @property
     def agree(self) -> bool:
-        """Whether every framework that is there got the plan's batches and came to the same losses."""
+        """True if all installed frameworks got the planned batches and equal losses."""
         return all(outcome.agrees for outcome in self.outcomes)
 
 
 def compare(spec: CompareSpec, say: SayFunction = print, out: Path | None = None) -> FrameworkComparison:
-    """Run every framework and compare.
+    """Run every framework and compare their batches and losses.
 
     Args:
-        spec: what is asked for.
-        say: gets a line when a framework begins, and one with its verdict and seconds when it ends.
-        out: a folder that keeps the records of finished frameworks, so that the same call goes on after a stop.
+        spec: the settings.
+        say: callback that gets a line when a framework starts, and one with its verdict and seconds when it ends.
+        out: folder for the records of finished frameworks, so that the same call resumes after a stop.
 
     Raises:
-        SettingsError: sizes that do not fit, an unknown framework, a synthetic store that was not asked for.
-        MissingDependencyError: a framework that was named is not installed.
-        InputError: the store does not name its tokenizer; no framework is installed.
-        StoreError: there is no store, or it is damaged.
+        SettingsError: sizes do not fit, a framework is unknown, or a synthetic store is given without ``synthetic``.
+        MissingDependencyError: a given framework is not installed.
+        InputError: the store does not name its tokenizer, or no framework is installed.
+        StoreError: the store does not exist or is damaged.
         OutputError: ``out`` cannot be written.
     """
     frameworks = _select_frameworks(spec)
@@ -242,7 +248,7 @@ def compare(spec: CompareSpec, say: SayFunction = print, out: Path | None = None
 
 
 def _select_frameworks(spec: CompareSpec) -> list[Framework]:
-    """The frameworks to look at, those that are missing as well."""
+    """Return the frameworks to compare, including missing ones."""
     if spec.frameworks:
         frameworks = [find_framework(name) for name in dict.fromkeys(spec.frameworks)]
         require_installed(*(requirement for framework in frameworks for requirement in framework.requirements))
@@ -253,7 +259,7 @@ def _select_frameworks(spec: CompareSpec) -> list[Framework]:
 
 
 def _open_compare_store(spec: CompareSpec) -> tuple[Store, str]:
-    """The store, and the place under which every process finds it."""
+    """Open the store; return it and a location that is valid in every process."""
     location = spec.store or SYNTHETIC_STORE
     store = open_store(location)
     if store.contents.synthetic and not spec.synthetic:
@@ -287,9 +293,9 @@ def _make_reference_loader(store: Store, spec: CompareSpec, rank: int) -> Loader
 
 
 def _make_run_command(spec: CompareSpec, frameworks: Sequence[Framework], plan: str) -> dict[str, Any]:
-    """Return everything that decides what a framework's run gives, by the name to show for it.
+    """Return everything that determines a framework's run, by the name to display.
 
-    The plan stands for the store: a URL can hold credentials, which are written nowhere.
+    The plan represents the store: a URL can hold credentials, which must not be written.
     """
     settings = {name: value for name, value in asdict(spec).items() if name != "store"}
     packages = {requirement.package for framework in frameworks for requirement in framework.requirements}
@@ -314,7 +320,7 @@ def _load_or_run(
     finished: FinishedRuns | None,
     print_progress: SayFunction,
 ) -> tuple[WitnessRecord | None, str, str]:
-    """Return the record of a framework, the seconds it took in words, and the problem where it failed."""
+    """Return a framework's record, its duration as text, and its problem if it failed."""
     saved_run = finished.load(number) if finished else None
     if saved_run is not None:
         record, seconds = saved_run
@@ -323,14 +329,14 @@ def _load_or_run(
     begin = time.monotonic()
     new_record, problem = _run_framework(framework, spec, store_location)
     seconds = time.monotonic() - begin
-    # A framework that failed runs again: a stop can be what it failed by.
+    # A failed framework runs again, since the stop itself may have caused the failure.
     if new_record is not None and finished is not None:
         finished.save(number, new_record, seconds)
     return new_record, f", {seconds:.1f} s", problem
 
 
 def _describe_outcome(outcome: FrameworkResult, spec: CompareSpec) -> str:
-    """Return the verdict of a framework in a few words."""
+    """Return a short verdict of a framework."""
     if outcome.state != "ran":
         return f"{outcome.state} ({outcome.problem.splitlines()[0]})"
     if outcome.differing:
@@ -341,7 +347,7 @@ def _describe_outcome(outcome: FrameworkResult, spec: CompareSpec) -> str:
 
 
 def _run_framework(framework: Framework, spec: CompareSpec, store_location: str) -> tuple[WitnessRecord | None, str]:
-    """What a framework's witnesses told, or why they did not."""
+    """Run a framework; return the record of its witnesses, or the problem."""
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as folder:
         job = {
             "data": store_location,
@@ -350,7 +356,7 @@ def _run_framework(framework: Framework, spec: CompareSpec, store_location: str)
             "global_batch_size": spec.global_batch_size,
             "batch_size": spec.batch_size,
             "steps": spec.steps,
-            # None: writing them would count as waiting.
+            # Past the last step, so that no checkpoint is written: writing would count as data wait.
             "save_every": spec.steps + 1,
             "seed": spec.seed,
         }
@@ -373,7 +379,7 @@ _Reference = tuple[CompareSpec, ExpectedBatches, Sequence[Loader], Sequence[floa
 def _judge_framework(
     framework: Framework, record: WitnessRecord | None, problem: str, reference: _Reference
 ) -> FrameworkResult:
-    """A framework's outcome against the plan and the reference's losses."""
+    """Compare a framework with the plan and the reference losses."""
     package_versions = {
         requirement.package: get_installed_version(requirement.package) for requirement in framework.requirements
     }
@@ -420,7 +426,7 @@ def _find_loss_difference(
 
 
 def _measure_speed(ranks: Sequence[Sequence[dict[str, Any]]], loaders: Sequence[Loader]) -> FrameworkSpeed | None:
-    """Behind the first steps, in which libraries start, compile and warm up."""
+    """Measure after the first steps, in which libraries start, compile and warm up."""
     steps = len(ranks[0])
     warm_up = min(_MAX_WARM_UP_STEPS, max(1, steps // 4))
     if steps <= warm_up:

@@ -2,7 +2,7 @@
 
 ``python -m batchloom.analysis.compare.example_process NAME RECORD JOB``
 
-RECORD is a folder, where each rank leaves ``rank_N.json`` when it ends; JOB the settings of an
+RECORD is the folder in which each rank writes ``rank_N.json`` when it ends; JOB is the settings of an
 ``examples.job.Job`` as a JSON object.
 """
 
@@ -18,7 +18,7 @@ from batchloom.examples.job import Job, tiny_model
 
 
 def run_example_process(name: str, record: str, job_settings: str) -> None:
-    """Run the example and leave the record, whatever ends it."""
+    """Run the example and write the record, even if the example fails."""
     recorder, framework = WitnessRecorder(Path(record)), find_framework(name)
     job = Job(**json.loads(job_settings), tell=recorder.record_loss, within=recorder.observe)
     model = tiny_model(open_store(job.data), job.seed)

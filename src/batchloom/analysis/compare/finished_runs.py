@@ -1,4 +1,4 @@
-"""Records of the frameworks that ran, kept in the output folder until the comparison is complete."""
+"""Records of finished frameworks, cached in the output folder until the end."""
 
 import json
 import shutil
@@ -10,19 +10,19 @@ from typing import Any, final
 from batchloom.analysis.compare.launch import WitnessRecord
 from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 
-# Removed when the files of the comparison are written.
+# This folder is removed when the files of the comparison are written.
 PARTIAL = "compare.partial"
 
 
 @final
 class FinishedRuns:
-    """Records of frameworks, which the same command reads after a stop.
+    """Records of frameworks, which the same command reuses after a stop.
 
     Args:
         out: the output folder.
-        command: everything that decides the result of a run, as plain values. Records of another command are
+        command: everything that determines the result of a run, as plain values. Records of another command are
             deleted.
-        print_line: gets a line that names what changed where records are deleted.
+        print_line: callback that gets a line on what changed if records are deleted.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -40,13 +40,13 @@ class FinishedRuns:
             self._write("command", plain)
 
     def load(self, number: int) -> tuple[WitnessRecord, float] | None:
-        """Return the record of a framework and the seconds it took; None where it has not run."""
+        """Return a framework's record and its seconds; None if it has not run."""
         with wrap_os_errors("read", self._folder):
             saved_run = self._read(str(number))
         return None if saved_run is None else (WitnessRecord(**saved_run["record"]), saved_run["seconds"])
 
     def save(self, number: int, record: WitnessRecord, seconds: float) -> None:
-        """Keep the record of a framework."""
+        """Save the record of a framework."""
         with wrap_os_errors("write", self._folder):
             self._write(str(number), {"seconds": seconds, "record": asdict(record)})
 

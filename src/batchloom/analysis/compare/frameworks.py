@@ -1,4 +1,4 @@
-"""The frameworks that can be compared: each an example, and what it needs."""
+"""The frameworks that can be compared, with their examples and requirements."""
 
 import importlib
 import importlib.util
@@ -32,11 +32,11 @@ class Framework:
     """A framework with an example.
 
     Attributes:
-        name: as ``--frameworks`` takes it.
-        module: of the example, in ``batchloom.examples``, or anybody's by its dotted name or its file (``.py``); its
+        name: name as ``--frameworks`` accepts it.
+        module: module of the example in ``batchloom.examples``, or a user's own dotted name or file (``.py``); its
             ``train(model, job)`` is called.
-        requirements: packages that have to be installed.
-        started_by: ``torchrun``, or ``itself`` where it starts its own processes.
+        requirements: packages that must be installed.
+        started_by: ``torchrun``, or ``itself`` if the example starts its own processes.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Framework:
     started_by: str = "torchrun"
 
 
-# The examples' model is a transformers one.
+# The model of the examples comes from transformers.
 _TORCH_PACKAGES = (TORCH, TRANSFORMERS)
 _TRAINER_PACKAGES = (*_TORCH_PACKAGES, ACCELERATE, DATASETS)
 
@@ -64,19 +64,18 @@ FRAMEWORKS = (
 
 
 def require_compare_packages() -> None:
-    """Make sure that what trains and what draws is there, before anything is run.
+    """Check that the training and plotting packages are installed before any run.
 
     Raises:
-        MissingDependencyError: names what is missing.
+        MissingDependencyError: names the missing package.
     """
     require_installed(TORCH, Requirement("matplotlib", "3.9", "train"))
 
 
 def find_framework(name: str) -> Framework:
-    """The framework of a name that is known, or an example of somebody's own by its module or its file.
+    """Return the framework of a name, or of a user's own example module or file.
 
-    Raises:
-        SettingsError: there is none; names the nearest.
+    Raises ``SettingsError`` for an unknown name; it suggests the nearest.
     """
     for framework in FRAMEWORKS:
         if framework.name == name:
@@ -93,10 +92,9 @@ def find_framework(name: str) -> Framework:
 
 
 def import_example(framework: Framework) -> ModuleType:
-    """The module of an example, imported.
+    """Import the module of an example.
 
-    Raises:
-        InputError: there is no such module, or it has no ``train``.
+    Raises ``InputError`` if it cannot be imported or has no ``train``.
     """
     module = framework.module
     if module.endswith(".py"):
@@ -114,7 +112,7 @@ def import_example(framework: Framework) -> ModuleType:
 
 
 def hash_example(framework: Framework) -> str | None:
-    """Return the hash of an example's file; None where its module cannot be found."""
+    """Return the hash of an example's file; None if its module cannot be found."""
     if framework.module.endswith(".py"):
         file = framework.module
     else:
@@ -132,5 +130,5 @@ def hash_example(framework: Framework) -> str | None:
 
 
 def find_missing_packages(framework: Framework) -> list[str]:
-    """Why a framework cannot run here; empty when it can."""
+    """Return a message per package that is missing or unsuitable."""
     return [problem for requirement in framework.requirements if (problem := find_requirement_problem(requirement))]

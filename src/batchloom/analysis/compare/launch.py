@@ -1,4 +1,4 @@
-"""Starts an example in processes of its own, and reads what its witnesses told."""
+"""Launch of an example in separate processes, and its witness records."""
 
 import contextlib
 import json
@@ -22,12 +22,12 @@ _MAX_OUTPUT_CHARACTERS = 3000
 
 @dataclass(frozen=True, slots=True)
 class WitnessRecord:
-    """What the witnesses of a run told.
+    """Records of the witnesses of a run.
 
     Attributes:
-        first: the step the run began with.
-        ranks: of each rank the entries of its steps, see ``witness.StepHash.told``.
-        losses: of each step from ``first`` on, nats a trained token over all ranks.
+        first: first step of the run.
+        ranks: step entries by rank, see ``witness.StepHash.to_entry``.
+        losses: loss of each step from ``first`` on, nats per trained token over all ranks.
     """
 
     first: int
@@ -38,17 +38,17 @@ class WitnessRecord:
 def run_example(
     name: str, job: Mapping[str, Any], record: Path, *, processes: int = 1, seconds: float = 600
 ) -> WitnessRecord:
-    """Run an example to its end.
+    """Run an example to its end and return its record.
 
     Args:
-        name: of the framework.
+        name: name of the framework.
         job: settings of ``examples.job.Job``.
-        record: a folder for what is told; made anew.
-        processes: how many ranks.
-        seconds: after which it is killed.
+        record: folder for the records; existing content is deleted.
+        processes: number of ranks.
+        seconds: timeout in seconds, after which the example is killed.
 
     Raises:
-        TrainError: it failed, or did not end; with the end of what it said.
+        TrainError: it failed or timed out; includes the end of its output.
     """
     shutil.rmtree(record, ignore_errors=True)
     record.mkdir(parents=True)
@@ -79,7 +79,10 @@ def run_example(
 
 
 def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
-    """The exit code of a command, and the end of what it said; none of its processes is left, however it ends."""
+    """Run a command and return its exit code and the end of its stderr.
+
+    All of its processes are killed if it does not end normally.
+    """
     with tempfile.TemporaryFile() as stderr_file:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=_make_environment()
@@ -97,7 +100,10 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
 
 
 def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started: a launcher that is killed leaves its ranks behind."""
+    """Kill a process and its descendants.
+
+    Killing only a launcher would leave its ranks running.
+    """
     top = psutil.Process(process.pid)
     family = [*top.children(recursive=True), top]
     for member in family:
@@ -107,7 +113,7 @@ def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_fault(record: Path) -> str:
-    """What the first rank that failed said of it; empty where none did."""
+    """Return the error of the first rank that failed; empty if none recorded one."""
     rank_records = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
     return next(
         (
@@ -120,7 +126,10 @@ def _read_fault(record: Path) -> str:
 
 
 def _make_environment() -> dict[str, str]:
-    """One thread a process, so that sums are the same and processes share the cores; no network."""
+    """Return an environment with one thread per process and no network access.
+
+    With one thread, floating-point sums are reproducible and the processes share the cores.
+    """
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -130,7 +139,14 @@ def _read_output(stderr_file: BinaryIO) -> str:
 
 
 def read_record(record: Path) -> WitnessRecord:
-    """What the ranks of a finished run told."""
+    """Read the records of a finished run.
+
+    Args:
+        record: folder with ``rank_N.json`` of each rank.
+
+    Raises:
+        TrainError: the run recorded no step.
+    """
     files = sorted(record.glob("rank_*.json"), key=lambda file: int(file.stem[5:]))
     rank_records = [json.loads(file.read_text()) for file in files]
     losses = [tuple(step_loss) for step_loss in rank_records[0]["losses"]]

@@ -1,4 +1,4 @@
-"""Loss curves of finished runs, from whatever trainer wrote them; what a file is, is told from what it holds."""
+"""Loss curves of finished runs; the log format is detected from the content."""
 
 import csv
 import io
@@ -15,26 +15,26 @@ from batchloom.analysis.compare.tensorboard_events import read_events
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.settings import quote_value
 
-# Names of the training loss, the surest first.
+# Names of the training loss, the most reliable first.
 LOSS_NAMES = (
     *("loss", "train_loss", "train/loss", "train_loss_step", "loss_step", "train/loss_step"),
     *("training_loss", "loss/train", "Loss/train", "lm loss"),
 )
 _STEP_NAMES = ("step", "global_step", "iteration")
-# Tokens since the beginning of a run.
+# Names of the number of tokens since the start of a run.
 _TOKEN_NAMES = ("num_input_tokens_seen", "tokens_seen", "consumed_tokens")
-# Where a row says what it is of, and what it says of an evaluation.
+# Columns that name the split of a row, and the values that mark an evaluation.
 _SPLIT_COLUMNS = ("split", "mode", "phase", "kind")
 _EVALUATION_NAMES = {"eval", "evaluation", "val", "valid", "validation", "test"}
 _EVALUATION_PREFIX = re.compile(rf"({'|'.join(sorted(_EVALUATION_NAMES))})[_/ ]")
 _EVENT_MAGIC, _EVENT_FILE_PATTERN = b"brain.Event:", "*tfevents*"
 _SYNTHETIC_LABEL = "source=synthetic"
-# The figure of docs/metrics.md.
+# The metric of docs/metrics.md.
 _SYNTHETIC_METRIC = "data/synthetic"
-# Lightning logs it with all that has its own count of steps, which is 0 after the first optimizer step where the other
-# trainers here say 1; what has a count of the user's comes without.
+# Lightning adds this column to rows that use its own step count, which is 0 after the first optimizer step; other
+# trainers count 1 there. Rows with a user's own count lack it.
 _EPOCH_COLUMN = "epoch"
-# What of a folder is its run, the first that is there; of several the newest.
+# Log files of a run folder: the first pattern that matches is used, and its newest file.
 _LOG_FILE_PATTERNS = (
     *("log.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.csv"),
     *("version_*/metrics.csv", "lightning_logs/version_*/metrics.csv", _EVENT_FILE_PATTERN),
@@ -45,7 +45,7 @@ _EXPECTED = (
     "Hugging Face Trainer, a CSV file with step and loss (Lightning's CSVLogger), or event files of TensorBoard."
 )
 _MAX_NAME_CHARACTERS = 60
-# Above it a float does not tell two steps apart.
+# Above this a float cannot represent consecutive steps.
 _MAX_STEP = 2**53
 
 LogRow = Mapping[str, Any]
@@ -54,16 +54,16 @@ LossPoint = tuple[float, float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """The loss of a run, step by step.
+    """Loss of a run by step.
 
     Attributes:
-        name: what was given.
-        kind: what wrote it: ``batchloom``, ``jsonl``, ``trainer``, ``lightning``, ``csv`` or ``tensorboard``.
-        steps: as the log counts them, those of Lightning from 1; ascending; of a step that is told of twice (a run
-            that went on) the later one.
-        losses: of each step.
-        tokens: seen up to and with each step; None where the run does not say.
-        synthetic: whether the run says that it was on made-up data; None where it says nothing of its data.
+        name: path as it was given.
+        kind: source of the log: ``batchloom``, ``jsonl``, ``trainer``, ``lightning``, ``csv`` or ``tensorboard``.
+        steps: steps as the log counts them (Lightning's from 1), ascending; of a step that occurs twice (a resumed
+            run) the later entry is used.
+        losses: loss of each step.
+        tokens: cumulative tokens, including each step; None if the run does not record them.
+        synthetic: whether the run used synthetic data; None if it does not record that.
     """
 
     name: str
@@ -75,21 +75,21 @@ class LossCurve:
 
 
 def read_loss_curve(path: str) -> LossCurve:
-    """The loss curve of a finished run.
+    """Read the loss curve of a finished run.
 
     Args:
-        path: a file or a folder, see ``_EXPECTED``.
+        path: log file or run folder, see ``_EXPECTED``.
 
     Raises:
-        InputMissingError: there is nothing.
-        InputError: it is no such run, or not to be read to its end; says what was expected.
-        MissingDependencyError: event files, and tensorboard is not installed.
+        InputMissingError: the path does not exist.
+        InputError: it is not a run log, or is damaged; lists the expected formats.
+        MissingDependencyError: it holds event files, and tensorboard is not installed.
     """
     file = _find_log_file(Path(path))
     head = file.read_bytes()[:4096]
     lightning = "lightning" if _is_lightning_log(file) else ""
     if _EVENT_MAGIC in head[:200]:
-        # A run that went on has begun another file in its folder; their names hold the time, and a count in a process.
+        # A resumed run starts another file in its folder; names hold the time and a count per process.
         event_files = sorted(file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name))
         run_files = event_files if Path(path).is_dir() else [file]
         return _make_curve_from_rows(path, lightning or "tensorboard", file, read_events(run_files))
@@ -114,7 +114,7 @@ def read_loss_curve(path: str) -> LossCurve:
 
 
 def _natural_sort_key(name: str) -> list[str | int]:
-    """A name by which 10 comes after 9."""
+    """Return a sort key by which 10 comes after 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -130,7 +130,7 @@ def _find_log_file(path: Path) -> Path:
 
 
 def _is_lightning_log(file: Path) -> bool:
-    """Whether it lies where Lightning's loggers write: in ``version_N``, or beside the settings they keep."""
+    """Return whether a file is in ``version_N``, or next to ``hparams.yaml``."""
     folder_name = file.absolute().parent.name
     return folder_name.startswith("version_") or file.with_name("hparams.yaml").exists()
 
@@ -145,10 +145,9 @@ def _format_names(names: Iterable[Any]) -> str:
 
 
 def _parse_json(text: str) -> Any:
-    """What a text holds.
+    """Parse JSON.
 
-    Raises:
-        ValueError: it is no JSON, or none that can be read: so many digits, or brackets in brackets.
+    Raises ``ValueError`` for invalid JSON, too many digits or too deep nesting.
     """
     try:
         return json.loads(text)
@@ -157,7 +156,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _parse_single_object(text: str) -> dict[str, Any] | None:
-    """The one object that a text is; None where it is lines, or none."""
+    """Parse a text that is one JSON object; None if it is not."""
     try:
         value = _parse_json(text)
     except ValueError:
@@ -166,7 +165,7 @@ def _parse_single_object(text: str) -> dict[str, Any] | None:
 
 
 def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
-    # Not at U+2028 and such, which may stand inside a string.
+    # splitlines() would also split at U+2028 and similar characters, which may be inside a string.
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -180,7 +179,7 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
                     "damaged. Give that of an earlier checkpoint, or copy the file anew."
                 ) from error
             if number == len(lines):
-                return  # A killed process left it unfinished.
+                return  # A killed process left the last line unfinished.
             raise InputError(
                 f"{file}, line {number} is no JSON: {error}. Delete that line; the others are read without it."
             ) from error
@@ -189,7 +188,7 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_log_history(file: Path, log_history: Any) -> list[LogRow]:
-    """The rows of a ``trainer_state.json``."""
+    """Return the rows of a ``trainer_state.json``."""
     if not isinstance(log_history, list):
         raise InputError(
             f"{file} has {log_history!r:.40} for log_history, no list as the Trainer writes it. Give that of another "
@@ -199,8 +198,8 @@ def _read_log_history(file: Path, log_history: Any) -> list[LogRow]:
 
 
 def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
-    """The rows of a CSV file, of each the cells that hold something."""
-    # A cell may be as long as the file: beside the loss may stand a text.
+    """Return the rows of a CSV file, without empty cells."""
+    # A row may also hold a long text, so a cell may be as long as the file.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     rows = list(csv.DictReader(io.StringIO(text)))
     if not rows or _find_first_name(_STEP_NAMES, rows[0]) is None:
@@ -214,12 +213,15 @@ def _contains_loss(row: LogRow) -> bool:
 
 
 def _find_first_name(names: Sequence[str], row: LogRow) -> str | None:
-    """The first of some names under which a row has something."""
+    """Return the first name under which a row has a value."""
     return next((name for name in names if row.get(name) is not None), None)
 
 
 def _is_evaluation(row: LogRow) -> bool:
-    """Whether a row is of an evaluation: by what it says of itself, or since that alone is what it has a number of."""
+    """Return whether a row belongs to an evaluation.
+
+    A row counts as one if its split says so, or if its only losses are evaluation losses.
+    """
     if any(str(row.get(name)).strip().lower() in _EVALUATION_NAMES for name in _SPLIT_COLUMNS):
         return True
     return _find_first_name(LOSS_NAMES, row) is None and any(
@@ -228,11 +230,9 @@ def _is_evaluation(row: LogRow) -> bool:
 
 
 def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossPoint]:
-    """The points of rows of which some hold a step and a loss, by one name for all.
+    """Return the points of rows with a step and a loss; one loss name for all.
 
-    Args:
-        file: that errors name.
-        parts: rows of each file of a run.
+    ``parts`` holds the rows of each file of a run; errors name ``file``.
     """
     training_parts = [
         [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)] for rows in parts
@@ -242,7 +242,7 @@ def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossP
     def rows_with(name: str) -> tuple[int, int]:
         return sum(row.get(name) is not None for row in training_rows), sum(name in row for row in training_rows)
 
-    # Of as many the surer.
+    # On a tie, max() returns the more reliable name, which comes first.
     loss = max(LOSS_NAMES, key=rows_with)
     if not rows_with(loss)[1]:
         names = dict.fromkeys(name for rows in parts for row in rows for name in row)
@@ -263,7 +263,10 @@ def _parse_point(file: Path, row: LogRow, loss: str) -> LossPoint:
 
 
 def _check_unique_steps(file: Path, points: Sequence[LossPoint], name: str) -> None:
-    """Refuse two losses of a step one after the other: a run that went on has gone back before it tells again."""
+    """Reject consecutive rows with the same step and different losses.
+
+    A resumed run is allowed: it goes back before it repeats a step.
+    """
     for (step, loss, _), (next_step, next_loss, _) in pairwise(points):
         if step == next_step and loss != next_loss and not (math.isnan(loss) and math.isnan(next_loss)):
             raise InputError(
@@ -273,7 +276,7 @@ def _check_unique_steps(file: Path, points: Sequence[LossPoint], name: str) -> N
 
 
 def _collect_own_log_points(file: Path, rows: Sequence[LogRow]) -> list[LossPoint]:
-    """Those of our own log, where each step has its own tokens."""
+    """Return the points of a batchloom log, which records tokens per step."""
     latest = {_parse_step(file, row): row for row in rows}
     total = 0.0
     points: list[LossPoint] = []
@@ -295,7 +298,7 @@ def _parse_step(file: Path, row: LogRow) -> float:
 
 
 def _parse_loss(file: Path, row: LogRow, name: str) -> float:
-    """A loss; null is how loggers write one that is no number."""
+    """Parse a loss; null means a loss that is not a number."""
     return math.nan if name in row and row[name] is None else _parse_number(file, row, name)
 
 
@@ -312,7 +315,7 @@ def _parse_number(file: Path, row: LogRow, name: str) -> float:
 
 
 def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | None:
-    """What a run says by the figure that the Meter gives for it; None where it does not."""
+    """Return whether the Meter's metric marks synthetic data; None without it."""
     synthetic_values = [
         _parse_number(file, row, _SYNTHETIC_METRIC)
         for rows in parts

@@ -1,4 +1,4 @@
-"""The most memory this process has had."""
+"""Peak memory of this process."""
 
 import re
 import resource
@@ -12,9 +12,9 @@ _PEAK_PATTERN = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 def measure_peak_memory() -> dict[str, int]:
-    """Bytes at the most since the process began: ``resident``; ``device`` as well, of an accelerator it uses.
+    """Return peak bytes of this process: ``resident``, and ``device`` with a GPU.
 
-    ``getrusage`` alone would count what its parent had when it was started (Linux keeps that over ``exec``).
+    ``getrusage`` alone would include the peak of the parent process (Linux keeps it over ``exec``).
     """
     peak_bytes = {"resident": _read_resident_peak()}
     if uses_gpu():
@@ -23,12 +23,12 @@ def measure_peak_memory() -> dict[str, int]:
 
 
 def uses_gpu() -> bool:
-    """Whether this process has begun to use a GPU of CUDA."""
+    """Return whether this process has initialized CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _read_resident_peak() -> int:
     if sys.platform == "linux" and (match := _PEAK_PATTERN.search(_PROC_STATUS.read_text())):
         return int(match[1]) * 1024
-    # Bytes on macOS, kB elsewhere.
+    # ru_maxrss is in bytes on macOS and in kB on other systems.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Finished runs beside each other: by step or by tokens, each with its verdict."""
+"""Comparison of finished runs by step or by tokens, each with a verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from batchloom.analysis.compare.verdict import LossVerdict, judge_loss_curve
 from batchloom.core.settings import raise_problems
 
 CurveAxis = Literal["step", "tokens"]
-# Of the end of a curve, so that one step's noise decides nothing.
+# Points at the end of a curve whose median is used, so that the noise of one step has no effect.
 _TAIL_POINTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run beside the first.
+    """A run compared with the first.
 
     Attributes:
-        curve: of the run.
-        verdict: on it.
-        at_common: its loss where the shortest run ends: the median of its last ten points up to there; None where it
+        curve: loss curve of the run.
+        verdict: verdict on the curve.
+        at_common: loss at the end of the shortest run: the median of the last ten points up to there; None if the run
             begins later.
-        first_apart: where it first differs from the first run by more than the tolerance; None where it does not, or no
-            tolerance was given.
-        common: steps that both have, where losses were compared.
+        first_apart: first step that differs from the first run by more than the tolerance; None if there is none, or
+            no tolerance was given.
+        common: number of steps that both runs have.
     """
 
     curve: LossCurve
@@ -38,13 +38,13 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Runs that were compared.
+    """Result of a comparison of runs.
 
     Attributes:
-        by: what they stand beside each other by.
-        until: where the shortest of them ends.
-        tolerance: relative; None where losses were not compared with each other.
-        runs: in the order given.
+        by: x axis of the comparison.
+        until: end of the shortest run on this axis.
+        tolerance: relative tolerance; None if losses were not compared with each other.
+        runs: runs in the given order.
     """
 
     by: CurveAxis
@@ -54,21 +54,29 @@ class RunComparison:
 
     @property
     def synthetic(self) -> bool:
-        """Whether a run says that it was on made-up data."""
+        """True if any run records that its data was synthetic."""
         return any(run.curve.synthetic for run in self.runs)
 
     @property
     def agree(self) -> bool:
-        """Whether none differs by more than the tolerance, or could not be compared; so too where none was given."""
+        """True if no run differs by more than the tolerance or lacks common steps.
+
+        Without a tolerance it is always True.
+        """
         compared = self.tolerance is not None
         return not any(run.first_apart is not None or (compared and not run.common) for run in self.runs)
 
 
 def compare_runs(curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance: float | None = None) -> RunComparison:
-    """Compare runs.
+    """Compare loss curves with the first one, and judge each.
+
+    Args:
+        curves: curves of the runs, at least one.
+        by: x axis of the comparison.
+        tolerance: relative tolerance of losses at common steps; None to compare none.
 
     Raises:
-        SettingsError: by tokens, and a run does not say how many it has seen, or says what cannot be.
+        SettingsError: ``by`` is ``tokens``, and a run has no token counts or invalid ones.
     """
     if by == "tokens":
         raise_problems([problem for curve in curves if (problem := _find_token_problem(curve))])
@@ -92,12 +100,12 @@ def compare_runs(curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance:
 
 
 def _find_token_problem(curve: LossCurve) -> str:
-    """Why a run cannot stand by its tokens; empty where it can."""
+    """Explain why a run cannot be compared by tokens; empty if it can."""
     if curve.tokens is None:
         return f"by: {curve.name} does not say how many tokens it has seen; compare by step"
     previous_tokens = 0.0
     for step, tokens in zip(curve.steps, curve.tokens, strict=True):
-        # Not a number is never above.
+        # This form also rejects NaN, which compares false.
         if not previous_tokens <= tokens < np.inf:
             return (
                 f"by: {curve.name} says {tokens:,.0f} tokens at step {step:,}, after {previous_tokens:,.0f}; "
@@ -108,10 +116,13 @@ def _find_token_problem(curve: LossCurve) -> str:
 
 
 def get_curve_positions(curve: LossCurve, by: CurveAxis) -> tuple[float, ...]:
-    """Where the points of a curve stand."""
+    """Return the x values of a curve."""
     return curve.tokens if by == "tokens" and curve.tokens is not None else curve.steps
 
 
 def is_close_loss(loss: float, reference: float, tolerance: float) -> bool:
-    """Whether a loss is within a relative tolerance of another; what is no finite number is near nothing."""
+    """Return whether a loss is within a relative tolerance of the reference.
+
+    A loss that is not finite is close to nothing.
+    """
     return bool(np.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference))

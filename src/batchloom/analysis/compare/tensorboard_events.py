@@ -1,4 +1,4 @@
-"""Event files of TensorBoard as rows: what each step tells, in the order it was written."""
+"""Reader of TensorBoard event files as rows in written order."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -7,23 +7,19 @@ from typing import Any
 
 from batchloom.core.errors import InputError, MissingDependencyError
 
-# What a damaged or a foreign record begins with: its length (8 bytes) and the checksum of that (4).
+# Header of a record: its length (8 bytes) and the checksum of the length (4).
 _RECORD_HEADER = struct.Struct("<QI")
 _RECORD_CHECKSUM = struct.Struct("<I")
 
 
 def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
-    """The rows of event files of one run, file by file.
+    """Return the rows of the event files of one run, file by file.
 
-    A row has ``step`` and the scalars that were written for it one after the other, by their tags; what is no number is
-    given as it is. Where a run says that it begins anew at a step, what was told from there on is left out.
+    A row has ``step`` and the scalars written consecutively for it, by tag; values that are not numbers are unchanged.
+    If a run restarts at a step, rows from that step on are removed.
 
-    Args:
-        files: in the order they were written.
-
-    Raises:
-        InputError: a file is damaged; an end that a killed process left unfinished is none.
-        MissingDependencyError: tensorboard is not installed.
+    ``files`` is in written order. Raises ``InputError`` for a damaged file (an unfinished end, left by a killed
+    process, is no damage) and ``MissingDependencyError`` without tensorboard.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import (  # noqa: PLC0415 - it is optional
@@ -52,10 +48,10 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
 
 
 def _add_value(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
-    """Add a value to the last row, or to a new one where that is of another step or has such a value."""
+    """Add a value to the last row; start a new row on another step or a repeated tag."""
     if not rows or rows[-1]["step"] != step or tag in rows[-1]:
         rows.append({"step": step})
-    # A tag of this name counts nothing.
+    # The step comes last, so that a tag named "step" cannot replace it.
     rows[-1] |= {tag: value, "step": step}
 
 
@@ -67,7 +63,10 @@ def _tensor_to_scalar(tensor: Any) -> Any:
 
 
 def _iter_event_records(file: Path) -> Iterator[bytes]:
-    """The records of a file: each its length, the checksum of that, its bytes, and the checksum of these."""
+    """Yield the records of a file.
+
+    A record is its length, the checksum of the length, the bytes, and the checksum of the bytes.
+    """
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (  # noqa: PLC0415 - it is optional
         masked_crc32c,
     )

@@ -1,4 +1,4 @@
-"""Whether a loss curve goes down, stays where it is, or goes up: a pure function of its points."""
+"""Verdict on a loss curve: converging, flat or diverging. A pure function."""
 
 import math
 from collections.abc import Sequence
@@ -12,35 +12,35 @@ VerdictKind = Literal["converging", "flat", "diverging", "too short"]
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 20
-# Change over the second part, as a share of its level, below which a curve is flat however sure it is.
+# Change over the second half, relative to its level, below which a curve is flat even if the change is certain.
 MIN_RELATIVE_CHANGE = 0.01
-# A fall from the first tenth to the second half, as a share of the level, below which nothing was ever learned.
+# Fall from the first tenth to the second half, relative to the level, below which nothing was learned.
 _MIN_RELATIVE_FALL = 0.05
 # Width of the interval of the slope, in standard deviations of Kendall's statistic.
 _SLOPE_INTERVAL_WIDTH = 3.0
-# Of the end: so many points, whose median is so many deviations above the half's, are no noise.
+# Points at the end of the curve, and the deviations above the half's median that exclude noise.
 _TAIL_POINTS, _TAIL_DEVIATIONS = 5, 6.0
-# All pairs of points are looked at; more points than this are put together first.
+# The slope takes all pairs of points, so more points than this are merged first.
 _MAX_POINTS = 256
-# A loss whose exponential is no number of ids.
+# Losses above this exceed the logarithm of any vocabulary size.
 _MAX_LEVEL = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class LossVerdict:
-    """What a loss curve does in its second half, and the numbers this is from.
+    """Verdict on the second half of a loss curve, with its numbers.
 
     Attributes:
         kind: ``converging``, ``flat``, ``diverging`` or ``too short``.
-        reason: the same with its numbers, as a sentence for people.
-        points: of the curve.
-        since: where the second half begins (a step, or tokens).
-        level: the median loss of the second half.
-        fell: by how much the median of the first tenth is above it.
-        slope: Theil-Sen slope over the second half, a unit of x; None where there are too few points.
-        low, high: the bounds of the slope that noise allows.
-        change: what the slope comes to over the second half.
-        least: the change that would be told of: ``MIN_RELATIVE_CHANGE`` of the level.
+        reason: the verdict with its numbers, as a sentence.
+        points: number of points of the curve.
+        since: start of the second half (a step, or tokens).
+        level: median loss of the second half.
+        fell: median of the first tenth minus ``level``.
+        slope: Theil-Sen slope over the second half, per unit of x; None if there are too few points.
+        low, high: bounds of the slope given the noise.
+        change: slope times the length of the second half.
+        least: smallest change that counts: ``MIN_RELATIVE_CHANGE`` of the level.
     """
 
     kind: VerdictKind
@@ -57,21 +57,21 @@ class LossVerdict:
 
 
 def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "step") -> LossVerdict:
-    """The verdict on a curve.
+    """Return the verdict on a loss curve.
 
     The slope of the second half is the median of the slopes of all pairs of points (Theil 1950, Sen 1968), which a
-    quarter of wild points does not move. How far noise alone would move it is Sen's interval from the variance of
-    Kendall's statistic, of three standard deviations: no shape of the noise is assumed, only that it is independent
-    from point to point. Above 256 points in the half, blocks of neighbours are put together as their medians. A curve
-    is ``converging`` where the whole interval is below 0 and the change over the half is 1 % of its level or more;
-    ``diverging`` where it is above 0 by as much, where a loss is no finite number, or where the last five points are
+    quarter of outliers does not move. Its interval is Sen's, three standard deviations from the variance of Kendall's
+    statistic. It assumes no noise distribution, only that the noise is independent from point to point. Above 256
+    points in the half, blocks of neighbors are replaced by their medians. A curve is ``converging`` if the complete
+    interval is below 0 and the change over the half is at least 1 % of its level.
+    It is ``diverging`` if the interval is above 0 by as much, if a loss is not finite, or if the last five points are
     far above the rest: a median more than six deviations (1.48 times the median distance from the half's median) and
-    1 % of the level above it, which no slope shows; else ``flat``. Fewer than 20 points are ``too short``.
+    1 % of the level above it, which no slope shows. Otherwise it is ``flat``. Fewer than 20 points are ``too short``.
 
     Args:
-        xs: of each point its step, or the tokens seen; ascending.
-        losses: of each point, nats a token.
-        unit: what ``xs`` counts, for the sentence.
+        xs: step of each point, or tokens seen; ascending.
+        losses: loss of each point, nats per token.
+        unit: unit of ``xs``, for the sentence.
     """
     x, y = np.asarray(xs, np.float64), np.asarray(losses, np.float64)
     wrong = np.flatnonzero(~np.isfinite(y))
@@ -121,7 +121,7 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
 
 
 def _thin_points(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """At most 256 points: the medians of blocks of neighbours."""
+    """Reduce points to at most 256: the medians of blocks of neighbors."""
     if len(x) <= _MAX_POINTS:
         return x, y
     blocks = np.array_split(np.arange(len(x)), _MAX_POINTS)
@@ -129,7 +129,7 @@ def _thin_points(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def compute_theil_sen_slope(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Theil-Sen slope of points, and the lower and the upper bound of Sen's interval around it."""
+    """Return the Theil-Sen slope, and lower and upper bound of Sen's interval."""
     first, second = np.triu_indices(len(x), 1)
     apart = x[second] - x[first]
     slopes: NDArray[Any] = np.sort(((y[second] - y[first])[apart > 0]) / apart[apart > 0])

@@ -1,4 +1,4 @@
-"""What reached a model, step by step: heard at the model itself, behind everything a framework does with a batch."""
+"""Recording of the batches a model receives, by hooks on the model itself."""
 
 import json
 import os
@@ -21,15 +21,15 @@ from batchloom.analysis.compare.peak_memory import measure_peak_memory, uses_gpu
 
 @final
 class StepHash:
-    """Hash of what a model was given in one step, part by part.
+    """Hash of the input of a model in one step.
 
-    Ids and positions are two streams of int64, so that the cut into passes does not matter. Spans are where
+    Ids and positions are two streams of int64, so that the split into passes does not matter. Spans are where
     positions restart.
 
     Attributes:
         passes: forward passes of the step.
-        rows: of all of them.
-        token_slots: for tokens, padding included.
+        rows: rows of all passes.
+        token_slots: token slots of all passes, padding included.
     """
 
     __slots__ = ("_ids", "_positions", "_row_hashes", "passes", "rows", "token_slots")
@@ -40,7 +40,7 @@ class StepHash:
         self.passes = self.rows = self.token_slots = 0
 
     def add(self, input_ids: Any, position_ids: Any) -> None:
-        """Take the ids and positions of a pass, both [R, S]; tensors or arrays."""
+        """Add the ids and positions of a pass, both [R, S]; tensors or arrays."""
         ids, positions = _to_int64_array(input_ids), _to_int64_array(position_ids)
         if ids.shape != positions.shape:
             raise ValueError(f"ids of shape {ids.shape} have positions of shape {positions.shape}")
@@ -55,10 +55,10 @@ class StepHash:
         self.token_slots += ids.size
 
     def to_entry(self) -> dict[str, Any]:
-        """The entry of a step: ``hash`` (32 hex digits), ``passes``, ``rows``, ``places`` and ``each``.
+        """Return the entry: ``hash``, ``passes``, ``rows``, ``places`` and ``each``.
 
-        ``each`` has of every row its width, and the hashes of its ids and of its positions, by which it is known
-        again where it should not be.
+        ``hash`` has 32 hex digits. ``places`` is the number of token slots. ``each`` has the width of every row and the
+        hashes of its ids and positions, which identify a row that is in the wrong batch.
         """
         digests = f"{self._ids.hexdigest()} {self._positions.hexdigest()}"
         return {
@@ -71,7 +71,7 @@ class StepHash:
 
 
 def hash_row(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    """Of one row of ids or positions, int64; 16 hex digits."""
+    """Hash one row of ids or positions, int64; 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(values.tobytes())
 
 
@@ -82,18 +82,19 @@ def _to_int64_array(values: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 @final
 class BatchWitness:
-    """Hears what a model is given while it trains, and tells of every step when the optimizer has made it.
+    """Recorder of the training input of a model, with an entry per optimizer step.
 
-    The passes before an optimizer step are that step's. Passes of evaluation are not heard.
+    The passes before an optimizer step belong to that step. Passes of evaluation are ignored.
 
     Args:
-        model: the module that is called with ``input_ids`` and ``position_ids`` by name.
+        model: module that is called with ``input_ids`` and ``position_ids`` as keyword arguments.
 
     Attributes:
-        entries: one a step: :meth:`StepHash.told`; ``waited``, seconds from the end of the optimizer's step before to
-            the first pass of this one (fetching and moving the batch, and whatever else is done between two steps:
-            clearing gradients, logging, checkpoints); ``took``, seconds from that same end to this step's; both None at
-            the first; ``memory``, see :func:`~batchloom.analysis.compare.peak_memory.peak_memory`.
+        entries: one per step: :meth:`StepHash.to_entry`; ``waited``, seconds from the end of the previous optimizer
+            step to the first pass of this one (fetching and moving the batch, and everything else between two steps:
+            clearing gradients, logging, checkpoints); ``took``, seconds from that same end to the end of this step;
+            both None in the first entry; ``memory``, see
+            :func:`~batchloom.analysis.compare.peak_memory.measure_peak_memory`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -127,13 +128,13 @@ class BatchWitness:
         self._hash.add(kwargs["input_ids"], kwargs["position_ids"])
 
     def _record_step(self, *_: object) -> None:
-        # An optimizer of several parts steps more than once: the last one counts.
+        # An optimizer of several parts steps more than once, and the last one ends the step.
         if not self._stepped:
             self._previous_end, self._stepped = self._last_end, True
         self._last_end, self._memory = _synchronized_time(), measure_peak_memory()
 
     def _close(self) -> None:
-        """Tell of the step that is over, where one is."""
+        """Append the entry of the finished step, if there is one."""
         if self._stepped and self._hash.passes:
             took = None if self._previous_end is None or self._last_end is None else self._last_end - self._previous_end
             timed = {**self._times, "took": took, "memory": self._memory}
@@ -142,7 +143,7 @@ class BatchWitness:
         self._stepped = False
 
     def end(self) -> list[dict[str, Any]]:
-        """Hear no more; the entries of all steps."""
+        """Remove the hooks and return the entries of all steps."""
         self._close()
         for hook in self._hooks:
             hook.remove()
@@ -150,7 +151,10 @@ class BatchWitness:
 
 
 def _synchronized_time() -> float:
-    """Seconds, when an accelerator has done what it was given: its work counts for the step that asked for it."""
+    """Return the time in seconds after pending GPU work has finished.
+
+    Otherwise the work would count for a later step.
+    """
     if uses_gpu():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -158,10 +162,10 @@ def _synchronized_time() -> float:
 
 @final
 class WitnessRecorder:
-    """What a rank tells of an example; goes along with a job into processes that the example starts.
+    """Recorder of one rank of an example; a job carries it into spawned processes.
 
     Args:
-        folder: where the rank leaves ``rank_N.json`` when it ends.
+        folder: folder in which the rank writes ``rank_N.json`` when it ends.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -169,28 +173,31 @@ class WitnessRecorder:
         self._losses: list[tuple[int, float]] = []
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Note the loss of a step."""
+        """Record the loss of a step."""
         self._losses.append((step, loss))
 
     @contextmanager
     def observe(self, model: nn.Module) -> Iterator[None]:
-        """Hear what the model is given, and leave the record, whatever ends it."""
+        """Record the model's input; write the record even if training fails."""
         witness, rank = BatchWitness(model), int(os.environ.get("RANK", "0"))
         try:
             yield
         finally:
-            # A launcher says that a rank failed, and not why.
+            # A launcher reports that a rank failed, but not why.
             error = sys.exception()
             fault = f"{type(error).__name__}: {error}" if error else None
             record = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
-            # Another rank's failure may end this one in the middle of it.
+            # Another rank's failure may kill this one while it writes, so write to a partial file first.
             partial_file = self._folder / f"rank_{rank}.partial"
             partial_file.write_text(json.dumps(record))
             partial_file.rename(partial_file.with_suffix(".json"))
 
 
 def iter_expected_entries(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
-    """What a witness tells of a trainer that is given the batches of a loader as they are, in one pass each."""
+    """Yield the entries of a trainer that receives the loader's batches unchanged.
+
+    Each batch is one pass.
+    """
     for step in range(steps):
         step_hash, batch = StepHash(), loader.batch(step)
         step_hash.add(batch["input_ids"], batch["position_ids"])

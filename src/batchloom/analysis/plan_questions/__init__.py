@@ -1,4 +1,4 @@
-"""Lookups that questions about a plan share.
+"""Lookups shared by the commands that report on plans.
 
 Read `plan_lookup.py` first.
 """

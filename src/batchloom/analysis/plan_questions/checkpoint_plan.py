@@ -1,4 +1,4 @@
-"""What a checkpoint says of its plan, read without torch: the plan can be made again from it and the stores."""
+"""Reconstruction of a plan from a checkpoint and its stores, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ class SavedPosition:
 
     Attributes:
         path: the file it was read from.
-        state: of the loader, as ``state_dict`` gave it.
-        step: the steps done; None where only the state is known.
-        steps: of the whole run; None where nothing says so.
+        state: state of the loader, as returned by ``state_dict``.
+        step: number of completed steps; None if only the state is known.
+        steps: steps of the complete run; None if they are not recorded.
     """
 
     path: Path
@@ -38,11 +38,11 @@ class SavedPosition:
 
 
 def read_checkpoint(path: Path) -> SavedPosition:
-    """Read the state in a run's folder (of its newest checkpoint), a checkpoint's folder, or a JSON file.
+    """Read the state from a run folder (newest checkpoint), checkpoint or JSON file.
 
     Raises:
-        InputMissingError: nothing is there, or the run has no checkpoint yet.
-        StateError: what is there is damaged, or no state.
+        InputMissingError: nothing exists there, or the run has no checkpoint yet.
+        StateError: the content is damaged or not a state.
     """
     file = _find_state_file(path)
     plain = _read_json_object(file)
@@ -102,15 +102,11 @@ def _read_json_object(file: Path) -> dict[str, Any]:
 
 
 def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
-    """The plan of a checkpoint, with its journal, made again over its stores and checked against its state.
+    """Rebuild the plan of a checkpoint with its journal, and check the state.
 
-    Args:
-        saved_position: the checkpoint.
-        stores: by the names of the sources; of a run on one store by any name.
-        steps: of the run, where the checkpoint does not say so.
-
-    Raises:
-        StateError: the stores are not those of the run; names each field that differs, and what would go on.
+    ``stores`` maps source names to stores; for a run on one store the name does not matter. ``steps`` is
+    used if the checkpoint does not record the steps of the run. Raises ``StateError`` if the stores are not those
+    of the run; it names each field that differs, and the stores that would continue it.
     """
     identity = saved_position.state["identity"]
     total = saved_position.steps if steps is None else steps
@@ -123,7 +119,7 @@ def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore],
         if isinstance(error, (PlanError, SettingsError)):
             raise
         raise StateError(f"{saved_position.path} holds no identity of a plan ({error!r}). {_SAVED_REMEDY}.") from error
-    # Which block was asked for and which was chosen makes one order, and two plans of later generations.
+    # A requested and a chosen block give the same order, but different plans for later generations; try both.
     matching_plans = [plan for plan in plans if plan.identity == identity]
     plan = with_journal((matching_plans or plans)[0], saved_position.state)
     plan.resume(dict(saved_position.state))
@@ -139,7 +135,7 @@ def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: in
     spec = identity["spec"]
     settings = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
     if settings.get("epochs") is not None or settings.get("steps") is not None:
-        # Rows that are grouped by length know the end of their run.
+        # The order of rows grouped by length depends on the end of the run.
         return from_plain(PlanSpec, settings)
     if steps is None and "mixture" in identity:
         steps = identity["mixture"].get("steps") or _choose_endless_steps(settings)
@@ -147,13 +143,13 @@ def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: in
 
 
 def _choose_endless_steps(settings: Mapping[str, Any]) -> int:
-    """Steps of a run of which nobody says how long it is: as many as there can be."""
+    """Return the largest number of steps, for a run of unknown length."""
     most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(settings["global_batch_size"]))
     return most - most % max(int(settings.get("group_by_length", 0)), 1)
 
 
 def is_endless(plan: Plan) -> bool:
-    """Whether nobody said how long the run of a plan is."""
+    """Return whether a plan has no given length."""
     spec = plan.spec
     names = ("global_batch_size", "group_by_length")
     return spec.steps == _choose_endless_steps({name: getattr(spec, name) for name in names})

@@ -1,4 +1,4 @@
-"""Saying in every answer where its numbers come from, where that is no real data."""
+"""Labels that mark answers on assumed or synthetic data."""
 
 from batchloom.plan import Plan
 from batchloom.plan.order import AssumedStore
@@ -6,7 +6,7 @@ from batchloom.store import Store
 
 
 def make_data_label(plan: Plan) -> dict[str, str]:
-    """What an answer says of its data: ``source`` is ``assumed`` or ``synthetic``; nothing of real data."""
+    """Return ``source``: ``assumed`` or ``synthetic``; an empty dict for real data."""
     stores = plan.stores.values()
     if any(isinstance(store, AssumedStore) for store in stores):
         return {"source": "assumed"}

@@ -1,4 +1,4 @@
-"""From what somebody asks about to a plan: a store, a mixture, what is only assumed, or a checkpoint."""
+"""Resolution of a request to a plan: from stores, mixtures or a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +18,7 @@ from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE, AssumedStore
 from batchloom.store import Store, open_store
 
-# With a checkpoint: how long the run is, and nothing that decides its order.
+# Settings allowed with a checkpoint: the length of the run, but nothing that determines its order.
 _CHECKPOINT_SETTINGS = {"steps"}
 _OPTIONS = {field.name for field in fields(PlanOptions)}
 _OWN_DATA_KEY = "data"
@@ -27,16 +27,16 @@ _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a question is about.
+    """Data and settings of a plan to report on.
 
     Attributes:
         store: a store's folder, a prefix or a name of synthetic data.
-        mixture: a mixture as ``read_mixture`` reads it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
-        assume: sources that do not exist, as ``parse_assumed_stores`` reads them.
+        mixture: a mixture as ``read_mixture`` accepts it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
+        assume: sources that do not exist, as ``parse_assumed_stores`` accepts them.
         checkpoint: a run's folder, a checkpoint's, or a JSON file of a loader's state.
         split: the subset.
-        generation: of the store; None for the newest, or the one that the checkpoint was made on.
-        settings: those of ``PlanSpec`` that were given.
+        generation: generation of the store; None for the newest, or the one of the checkpoint.
+        settings: the given settings of ``PlanSpec``.
     """
 
     store: str | None = None
@@ -49,12 +49,12 @@ class PlanRequest:
 
 
 def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
-    """The plan that is asked about, and the checkpoint it was made from.
+    """Return the requested plan, and the checkpoint it was made from.
 
     Raises:
-        SettingsError: settings that are missing, unknown or contradict each other; every problem.
+        SettingsError: settings are missing, unknown or contradict each other; lists every problem.
         InputError, StoreError: there are no such stores.
-        StateError: the checkpoint is of other stores; names each field that differs.
+        StateError: the checkpoint belongs to other stores; names each field that differs.
     """
     problems = _find_request_problems(request)
     if problems:
@@ -64,7 +64,7 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         _check_not_stream(saved_position)
         data_folder = saved_position.path.parent.parent.parent / _OWN_DATA_KEY
         if request.store is None and request.mixture is None:
-            # A run that prepares its data has it beside its checkpoints.
+            # A run that prepares its own data stores it next to its checkpoints.
             if not data_folder.is_dir():
                 raise SettingsError([_NO_STORE])
             request = replace(request, store=str(data_folder))
@@ -80,7 +80,7 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         raise SettingsError(missing)
     settings = {name: value for name, value in request.settings.items() if value is not None}
     if isinstance(data, Store) or (isinstance(data, Mixture) and request.assume is None):
-        # What a loader of these settings would serve, whatever it chooses by itself.
+        # A loader chooses defaults of its own, and the plan must be the one it would serve.
         options = PlanOptions(**{name: settings.pop(name) for name in _OPTIONS & settings.keys()})
         loader = Loader(data, **settings, plan=options, output="numpy", rank=0, world_size=1, prefetch=0)
         return loader.plan, None
@@ -120,11 +120,7 @@ def _parse_assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """The weights in ``web=0.7,code=0.3``.
-
-    Raises:
-        SettingsError: there are none.
-    """
+    """Parse weights such as ``web=0.7,code=0.3``."""
     weights: dict[str, float] = {}
     for word in text.split(","):
         name, equals, weight = word.strip().rpartition("=")
@@ -138,7 +134,7 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition) -> dict[str, PlanStore]:
-    """The stores a checkpoint is asked about with, in the generations it was made on where that can be told."""
+    """Open the stores of a checkpoint, in its generations if they are known."""
     source_entries = saved_position.state["identity"].get("sources", {})
     if request.mixture is not None:
         stores = read_mixture(request.mixture).stores
@@ -156,11 +152,7 @@ def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition)
 
 
 def _check_not_stream(saved_position: SavedPosition) -> None:
-    """Refuse what a run on a stream cannot be asked.
-
-    Raises:
-        InputError: says what can be asked instead.
-    """
+    """Raise ``InputError`` for a run on a stream, which has no plan to report on."""
     identity = saved_position.state["identity"]
     if "lanes_version" in identity:
         verb = "was on" if "inputs" in identity else "repeats"
@@ -172,7 +164,10 @@ def _check_not_stream(saved_position: SavedPosition) -> None:
 
 
 def _open_initial_generation(store: PlanStore, source_entry: Mapping[str, Any] | None) -> PlanStore:
-    """A store in the generation a run was begun on; as it is where it never was what the run was on."""
+    """Open a store in the generation a run started on.
+
+    Returns it unchanged if no generation of it is the one of the run.
+    """
     if not isinstance(store, Store) or store.location.generation is None or source_entry is None:
         return store
     number = store.contents.find_generation(str(source_entry.get("store")))
@@ -186,10 +181,10 @@ class JournalEntry:
     """An edit of a run.
 
     Attributes:
-        step: the first it holds for.
-        changes: what changes, by the name of the setting.
-        note: why.
-        fingerprint: of the plan after it.
+        step: first step it applies to.
+        changes: changed values, by the name of the setting.
+        note: reason for the edit.
+        fingerprint: fingerprint of the plan after it.
     """
 
     step: int
@@ -199,13 +194,13 @@ class JournalEntry:
 
 
 def make_journal_entry(edit: Mapping[str, Any]) -> JournalEntry:
-    """An edit as a journal has it."""
+    """Return the journal entry of an edit."""
     changes = {k: v for k, v in edit.items() if k not in ("step", "note", "added", "fingerprint")}
     return JournalEntry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
 
 
 def read_journal(saved_position: SavedPosition) -> tuple[str, tuple[JournalEntry, ...]]:
-    """Fingerprint of the plan a run began with, and the edits since; needs no store.
+    """Return the fingerprint of a run's first plan, and its edits; needs no store.
 
     Raises:
         InputError: the run was on a stream.

@@ -1,4 +1,4 @@
-"""Having the counts of pools where a question needs them: cached ones, and where it would take long, made and kept."""
+"""Sequence counts of pools: cached tables, computed and cached if missing."""
 
 from pathlib import Path
 
@@ -14,27 +14,27 @@ from batchloom.plan import Plan
 from batchloom.plan.order import SourceOrder
 from batchloom.store import Store
 
-# Walking over more pools than this takes seconds: then the table is made, and kept.
+# Walking over more pools than this takes seconds, so the table is computed and cached instead.
 _MAX_WALKED_POOLS = 128
 
 
 def adopt_tables(plan: Plan) -> bool:
-    """Let the sources of a plan adopt those of their tables that are cached; whether all have theirs."""
+    """Adopt the cached tables of a plan's sources; return whether all have one."""
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
         orders = [plan.orders.order(number, era) for number in numbers]
         for order in orders:
             if not order.is_counted and isinstance(order.store, Store):
                 load_table(order, table_folders(order.store))
-        # Where an edit packs anew is found out with the counts before it.
+        # The position at which an edit packs again follows from the counts before it.
         if not all(order.is_counted for order in orders):
             return False
     return True
 
 
 def ensure_tables(plan: Plan) -> None:
-    """Have the counts of all pools: cached, or counted here; the log ``batchloom`` tells how far it is.
+    """Load or compute the counts of all pools; progress is logged to ``batchloom``.
 
-    Tables of stores on disk are kept for the next question.
+    Computed tables of stores on disk are cached.
     """
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
         for number in numbers:
@@ -48,7 +48,7 @@ def ensure_tables(plan: Plan) -> None:
 
 
 def ensure_tables_for(plan: Plan, position: int) -> None:
-    """Have what it takes to find a position: near ones are walked to, for far ones there are tables."""
+    """Prepare to find a position: walk to a near one, use tables for a far one."""
     if adopt_tables(plan):
         return
     orders = [plan.orders.order(number) for number in plan.orders.weighted_sources]
@@ -62,7 +62,7 @@ def ensure_tables_for(plan: Plan, position: int) -> None:
 
 
 def _count_positions_ahead(plan: Plan, order: SourceOrder, position: int) -> int:
-    """Positions from the nearest pool that is known (of one source and lane) to the one that is asked for."""
+    """Count positions from the nearest known pool to the requested one."""
     if plan.spec.lanes > 1 or len(plan.names) > 1:
         return position
     anchor_positions = [cursor.before for cursor in order.anchors[0] if cursor.before <= position]
@@ -70,14 +70,14 @@ def _count_positions_ahead(plan: Plan, order: SourceOrder, position: int) -> int
 
 
 def write_tables(plan: Plan) -> tuple[Path, ...]:
-    """Count the sequences of every pool of every source and keep the tables; the log tells how far it is.
+    """Count the sequences of every pool and cache the tables; progress is logged.
 
     Returns:
-        Their files.
+        Paths of the table files.
 
     Raises:
         InputError: a source has only lengths.
-        StoreError: the tables can be kept nowhere.
+        StoreError: no folder for the tables is writable.
     """
     table_files = []
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):

@@ -1,4 +1,4 @@
-"""Which rank is given which row of a step: the way back from rows to ranks."""
+"""Assignment of the rows of a step to data-parallel ranks."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,11 @@ Ints = NDArray[np.int64]
 
 
 def get_plan(data: Plan | Loader) -> Plan:
-    """The plan of a loader, or the one that is given.
+    """Return the plan of a loader, or the given plan.
 
     Raises:
         PlanError: it is a stream, or repeats one.
-        TypeError: it is neither.
+        TypeError: it is neither a plan nor a loader.
     """
     plan: object = data.plan if isinstance(data, Loader) else data
     refuse_lane_order(plan, "cannot be asked with explain or when")
@@ -38,10 +38,10 @@ def get_plan(data: Plan | Loader) -> Plan:
 
 
 def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
-    """The data-parallel rank of each row of a step, int64 [global_batch_size].
+    """Return the data-parallel rank of each row of a step, int64 [global_batch_size].
 
     Args:
-        data: a plan, or a loader, whose ``balance`` and ``uneven`` hold.
+        data: a plan, or a loader, whose ``balance`` and ``uneven`` apply.
         step: the step.
         world_size: number of data-parallel ranks.
 
@@ -61,12 +61,12 @@ def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
 
 
 def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
-    """The rows of a step rank by rank, those of each in the order of its batch.
+    """Return the rows of a step rank by rank, those of each rank in batch order.
 
     Args:
         data: a plan, or a loader.
         step: the step.
-        row_ranks: the rank of each row.
+        row_ranks: rank of each row, int64 [global_batch_size].
     """
     if isinstance(data, Loader) and data.spec.balance and row_ranks.any():
         order = sort_by_cost(data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step))))
@@ -75,10 +75,10 @@ def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
 
 
 def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:
-    """Data-parallel rank (None for all) and size that a question is about.
+    """Return the data-parallel rank (None for all) and world size of a request.
 
     Raises:
-        SettingsError: a rank of a world nobody gives the size of, or numbers that are none.
+        SettingsError: a rank is given without a world size, or a number is invalid.
         PlanError: the rank does not exist.
     """
     ranks, number = as_int(world_size), as_int(rank)

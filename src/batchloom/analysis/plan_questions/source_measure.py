@@ -1,4 +1,4 @@
-"""What is known of a source without serving it: sequences, tokens, splits and mixing, of all pools or of a sample."""
+"""Statistics of a source without serving it, from all pools or a sample."""
 
 import math
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from batchloom.plan.packing import Rows, align_lengths
 
 Ints = NDArray[np.int64]
 
-# Pools of more sequences are not looked into: documents far longer than a sequence would take gigabytes.
+# Pools of more sequences are not expanded: documents far longer than a sequence would take gigabytes.
 _LARGE_POOL = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEpochStatistics:
-    """One epoch of a source, from all of its pools or from a sample of them.
+    """Statistics of one epoch of a source, from all of its pools or from a sample.
 
     Attributes:
         exact: whether every pool was packed.
-        tokens: of an epoch, without what is left out.
-        least: sequences that no packing of these documents could do with less of.
-        split: documents that are cut, of those that are served.
-        dropped: documents that are left out as too long.
-        dropped_tokens: tokens that are left out.
-        pool_tokens: tokens of each pool, int64 [pools]; None of a sample, or where pools are too large to look into.
+        tokens: tokens of an epoch, without those left out.
+        least: lower bound on the number of sequences.
+        split: number of served documents that are cut.
+        dropped: number of documents left out as too long.
+        dropped_tokens: number of tokens left out.
+        pool_tokens: tokens of each pool, int64 [pools]; None for a sample, or if pools are too large to expand.
     """
 
     exact: bool
@@ -41,14 +41,14 @@ class SourceEpochStatistics:
 
 @dataclass(frozen=True, slots=True)
 class MixingMeasure:
-    """How well neighbours of the store are mixed, measured in sampled pools.
+    """Mixing of neighboring documents of the store, measured in sampled pools.
 
     Attributes:
-        block: neighbouring documents that go to the same pool.
+        block: neighboring documents that go to the same pool.
         pool: documents that are mixed with one another.
-        apart: positions of the run between a document and the next one of the store, in the mean.
+        apart: mean distance in positions between a document and the next one of the store.
         documents: documents in a step.
-        blocks: blocks of neighbours they are of.
+        blocks: distinct blocks these documents come from.
     """
 
     block: int
@@ -59,10 +59,10 @@ class MixingMeasure:
 
 
 def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
-    """Pack the pools of a source, or ``most`` of them spread over all, and let it know the number of sequences.
+    """Pack the pools of a source, or ``most`` of them evenly spaced; adopt the counts.
 
-    Of a sample, the pools that were not packed count as the mean of those that were: the source then answers
-    every question about positions, about right, and serves nothing.
+    In a sample, each pool that was not packed counts as the mean of the packed ones. The source then
+    answers every question about positions approximately, and cannot serve sequences.
     """
     pools, spec = order.pools, order.spec
     sampled_pools = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
@@ -91,7 +91,7 @@ def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
     exact = len(sampled_pools) == pools.count
     scale = pools.documents / max(documents, 1)
     if spec.overlong == "split" and tokens.any():
-        # Every token is served: a ratio of tokens is nearer than one of documents.
+        # Every token is served, so scaling by tokens is more accurate than scaling by documents.
         scale = order.store.tokens / int(tokens.sum())
     total = float(tokens.sum() * scale)
     least = float(compute_min_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
@@ -108,21 +108,24 @@ def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
 
 
 def _adopt_sequence_counts(order: SourceOrder, sampled_pools: Ints, sequences: Ints, total: float | None) -> None:
-    """Let a source know the sequences of its pools; ``total`` is what they come to where not all were packed."""
+    """Adopt the sequence counts of the pools.
+
+    ``total`` is the estimated sum if not all pools were packed; otherwise None.
+    """
     if order.is_counted:
         return
     counts = order.counts.copy()
     if total is None:
         counts[sampled_pools] = sequences
     else:
-        # The mean is no whole number: every pool has the part of it that is due.
+        # The mean is not an integer, so the counts are rounded such that they sum to the total.
         ends = np.rint(np.arange(1, len(counts) + 1) * (total / len(counts))).astype(np.int64)
         counts = np.where(counts < 0, np.diff(ends, prepend=0), counts)
     order.adopt(counts)
 
 
 def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
-    """How many documents have tokens in several sequences."""
+    """Count the documents with tokens in several sequences."""
     if packing != "wrap":
         return int((lengths > seq_len).sum())
     ends = np.cumsum(lengths)
@@ -130,11 +133,11 @@ def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
 
 
 def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure:
-    """Measure in one pool how far apart neighbours come, and what a step is drawn from.
+    """Measure in one pool the distance of neighbors and the composition of a step.
 
     Args:
         order: the source.
-        step_rows: its sequences of a step.
+        step_rows: its sequences per step.
         share: its share of the sequences while it is served.
     """
     pools, spec = order.pools, order.spec
@@ -147,9 +150,9 @@ def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing
     first = (len(rows) - size) // 2
     a, b = int(rows.pointers[first]), int(rows.pointers[first + size])
     step_documents = np.unique(rows.documents[a:b])
-    # More sequences than a pool has come from further pools like it.
+    # If a step takes more sequences than a pool has, the others come from similar pools.
     more = step_rows / size
-    # Single documents come anywhere in an epoch, so that two are a third of it apart, in the mean.
+    # Single documents are anywhere in an epoch, so the mean distance of two is a third of it.
     alone = spec.shuffle and block == 1
     apart = order.sequences / 3 if alone else _mean_row_distance(rows, block if spec.shuffle else 0)
     return MixingMeasure(
@@ -162,7 +165,7 @@ def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing
 
 
 def _measure_large_pools(order: SourceOrder, sequences: int, step_rows: float, share: float) -> MixingMeasure:
-    """What pools of so many sequences that nearly all hold a piece of one document come to."""
+    """Estimate the measures of pools whose sequences mostly hold one document each."""
     pools, spec = order.pools, order.spec
     block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
     if not spec.shuffle:
@@ -188,7 +191,10 @@ def _measure_large_pools(order: SourceOrder, sequences: int, step_rows: float, s
 
 
 def _mean_row_distance(rows: Rows, block: int) -> float:
-    """Rows between a document and the next of its block (0: of the store), both in one pool, in the mean."""
+    """Return the mean distance in rows between a document and the next of its block.
+
+    Both must be in the pool. Block 0 means the complete store.
+    """
     numbers = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     order = np.argsort(rows.documents, kind="stable")
     documents, at = rows.documents[order], numbers[order]

@@ -1,4 +1,4 @@
-"""Why a document is in no step of a run that somebody looks at."""
+"""Reasons why a document is in no step of a run."""
 
 import numpy as np
 
@@ -10,13 +10,13 @@ from batchloom.store.read import has_media
 
 
 def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
-    """Why a document of a source is in none of the steps up to ``last``; its pools are counted.
+    """Explain why no step up to ``last`` serves a document; its pools must be counted.
 
     Args:
-        plan: the order.
-        number: of the source in the plan.
-        document: of the source.
-        last: the last step that was looked at.
+        plan: the plan.
+        number: number of the source in the plan.
+        document: number of the document in the source.
+        last: last step that was searched.
     """
     name = plan.names[number]
     length = int(plan.stores[name].lengths.take(np.array([document]))[0])
@@ -36,7 +36,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         )
     if last < 0:
         return "the run has no step"
-    # Of a window of group_by_length that has begun, the rows still to come count as its turn.
+    # Count a started group_by_length window to its end, since grouping reorders the rows within it.
     end = min(plan.run.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
     served = _count_served(plan, number, end)
     if not served:
@@ -57,7 +57,7 @@ def _list_packings(plan: Plan, number: int) -> list[int]:
 
 
 def _count_served(plan: Plan, number: int, end: int) -> int:
-    """Sequences of a source before a position."""
+    """Count the sequences of a source before a position."""
     served_sequences = 0
     for segment in plan.orders.timeline.segments():
         if segment.position < end:
@@ -67,7 +67,7 @@ def _count_served(plan: Plan, number: int, end: int) -> int:
 
 
 def _describe_later_start(plan: Plan, number: int, end: int) -> str:
-    """After how many steps a source has a weight, where that is later than a position."""
+    """Describe when the source gets a weight, if that is after ``end``."""
     for change in plan.orders.course.changes:
         if change.position >= end and plan.names[number] in list_weighted_sources(change.weights, plan.names):
             return f"; it has one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
