@@ -1,22 +1,22 @@
-"""The whole chain from JSONL to a store with the GPT-2 BPE, against fastokens alone and the peers' own steps.
+"""Throughput from JSONL to a store with the GPT-2 BPE, against peers.
 
     python bench/chain.py [--mb 210] [--peer-mb 20] [--copies 16] [--no-peers] [--no-scaling]
 
-One run, one input of real text and code (bench/real_corpus.py, documents of about 2 kB), each
-measure in a process of its own that may use one core:
+One run on one input of real text and code (bench/real_corpus.py, documents of about 2 kB). Each
+measurement is a separate process that may use one core:
 
 - fastokens alone: all texts in memory, encoded in batches;
-- batchloom: ``batchloom prepare``, the whole command; and what grows with the input: without the first
-  ``START_MB`` of it and what the same command takes for them alone (imports, loading the tokenizer, comparing
-  it on a sample, the report), which no size changes beyond;
+- batchloom: the complete ``batchloom prepare`` command; and the part that grows with the input: without the
+  first ``START_MB`` and the time the same command takes for them alone. That time (imports, loading the
+  tokenizer, comparing it on a sample, the report) is independent of larger sizes;
 - datatrove: JsonlReader and DocumentTokenizer in a LocalPipelineExecutor of one task;
 - Megatron: the steps of its ``tools/preprocess_data.py``, which is not in the wheel: json.loads, an HF
-  tokenizer a document, IndexedDatasetBuilder. Both without their imports, on the first ``--peer-mb`` of the input.
+  tokenizer call per document, IndexedDatasetBuilder. Both without their imports, on the first ``--peer-mb``.
 
-``BENCH_CLOCK=cpu`` counts processor time, for machines that do other work beside. Then ``--copies`` of the
-input with other first words, by one worker on one core and by two on two. What a worker takes to begin
-(about a second beside the start that is taken off) and to see its first words is in it: with 4 copies
-(840 MB) it is a fourth of the time.
+``BENCH_CLOCK=cpu`` counts processor time, for machines with other load. Without it, ``--copies`` of the
+input with different first words follow, by one worker on one core and by two on two. The result includes the
+start of a worker (about a second besides the subtracted start) and its first words: with 4 copies
+(840 MB) a quarter of the time.
 """
 
 import argparse
@@ -96,7 +96,10 @@ QUIET = {
 
 
 def clock() -> float:
-    """Seconds: of the clock, or of processor time of all children, which other work on the machine hardly changes."""
+    """Return seconds of the clock, or processor time of all children.
+
+    Other load on the machine hardly changes processor time.
+    """
     if CLOCK == "wall":
         return time.perf_counter()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -104,7 +107,7 @@ def clock() -> float:
 
 
 def pinned(cores: list[int], *words: str) -> tuple[str, float]:
-    """Run a command on some cores; what it printed, and its seconds."""
+    """Run a command on some cores; return its output and its seconds."""
     begin = clock()
     done = subprocess.run(
         words,
@@ -120,11 +123,11 @@ def pinned(cores: list[int], *words: str) -> tuple[str, float]:
 
 
 def seconds(cores: list[int], code: str, *arguments: str) -> float:
-    """The last number a script printed."""
+    """Return the last number a script printed."""
     return float(pinned(cores, sys.executable, "-c", code, *arguments)[0].split()[-1])
 
 
-# Enough for the sample on which the tokenizer is compared.
+# Large enough for the sample on which the tokenizer is compared.
 START_MB = 4
 
 
@@ -150,19 +153,19 @@ class Prepare:
         return [*command, "--tokenizer", "gpt2", *options]
 
     def seconds(self, cores: list[int], inputs: list[str], workers: int = 1) -> float:
-        """How long the whole command takes."""
+        """Return the time of the complete command."""
         options = list(self.options)
         if "--workers" in options:
             options[options.index("--workers") + 1] = str(workers)
         return pinned(cores, *self._words(inputs, options))[1]
 
     def start(self, cores: list[int], workers: int = 1) -> float:
-        """How long it takes for the first documents alone."""
+        """Return the time for the first documents alone."""
         return self.seconds(cores, [str(self._few)], workers)
 
 
 def head(path: Path, megabytes: float, out: Path) -> int:
-    """The first documents of a corpus; returns bytes of text."""
+    """Write the first documents of a corpus; return bytes of text."""
     size = 0
     with path.open(encoding="utf-8") as lines, out.open("w", encoding="utf-8") as file:
         for line in lines:
@@ -174,7 +177,7 @@ def head(path: Path, megabytes: float, out: Path) -> int:
 
 
 def copies(path: Path, count: int, folder: Path) -> list[str]:
-    """Files like the corpus whose documents are all different."""
+    """Write copies of the corpus in which all documents differ."""
     folder.mkdir()
     found = []
     for number in range(count):
@@ -187,7 +190,7 @@ def copies(path: Path, count: int, folder: Path) -> list[str]:
 
 
 def peers(path: Path, work: Path, megabytes: float, cores: list[int]) -> dict[str, float]:
-    """MB/s of the peers' own tokenizing steps."""
+    """Measure MB/s of the peers' tokenizing steps."""
     from batchloom.tokens import resolve_tokenizer
 
     folder = work / "peers"
@@ -204,7 +207,7 @@ def peers(path: Path, work: Path, megabytes: float, cores: list[int]) -> dict[st
 
 
 def scaling(ours: Prepare, path: Path, size: float, count: int, work: Path) -> None:
-    """One worker on one core against two on two."""
+    """Compare one worker on one core with two on two."""
     if "--workers" not in ours.options:
         print("two workers: this version has no --workers")
         return

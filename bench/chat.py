@@ -1,10 +1,10 @@
-"""Conversations to ids and proved masks, against bare rendering and TRL's SFTTrainer, in one run.
+"""Speed of encoding conversations with masks, against bare rendering and TRL.
 
     python bench/chat.py GSM8K.jsonl [--tokenizer FOLDER] [--peers]
 
-Lines of the file have `question` and `answer`: two turns. Without a folder of a tokenizer GPT-2's is
-taken, with ChatML's control tokens added. Times are of the process (one core), in turn batch by
-batch, so that what else the machine does meets all of them alike.
+Lines of the file have `question` and `answer`: two turns. Without a tokenizer folder, GPT-2's is
+used with ChatML's control tokens added. Times are processor time (one core), alternating per
+batch, so that other load affects both alike.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MARKED = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '
 
 
 def gpt2_folder(folder: Path) -> Path:
-    """GPT-2's tokenizer with ChatML's control tokens, as transformers saves one."""
+    """Save GPT-2's tokenizer with ChatML's control tokens, as transformers does."""
     raw = copy.deepcopy(resolve_tokenizer("gpt2").state()["tokenizer"])
     flags = {
         **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
@@ -42,7 +42,7 @@ def gpt2_folder(folder: Path) -> Path:
 
 
 def compare(encoder: ChatEncoder, text: str, conversations: list[Conversation]) -> None:
-    """Print the speed of all of it beside that of transformers' bare rendering of a template."""
+    """Print the speed of encoding and of transformers' bare template rendering."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     bare = _compile_jinja_template(text)
@@ -67,7 +67,7 @@ def compare(encoder: ChatEncoder, text: str, conversations: list[Conversation]) 
 
 
 def trl_speed(folder: Path, rows: list[dict[str, str]], work: Path) -> float:
-    """Conversations a second of SFTTrainer's preparation, masks by generation marks."""
+    """Measure conversations/s of SFTTrainer's preparation with generation masks."""
     import datasets
     import trl
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

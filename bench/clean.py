@@ -1,11 +1,10 @@
-"""Each step of cleaning alone, in MB/s of UTF-8 on one core, over real texts.
+"""Speed of each cleaning step alone, in MB/s of UTF-8 on one core, on real texts.
 
     python bench/clean.py [--mb 25] [--texts FOLDER] [--pages FOLDER]
 
-Texts are Python's own and installed sources, and what lies under --texts (plain or .gz); pages are
-.html files under --pages, for the step html. Best of three turns of CPU time, since
-the machine may have other work; the first figure is what a pass
-that looks at every text and does nothing costs.
+Texts are the Python sources of the standard library and installed packages, and the files under --texts
+(plain or .gz); pages are .html files under --pages, for the html step. Best of three rounds of CPU time, since
+the machine may have other load; the first result is a pass over all texts without any step.
 """
 
 import argparse
@@ -22,7 +21,7 @@ _LONGEST = 1 << 20
 
 
 def texts_of(paths: Iterable[Path], megabytes: int) -> list[str]:
-    """Whole files as texts, sorted by path, until there is enough."""
+    """Read complete files as texts, sorted by path, up to a total size."""
     texts, size = [], 0
     for path in sorted(paths):
         if size >= megabytes * 1_000_000:
@@ -42,7 +41,7 @@ def texts_of(paths: Iterable[Path], megabytes: int) -> list[str]:
 
 
 def pieces(texts: list[str], length: int = 2000) -> list[str]:
-    """Texts cut at line ends into documents of about 2 kB, as many corpora have them."""
+    """Cut texts at line ends into documents of about 2 kB, as in many corpora."""
     found = []
     for text in texts:
         at = 0
@@ -54,7 +53,7 @@ def pieces(texts: list[str], length: int = 2000) -> list[str]:
 
 
 def speed(steps: list[CleanStep], texts: list[str]) -> tuple[float, int, int]:
-    """MB/s, the best of three; documents changed and dropped."""
+    """Return the best of three MB/s, and the numbers of changed and dropped documents."""
     cleaner, size, best = TextCleaner(steps), sum(map(compute_utf8_length, texts)), float("inf")
     for _ in range(3):
         start = time.process_time()

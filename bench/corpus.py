@@ -40,13 +40,13 @@ SHARD_TOKENS = 100_000_000
 
 
 def lengths(documents: int, seed: int = 0) -> np.ndarray:
-    """Document lengths in tokens, uint32 [documents]."""
+    """Draw document lengths in tokens, uint32 [documents]."""
     drawn = np.random.default_rng(seed).lognormal(6.2, 1.1, documents)
     return np.clip(drawn, 1, None).astype(np.uint32)
 
 
 def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int = 0) -> Path:
-    """A finished store of skewed random ids; ``sparse`` leaves the ``.bin`` files as holes."""
+    """Make a store of skewed random ids; ``sparse`` leaves ``.bin`` files as holes."""
     shutil.rmtree(folder, ignore_errors=True)
     train = folder / "train"
     train.mkdir(parents=True)
@@ -94,7 +94,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
 
 
 def _zero_sums(stem: Path, size: int) -> str:
-    """Write the .sums of a .bin of zeros without reading it; the checksum of its head."""
+    """Write the .sums of a .bin of zeros without reading it; return its head checksum."""
     entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK))[0])
     if size % BLOCK:
         entries[-1] = compute_block_checksums(bytes(size % BLOCK))[0]
@@ -118,7 +118,7 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         )  # fmt: skip
     rng = np.random.default_rng(seed + 1)
     writer = ShardWriter(stem, np.dtype("<u2"))
-    # A cube of a uniform draw is skewed towards small ids, as real text is.
+    # The cube of a uniform draw is skewed towards small ids, like real text.
     left = tokens
     while left:
         size = min(left, 1 << 24)

@@ -1,10 +1,10 @@
-"""Deduplication on one core: exact keys with their peak of memory, near documents from text on, lines.
+"""Deduplication on one core: exact keys (with peak memory), near documents, lines.
 
     python bench/dedup.py [--keys 100000000] [--mb 40] [--folder DIR] [--peers]
 
 Keys are random with a tenth repeated from the unit before, and take 24 bytes each in DIR (the
-temporary folder). The text is that of bench/prepare.py, in documents of about 2 kB. Each part runs
-in a process of its own; speeds are by its processor time. --peers adds rensa on ready shingles.
+temporary folder). The text is that of bench/prepare.py, in documents of about 2 kB. Each part is
+a separate process; speeds are by its processor time. --peers adds rensa on precomputed shingles.
 """
 
 import argparse

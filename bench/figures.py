@@ -1,6 +1,8 @@
-"""What figures of a run cost: as a share of the time the loader takes for the batch itself, measured turn by turn.
+"""Cost of the metrics of a run, as a share of the loader's time for a batch.
 
-python bench/figures.py
+Both are measured in alternation.
+
+    python bench/figures.py
 """
 
 import tempfile
@@ -23,7 +25,7 @@ def timed(work) -> float:
 
 
 def small(store) -> str:
-    """Figures at every step of one rank's 32 rows."""
+    """Measure the metrics of every step with one rank and 32 rows."""
     loader = Loader(
         store, seq_len=2048, global_batch_size=32, steps=10**6, output="numpy", rank=0,
         world_size=1, prefetch=0,
@@ -42,14 +44,14 @@ def small(store) -> str:
 
 
 def large(store, *, balance: bool) -> str:
-    """Figures of steps of 16,384 rows on 1,024 ranks, told by one of them."""
+    """Measure the metrics of steps with 16,384 rows on 1,024 ranks, on one rank."""
     loader = Loader(
         store, seq_len=2048, global_batch_size=16384, steps=10**6, output="numpy", rank=0,
         world_size=1024, prefetch=0, batch=BatchOptions(balance=balance),
     )  # fmt: skip
     meter = Meter(loader)
     one, many = [], []
-    # What is told of one step twice in a row is one step.
+    # Alternate the steps, since the same step twice in a row counts once.
     for number in range(9):
         meter.step(number % 2)
         one.append(timed(meter.metrics))

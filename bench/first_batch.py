@@ -1,8 +1,8 @@
-"""Time from process start to the first numpy batch, and the memory a loader has of its own.
+"""Time from process start to the first numpy batch, and the loader's own memory.
 
     python bench/first_batch.py [--peers]
 
-Whole processes, timed from outside (interpreter and imports included), median of 5 after one
+Complete processes, timed from outside (interpreter and imports included), median of 5 after one
 warm-up: 180M tokens in 200k documents, and 10M documents with about 9B tokens (sparse files).
 """
 
@@ -31,7 +31,7 @@ NUMPY = "import numpy; print(0)"
 
 
 def run(code: str, *arguments: str) -> tuple[float, int]:
-    """Seconds of a whole process, and what it printed (MiB of anonymous memory)."""
+    """Return the seconds of a complete process, and its anonymous memory in MiB."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return time.perf_counter() - begin, int(done.stdout)

@@ -1,21 +1,21 @@
-"""What a training step on a GPU waits for its data, and how fast batches can be put there.
+"""Data wait of a training step on a GPU, and the feed rate of a loader.
 
     python bench/gpu.py [--models 124M 350M] [--seq-len 1024 2048] [--tokens 32768] [--steps 60]
 
-The models train as `batchloom train` has them do it (bfloat16, flex_attention, torch.compile, fused AdamW), one
-pass a step, over a store of made-up ids on disk whose pages are warm. Each is measured in turn on
+The models train as in `batchloom train` (bfloat16, flex_attention, torch.compile, fused AdamW), one
+pass per step, on a store of synthetic ids on disk whose pages are warm. Each is measured in turn on
 
-    held    one batch that lies on the GPU: no data is waited for, and what is measured is the measuring
+    held    one batch on the GPU: there is no data wait, so the result is the measurement error
     ahead   Loader(device="cuda")
-    moved   Loader(), whose tensors are moved when the step begins
+    moved   Loader(), whose tensors are moved at the start of the step
 
 once with a host that runs ahead of the GPU, and once with one that reads the loss of every step, as the trainer does:
-then the GPU stands still while the next batch is asked for.
+then the GPU is idle while the next batch is requested.
 
-A step's wait is the time between two events on the stream that computes, one recorded before the batch is asked for and
-one behind it. The GPU passes the second when the host has been given the batch and its copy has ended: so it counts
-both kinds of waiting, and neither where the GPU was busy meanwhile. The feed rate is that of a loop that does nothing
-with its batches. The last line is all of it as JSON.
+A step's wait is the time between two events on the compute stream, one recorded before the batch is requested and
+one after it. The GPU passes the second when the host has received the batch and its copy has ended. It thus counts
+both kinds of waiting, and neither if the GPU was busy meanwhile. The feed rate is that of a loop that does not use
+its batches. The last line holds all results as JSON.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from batchloom.train.model import estimate_parameter_count, make_parameter_group
 from corpus import VOCABULARY, make_store
 
 DEVICE = torch.device("cuda")
-# GPT-2's small and medium shapes, with this trainer's SwiGLU of 8/3 of the width.
+# Shapes of GPT-2 small and medium, with this trainer's SwiGLU of 8/3 of the width.
 MODELS = {
     "124M": ModelSettings(layers=12, heads=12, width=768),
     "350M": ModelSettings(layers=24, heads=16, width=1024),
@@ -47,7 +47,7 @@ WAIT, FEED = 0.005, 50
 
 
 class Trainee:
-    """A model and its optimizer, as the trainer makes them."""
+    """A model and its optimizer, built as in the trainer."""
 
     def __init__(self, settings: ModelSettings, compiled: bool) -> None:
         vocabulary = pad_vocabulary(VOCABULARY)
@@ -95,7 +95,7 @@ def moved(folder: Path, seq_len: int, tokens: int) -> Iterator:
 
 
 def measure(batches: Iterator, trainee: Trainee, steps: int, reads: bool) -> tuple[float, float]:
-    """(seconds a step, share of them that was waited for data)."""
+    """Return seconds per step and the share of data wait."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(steps)]
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -111,7 +111,7 @@ def measure(batches: Iterator, trainee: Trainee, steps: int, reads: bool) -> tup
 
 
 def feed(folder: Path, seq_len: int, tokens: int, seconds: float, form: str) -> float:
-    """Tokens a second that a loader puts on the GPU when nobody does anything with them."""
+    """Measure tokens/s that a loader copies to the GPU if the batches are not used."""
     batches = iter(loader_of(folder, seq_len, tokens, DEVICE, form))
     for _ in range(20):
         next(batches)
@@ -124,7 +124,7 @@ def feed(folder: Path, seq_len: int, tokens: int, seconds: float, form: str) -> 
 
 
 def trained(folder: Path, name: str, seq_len: int, options) -> dict:
-    """What a model is measured at, by way and by whether the loss is read: medians of the rounds."""
+    """Measure a model per way, with and without loss reads: medians of the rounds."""
     torch.compiler.reset()
     trainee = Trainee(MODELS[name], not options.eager)
     ways = {way.__name__: way(folder, seq_len, options.tokens) for way in (held, ahead, moved)}

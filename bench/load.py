@@ -1,13 +1,13 @@
-"""Load throughput against peers, in one run: tokens/s of ready [32, 2048] batches, cache warm.
+"""Load throughput against peers: tokens/s of ready [32, 2048] batches, cache warm.
 
     python bench/load.py [--documents 200000] [--seconds 4] [--peers]
     python bench/load.py --verify [--documents 400000] [--ranks 1] [--rounds 5]
 
-Prints tokens/s for batchloom's whole path (permute, pack, assign, assemble, one process) and,
+Prints tokens/s for batchloom's complete path (permute, pack, assign, assemble, one process) and,
 with --peers, for Megatron's GPTDataset + DataLoader, litdata's TokensLoader and a nanoGPT-style
-random sampler over the same tokens, and the ratios to each.
+random sampler over the same tokens, and the ratios to each, in one run.
 
-With --verify it reads two whole epochs with each verify= in turn, in which every 4 KiB is read for the first
+With --verify it reads two complete epochs with each verify= in turn, in which every 4 KiB is read for the first
 time and again, and prints medians by processor time and by the clock; --ranks N reads the share of rank 0 of N.
 """
 
@@ -28,7 +28,7 @@ SEQ_LEN, BATCH = 2048, 32
 
 
 def measure(batches, seconds: float) -> float:
-    """Tokens per second over ``seconds``, after a warm-up of a quarter of that."""
+    """Measure tokens/s over ``seconds``, after a warm-up of a quarter of that."""
     tokens, started = 0, 0.0
     begin = time.perf_counter()
     for batch in batches:
@@ -60,7 +60,7 @@ def ours(folder: Path, output: str, prefetch: int = 4, augment=None):
 
 
 def measure_epochs(folder: Path, verify: str, ranks: int) -> list[tuple[float, float]]:
-    """Tokens per second of processor and of clock time of the first and the second epoch of one rank."""
+    """Measure tokens/s of processor and clock time of one rank's first two epochs."""
     loader = batchloom.Loader(
         batchloom.open_store(folder, verify=verify),
         seq_len=SEQ_LEN,
@@ -83,11 +83,11 @@ def measure_epochs(folder: Path, verify: str, ranks: int) -> list[tuple[float, f
 
 
 def compare_verify(folder: Path, ranks: int, rounds: int) -> None:
-    """Print the speed of each ``verify``, and its cost against ``off`` in the same round."""
+    """Print the speed of each ``verify``, and its cost relative to ``off``."""
     choices = ("off", "first-read", "full")
     speeds = {verify: [] for verify in choices}
     for number in range(rounds):
-        # Whoever comes first finds other caches.
+        # Rotate the order, since the first reader finds different caches.
         for verify in choices[number % 3 :] + choices[: number % 3]:
             speeds[verify].append(measure_epochs(folder, verify, ranks))
     print(f"rank 0 of {ranks}, tokens/s of processor time (by the clock), and cost against off")
@@ -102,7 +102,7 @@ def compare_verify(folder: Path, ranks: int, rounds: int) -> None:
 
 
 def nanogpt(folder: Path):
-    """nanoGPT's get_batch: random windows of one flat memmap, x and y."""
+    """Yield token counts of nanoGPT's get_batch: random windows of one flat memmap."""
     import torch
 
     files = sorted((folder / "train").glob("*.bin"))
@@ -164,7 +164,7 @@ def litdata(folder: Path, work: Path):
     dataset = StreamingDataset(str(work / "lit"), item_loader=TokensLoader(block_size=SEQ_LEN + 1), shuffle=True)
     while True:
         for batch in StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0, drop_last=True):
-            # As its users train on it: int64 inputs and next-token targets.
+            # Include the conversion its users need: int64 inputs and next-token targets.
             x, y = batch[:, :-1].contiguous().long(), batch[:, 1:].contiguous().long()
             yield x.numel() + 0 * y.numel()
 

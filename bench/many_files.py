@@ -1,9 +1,9 @@
-"""How long a job takes to begin over very many files or very large ones, and to be found finished.
+"""Start time of a job over very many or very large files, and of a finished job.
 
     python bench/many_files.py [--files 100000] [--big-gb 3]
 
-Each measure is a process of its own from its start to the first record of the first unit (which is
-when ``documents`` first stands in a progress event, or the job is done), imports included.
+Each measurement is a separate process from its start to the first record of the first unit (the first
+progress event with ``documents``, or the end of the job), imports included.
 Aims: 10 s for 100,000 files, 2 s for large ones, 2 s for a finished job.
 """
 
@@ -43,7 +43,7 @@ batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer="gpt2", val_fraction=0
 
 
 def write_files(folder: Path, count: int, kind: str) -> None:
-    """Small files in folders of a thousand, as a crawl leaves them."""
+    """Write small files in folders of a thousand, as a crawl leaves them."""
     rng = random.Random(kind)
     words = [f"word{rng.randrange(5000)}" for _ in range(5000)]
     for number in range(count):
@@ -56,7 +56,7 @@ def write_files(folder: Path, count: int, kind: str) -> None:
 
 
 def write_large(path: Path, size: int) -> None:
-    """A JSONL file of so many bytes: one stretch of it again and again."""
+    """Write a JSONL file of ``size`` bytes that repeats one block."""
     rng = random.Random(1)
     lines = "".join(
         json.dumps({"text": " ".join(f"w{rng.randrange(9999)}" for _ in range(300))}) + "\n" for _ in range(4000)

@@ -1,12 +1,12 @@
-"""Images: how fast headers are looked at, and how a loader's batches compare with bare calls of their processor.
+"""Images: speed of header inspection, and of loading against bare processor calls.
 
     python bench/media.py [--images 2000] [--steps 300] [--workers 2] [--seq-len 4096] [--rows 4]
 
-Looking is told in images a second of one process, beside Pillow's own opening of the same files. Loading is told as a
-share of the speed at which as many threads decode the same images and call the same image processor, turn by turn in
-one run: each turn is a run of its own with the defaults, from before its first batch to its end, after one batch that
-is not timed, of which a loader learns what features are like. All files are in the page cache. With --steps 10000 the
-memory of each tenth of such a run is told. The processor is Qwen2-VL's, over a tokenizer learned here.
+Inspection is reported in images/s of one process, with Pillow's opening of the same files for comparison. Loading is a
+share of the speed at which as many threads decode the same images and call the same image processor. Both alternate in
+one run: each round is a run of its own with the defaults, from before its first batch to its end, after one untimed
+batch from which a loader learns the shapes of features. All files are in the page cache. With --steps 10000 the
+memory of each tenth of such a run is reported. The processor is Qwen2-VL's, over a tokenizer trained here.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TURNS = 5
 
 
 def write_images(folder: Path, count: int) -> list[str]:
-    """JPEGs of soft noise, which compress about as photographs do; their names."""
+    """Write JPEGs of soft noise, about as compressible as photos; return their names."""
     rng, names = np.random.default_rng(0), []
     (folder / "images").mkdir()
     for number in range(count):
@@ -46,7 +46,7 @@ def write_images(folder: Path, count: int) -> list[str]:
 
 
 def write_talks(folder: Path, names: list[str]) -> Path:
-    """A conversation about each image, and one in five without any."""
+    """Write a conversation per image, plus one without an image for every fifth."""
     rows = []
     for number, name in enumerate(names):
         question = {"role": "user", "content": f"<image>What is on picture {number}?"}
@@ -63,7 +63,7 @@ def write_talks(folder: Path, names: list[str]) -> Path:
 
 
 def make_processor(folder: Path) -> str:
-    """A folder of Qwen2-VL's image processor and a byte-level tokenizer with its tokens."""
+    """Save Qwen2-VL's image processor and a byte-level tokenizer with its tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -91,7 +91,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def look_at(folder: Path, names: list[str]) -> str:
-    """Looking at every image as preparation does, and Pillow's opening alone."""
+    """Compare the inspection of every image in preparation with Pillow's opening."""
     look = MediaInspector(MediaResolver(str(folder), MediaLimits()), ["image"], FrameSampling(), embed=False)
 
     def ours() -> None:
@@ -105,7 +105,7 @@ def look_at(folder: Path, names: list[str]) -> str:
 
     pillow()
     times = [(seconds(ours), seconds(pillow)) for _ in range(TURNS)]
-    # What is known is not looked at again, so that the first turn alone counts.
+    # Inspected images are cached, so only the first round counts.
     first = times[0][0]
     alone = statistics.median(second for _, second in times)
     return (
@@ -115,7 +115,7 @@ def look_at(folder: Path, names: list[str]) -> str:
 
 
 def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
-    """The images of a step, in their order."""
+    """Return the images of a step, in order."""
     from batchloom.store import StoreMedia
 
     rows = loader.plan.rows(*loader.plan.positions_of(step))
@@ -124,7 +124,7 @@ def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
 
 
 def load(store: batchloom.Store, folder: Path, processor: str, asked: argparse.Namespace) -> Iterator[str]:
-    """The loader's batches, and the bare calls that their images take, in turns."""
+    """Compare the loader's batches with bare processor calls on the same images."""
     from transformers import AutoImageProcessor
 
     workers, steps = asked.workers, asked.steps
@@ -151,7 +151,7 @@ def load(store: batchloom.Store, folder: Path, processor: str, asked: argparse.N
             loader = run(turn, size)
             paths = [path for step in range(size) for path in paths_of(loader, step, folder)]
             loader.batch(0)
-            # Both let go of what they made, as training does.
+            # Both discard their results, as training does.
             ours = seconds(lambda loader=loader: deque(loader, maxlen=0))
             theirs = seconds(lambda paths=paths: deque(pool.map(bare, paths), maxlen=0))
             ratios.append(theirs / ours)
@@ -172,7 +172,7 @@ def load(store: batchloom.Store, folder: Path, processor: str, asked: argparse.N
 
 
 def memory(loader: batchloom.Loader) -> str:
-    """The memory of each tenth of a run: the most of it that was held behind a batch."""
+    """Report the peak memory in each tenth of a run, measured after each batch."""
     tenth, most = loader.plan.steps // 10, [0] * 10
     for batch in loader:
         held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20

@@ -1,9 +1,9 @@
-"""The most memory a worker of ``prepare`` takes, on inputs made to take much. Aim: 700 MiB.
+"""Peak memory of a worker of ``prepare`` on memory-intensive inputs. Aim: 700 MiB.
 
     python bench/memory.py [--scale 1.0] [--only NAME]
 
-Of each input the largest resident size of any process of the command is printed (VmHWM of each,
-read while it runs and as it ends).
+Prints per input the largest resident size of any process of the command (VmHWM of each,
+sampled until it ends).
 """
 
 import argparse
@@ -25,12 +25,12 @@ MIB = 1 << 20
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Text of made-up words, with spaces, as a tokenizer expects it."""
+    """Return text of made-up words with spaces, as a tokenizer expects."""
     return " ".join(f"w{rng.randrange(99999)}" for _ in range(count))
 
 
 def lineless(folder: Path, scale: float) -> None:
-    """One JSONL line of 2 GB: no newline anywhere."""
+    """JSONL line of 2 GB without any newline."""
     stretch = words(random.Random(1), 100_000).encode() + b" "
     with (folder / "lineless.jsonl").open("wb") as file:
         file.write(b'{"text": "')
@@ -49,7 +49,7 @@ def tiny(folder: Path, scale: float) -> None:
 
 
 def repeats(folder: Path, scale: float) -> None:
-    """Twenty million times the same document."""
+    """Twenty million copies of the same document."""
     line = b'{"text":"a"}\n'
     with (folder / "repeats.jsonl").open("wb") as file:
         for _ in range(int(scale * 200)):
@@ -57,7 +57,7 @@ def repeats(folder: Path, scale: float) -> None:
 
 
 def huge(folder: Path, scale: float) -> None:
-    """Documents of 15 MB each, of real words and of none."""
+    """Documents of 15 MB each, alternately of words and of digits."""
     rng = random.Random(2)
     with (folder / "huge.jsonl").open("w") as file:
         for number in range(max(int(scale * 40), 2)):
@@ -66,7 +66,7 @@ def huge(folder: Path, scale: float) -> None:
 
 
 def wide(folder: Path, scale: float) -> None:
-    """Rows of two thousand columns beside a text."""
+    """Rows of two thousand columns in addition to a text."""
     row = {f"column{n}": "value" * 5 for n in range(2000)} | {"text": "a short text"}
     line = json.dumps(row) + "\n"
     with (folder / "wide.jsonl").open("w") as file:
@@ -75,7 +75,7 @@ def wide(folder: Path, scale: float) -> None:
 
 
 def archives(folder: Path, scale: float) -> None:
-    """A tar and a zip of fifty thousand members each, twenty folders deep."""
+    """Tar and zip of fifty thousand members each, twenty folders deep."""
     rng = random.Random(3)
     text = words(rng, 400).encode()
     deep = "/".join("d" * 10 for _ in range(20))
@@ -91,7 +91,7 @@ def archives(folder: Path, scale: float) -> None:
 
 
 def bomb(folder: Path, scale: float) -> None:
-    """A gzip of fifty million blank lines between few documents."""
+    """Gzip of fifty million blank lines between few documents."""
     import gzip
 
     with gzip.open(folder / "blank.jsonl.gz", "wb", compresslevel=1) as file:
@@ -111,7 +111,7 @@ INPUTS: dict[str, Callable[[Path, float], None]] = {
 
 
 def peak(command: list[str]) -> tuple[int, int, str]:
-    """Largest resident size of any process of a command in bytes, its exit status, its last words."""
+    """Return peak resident bytes of any process of a command, exit status, last line."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(process.stderr or []))
@@ -125,7 +125,7 @@ def peak(command: list[str]) -> tuple[int, int, str]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all of its descendants."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):

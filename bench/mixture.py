@@ -1,11 +1,11 @@
-"""What a mixture of many sources costs a batch against one source of the same tokens, in one run, cache warm.
+"""Cost per batch of a mixture of many sources, against one source.
 
     python bench/mixture.py [--documents 400000] [--sources 100] [--rounds 7] [--skew]
 
-The same corpus lies in one store and split into as many as there are sources. Prints milliseconds of processor time of a
-[32, 2048] batch made in this thread, in turns of 1,000 batches so that a busy machine slows both, and the ratio: of
-the medians, and in all (with the turns in which sources of equal size enter their next pools together). ``--skew``: the
-k-th source has weight 1 / k.
+The same corpus is in one store and split into one store per source. Prints milliseconds of processor time of a
+[32, 2048] batch made in this thread with a warm cache, in rounds of 1,000 batches so that other load slows both, and
+the ratio: of the medians, and in total (with the rounds in which sources of equal size enter their next pools
+together). ``--skew``: the k-th source has weight 1 / k.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def loader_of(data) -> batchloom.Loader:
 
 
 def turn(loader: batchloom.Loader, first: int) -> float:
-    """Milliseconds of processor time a batch, over a turn."""
+    """Measure milliseconds of processor time per batch over a round."""
     begin = time.thread_time()
     for step in range(first, first + TURN):
         loader.batch(step)
@@ -68,7 +68,7 @@ def main() -> None:
         for number in range(options.rounds + 1):
             for name, loader in loaders.items():
                 figures[name].append(turn(loader, number * TURN))
-        # The first turn warms up.
+        # The first round is the warm-up.
         figures = {name: np.array(values[1:]) for name, values in figures.items()}
         base = figures["one source"]
         for name, values in figures.items():

@@ -1,6 +1,8 @@
-"""Packing and permuting one pool of 65,536 log-normal documents: fill, speed, ratios to the copy of its lengths.
+"""Packing and permuting a pool of 65,536 log-normal documents: fill and speed.
 
-python bench/pack.py [--peers]
+Speeds are compared with a random argsort of the same size.
+
+    python bench/pack.py [--peers]
 """
 
 import argparse
@@ -16,7 +18,7 @@ POOL = 65_536
 
 
 def best(action, repeats: int = 15) -> float:
-    """Seconds of the median of ``repeats`` runs."""
+    """Return the median seconds of ``repeats`` runs."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()

@@ -1,9 +1,9 @@
-"""`prepare` of JSONL text with the GPT-2 BPE against fastokens alone on the same text, in one run.
+"""`prepare` of JSONL text with the GPT-2 BPE, against fastokens alone.
 
     python bench/prepare.py [--mb 150] [--peers]
 
 The text is the Python sources of this machine (standard library and site-packages) in documents of
-about 2 kB. Both run in a process of their own, in turn; the ratio is of medians.
+about 2 kB. Both run alternately in separate processes; the ratio is of medians.
 """
 
 import argparse
@@ -46,7 +46,7 @@ print(size / work, size / seconds, int(peak) // 1024)
 
 
 def write_corpus(path: Path, megabytes: int) -> int:
-    """JSONL documents of about 2 kB; returns bytes of text."""
+    """Write JSONL documents of about 2 kB; return bytes of text."""
     places = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
     files = sorted({p for place in places for p in Path(place).rglob("*.py")})
     size = 0
@@ -63,7 +63,7 @@ def write_corpus(path: Path, megabytes: int) -> int:
 
 
 def run(code: str, *arguments: str) -> list[float]:
-    """The numbers a process printed."""
+    """Return the numbers a process printed."""
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return [float(number) for number in done.stdout.split()]
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=150)
     parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; fastokens is always there")
     options = parser.parse_args()
-    # In memory where there is room for it: what is compared is the work, not this machine's disk.
+    # Use a RAM disk if it has room, so that the disk of this machine does not affect the comparison.
     memory_disk = Path("/dev/shm")
     place = memory_disk if memory_disk.is_dir() and shutil.disk_usage(memory_disk).free > 8e9 else None
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-", dir=place))

@@ -1,10 +1,10 @@
-"""Speed of the quality rules and of decontamination on one core, beside datatrove's own filters.
+"""Speed of quality rules and decontamination on one core, against datatrove.
 
     python bench/quality.py [--peers]
 
-The same documents for all: Python's documentation, its sources, and what prose lies under
-/usr/share/doc, cut at 20,000 characters. Figures are of processor time; words are told apart anew
-for each step, so that each is measured alone, and once for all where they follow each other.
+The same documents for all: Python's documentation, its sources, and the prose under
+/usr/share/doc, cut at 20,000 characters. Speeds are by processor time. Words are split again
+for each step measured alone, and once for all steps in a row.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def documents(most_bytes: int) -> list[str]:
 
 
 def speed(run: Callable[[str], object], texts: Sequence[str], forget: Callable[[], None]) -> float:
-    """MB/s of processor time, the better of two."""
+    """Return MB/s of processor time, the better of two rounds."""
     size, best = sum(len(text.encode()) for text in texts), 0.0
     for _ in range(2):
         begin = time.process_time()
@@ -67,14 +67,14 @@ def speed(run: Callable[[str], object], texts: Sequence[str], forget: Callable[[
 
 
 def every(text: str) -> str | DroppedText:
-    """All four steps in a row, whatever one of them says."""
+    """Run all four steps in a row, whatever their verdicts."""
     for step in STEPS.values():
         step(text)
     return text
 
 
 def contamination(texts: Sequence[str]) -> CleanFunction:
-    """A step with about a million n-grams, of which these texts hold few."""
+    """Make a step with about a million n-grams, of which these texts hold few."""
     half = texts[: len(texts) // 2]
     records = [(f"{text[at : at + 600][::-1]}",) for text in half for at in range(0, len(text), 600)]
     return make_step_with_index(build_index({"reversed": records}))

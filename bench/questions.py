@@ -1,11 +1,11 @@
-"""Questions about a position: a step's rows, explain, when and resume, at a billion documents on disk.
+"""Position queries on a billion documents on disk: rows, explain, when and resume.
 
     python bench/questions.py [--documents N] [--seq-len N]
 
-A file of real lengths (log-normal, mean of log 6.2, sigma 1.1; 4 bytes a document) lies in
+A file of lengths (log-normal, mean of log 6.2, sigma 1.1; 4 bytes per document) is in
 BATCHLOOM_BENCH_CACHE, or a temporary folder. The table of sequences per pool is counted once; then
-questions are asked cold (pages of the file dropped, a new plan) and warm (another position of the
-same plan), wall time. 10 M documents are counted beside a loader that serves.
+queries run cold (pages of the file evicted, a new plan) and warm (another position of the
+same plan), wall time. 10 M documents are counted while a loader serves.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CHUNK = 50_000_000
 
 
 class OnDisk:
-    """What a plan needs of a store, of lengths in a file."""
+    """Minimal store of a plan, with lengths in a file."""
 
     def __init__(self, path: Path, tokens: int) -> None:
         self.lengths = StoreLengths(np.frombuffer(map_file(path), "<u4"))
@@ -43,7 +43,7 @@ class OnDisk:
 
 
 def made(path: Path, documents: int) -> int:
-    """Write the lengths where they are not there; returns their sum."""
+    """Write the lengths unless they exist; return their sum."""
     if path.exists() and path.stat().st_size == 4 * documents:
         told: int = json.loads(path.with_suffix(".json").read_text())
         return told
@@ -60,7 +60,7 @@ def made(path: Path, documents: int) -> int:
 
 
 def dropped(path: Path) -> None:
-    """Have none of a file's pages in memory."""
+    """Evict the pages of a file from memory."""
     gc.collect()
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -82,12 +82,12 @@ def told(name: str, cold: list[float], warm: list[float]) -> None:
 
 
 def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
-    """Ask every question cold and warm."""
+    """Run every query cold and warm."""
     documents = path.stat().st_size // 4
     plan = Plan(OnDisk(path, tokens), spec)
     dropped(path)
     begin, cpu = time.perf_counter(), time.process_time()
-    # As the process that counts beside a run does.
+    # The process that counts during a run reads the lengths through first, too.
     plan.orders.store.lengths.read_through()
     plan.orders.count_all()
     print(
@@ -124,7 +124,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
         question(plan, 1)
         for n in numbers:
             place = n * 48271 % steps
-            # The same pages, and nothing the plan has kept.
+            # Use the same pages, but nothing that the plan has cached.
             question(plan, place)
             again = Plan(plan.orders.store, spec)
             again.orders.order(0).adopt(counts)
@@ -134,14 +134,14 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
 
 
 def beside(folder: Path) -> None:
-    """Count 10 M documents beside a loader that serves."""
+    """Count 10 M documents while a loader serves."""
     store = open_store(make_store(folder / "store", 10_000_000, sparse=True))
     loader = Loader(store, seq_len=2048, global_batch_size=32, output="numpy", rank=0, world_size=1)
     begin, served = time.perf_counter(), 0
     waiting = True
     for _ in loader:
         served += 1
-        # As long as a small model's step takes.
+        # Duration of a small model's step.
         time.sleep(0.02)
         if not waiting:
             break

@@ -1,10 +1,10 @@
-"""Reading alone against the underlying parser alone, in one run: rows as dicts, and one text field.
+"""Reading against the underlying parser: rows as dicts, and one text field.
 
     python bench/read.py [--mb 200]
 
 JSONL against msgspec's decode_lines of the same bytes, Parquet against pyarrow's iter_batches and
-to_pylist. Reading does more: it finds records and their places, hashes the bytes and bounds its
-memory. All files are in the page cache; ratios are of medians over turns taken one after the other.
+to_pylist. Reading does more: it locates records, hashes the bytes and bounds its
+memory. All files are in the page cache; ratios are of medians over alternating rounds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 def ours(path: Path, field: str | None) -> int:
-    """Read a file as preparation does; the number of records."""
+    """Read a file as preparation does; return the number of records."""
     rules, seen = ReadRules(field), 0
     bounds = RecordBounds(rules)
     for source in list_sources([str(path)]).sources:
@@ -43,7 +43,7 @@ def ours(path: Path, field: str | None) -> int:
 
 
 def msgspec_lines(path: Path, field: str | None) -> int:
-    """The parser alone: whole lines, a chunk at a time."""
+    """Parse complete lines with msgspec alone, a chunk at a time."""
     kind = dict if field is None else msgspec.defstruct("Row", [(field, str)], gc=False)
     decoder, carry, seen = msgspec.json.Decoder(kind), b"", 0
     with path.open("rb") as file:
@@ -57,13 +57,13 @@ def msgspec_lines(path: Path, field: str | None) -> int:
 
 
 def msgspec_list(path: Path, field: str | None) -> int:
-    """The parser alone: the whole file at once, which is not bounded in memory."""
+    """Parse the complete file with msgspec at once, without a memory bound."""
     kind = dict if field is None else msgspec.defstruct("Row", [(field, str)], gc=False)
     return len(msgspec.json.decode(path.read_bytes(), type=list[kind]))
 
 
 def pyarrow_rows(path: Path, field: str | None) -> int:
-    """The parser alone."""
+    """Read rows with pyarrow alone."""
     columns = None if field is None else [field]
     with pq.ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=2048, columns=columns, use_threads=False)
@@ -71,7 +71,7 @@ def pyarrow_rows(path: Path, field: str | None) -> int:
 
 
 def write_corpus(work: Path, megabytes: int) -> None:
-    """Documents of about 2 kB with some columns beside the text, in three formats."""
+    """Write documents of about 2 kB with further columns, in three formats."""
     choose = random.Random(1)
     words = [
         "the",

@@ -1,10 +1,10 @@
-"""Real text and code for benchmarks, as JSONL: prose, documentation and sources of this machine.
+"""Real text and code for benchmarks, as JSONL: prose, documentation and sources.
 
     python bench/real_corpus.py OUT.jsonl [--mb 200] [--size 2000 | --natural] [--cache FOLDER]
 
 Debian's packages dict-gcide (a dictionary of English), linux-doc-6.1 and rust-doc (documentation,
-freed of its tags) are fetched with ``apt-get download`` into the cache, unpacked there without
-being installed, and never leave it; where they cannot be had, a line says so. Python sources are
+with tags removed) are fetched with ``apt-get download`` into the cache, unpacked there without
+being installed, and never leave it; a missing package is reported. Python sources are
 those of this machine. The same machine and cache give the same bytes.
 """
 
@@ -28,13 +28,13 @@ _BLANKS = re.compile(r"\n\s*\n\s*")
 
 
 def cache_folder() -> Path:
-    """Where packages are kept: BATCHLOOM_BENCH_CACHE, or a folder of the user's cache."""
+    """Return the package cache: BATCHLOOM_BENCH_CACHE, or the user's cache folder."""
     named = os.environ.get("BATCHLOOM_BENCH_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "batchloom-bench"
 
 
 def fetched(cache: Path) -> list[Path]:
-    """The folders of the unpacked packages that could be had."""
+    """Return the folders of the unpacked packages that are available."""
     found = []
     for name in PACKAGES:
         folder = cache / name
@@ -54,10 +54,10 @@ def fetched(cache: Path) -> list[Path]:
 
 
 def texts(cache: Path) -> Iterator[str]:
-    """Natural documents: entries of the dictionary, pages of documentation, sources, in turn."""
+    """Yield dictionary entries, documentation pages and sources alternately."""
     folders = fetched(cache)
     kinds = [_prose(folders), _pages(folders), _code()]
-    # In turn, so that any stretch of the corpus holds all of them.
+    # Alternate, so that any range of the corpus holds all of them.
     for some in itertools.zip_longest(*kinds):
         for text in some:
             if text is not None and len(text) >= MIN_BYTES:
@@ -65,7 +65,7 @@ def texts(cache: Path) -> Iterator[str]:
 
 
 def _prose(folders: list[Path]) -> Iterator[str]:
-    """Stretches of the dictionary of about 8 kB, at blank lines."""
+    """Yield dictionary sections of about 8 kB, split at blank lines."""
     for folder in folders:
         for path in sorted(folder.rglob("*.dict.dz")):
             # A dictzip file is a gzip file.
@@ -82,7 +82,7 @@ def _prose(folders: list[Path]) -> Iterator[str]:
 
 
 def _pages(folders: list[Path]) -> Iterator[str]:
-    """Pages of documentation without their tags, and plain texts as they are."""
+    """Yield documentation pages without their tags, and plain texts unchanged."""
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             name = path.name.removesuffix(".gz")
@@ -102,13 +102,9 @@ def _code() -> Iterator[str]:
 
 
 def write_corpus(path: Path, megabytes: float, size: int | None, cache: Path) -> tuple[int, int]:
-    """Write JSONL; returns documents and bytes of text.
+    """Write JSONL; return documents and bytes of text.
 
-    Args:
-        path: the file.
-        megabytes: of text, at most.
-        size: characters of a document; None for documents as they come.
-        cache: where packages are kept.
+    ``megabytes`` limits the text. ``size`` is characters per document; None keeps natural documents.
     """
     documents = total = 0
     with path.open("w", encoding="utf-8") as out:

@@ -2,16 +2,16 @@
 
     python bench/remote.py [--documents 200000] [--latency 0.05] [--megabytes 100] [--pace 10] [--ranks 4]
 
-A server on loopback gives stretches of files; every answer waits ``--latency`` seconds, and a
+A server on loopback serves byte ranges of files; every answer waits ``--latency`` seconds, and a
 connection carries ``--megabytes`` a second. Prints
 
-- the first batch, and what a consumer that takes ``--pace`` million tokens a second gets from either store;
-- what one gets that takes all it can: over the first pool, the rest of the first epoch, and the second epoch, in which
-  a store that the cache holds is read from it; with the seconds of processor that this process and the server took;
-- what the link itself gives: the same stretches of files asked for by fsspec alone, as many at a time, and the seconds
-  of processor that this client and the server took: no loader on this machine can be faster than that;
-- the bytes that the ranks of a node, and of two nodes with and without lanes, fetched over an epoch, over those of its
-  tokens.
+- the first batch, and the rate of a consumer that takes ``--pace`` million tokens a second, from either store;
+- the rate of an unlimited consumer: over the first pool, the rest of the first epoch, and the second epoch, in which
+  a cached store is read from the cache; with the processor seconds of this process and of the server;
+- the rate of the link itself: the same byte ranges requested by fsspec alone, as many at a time, and the processor
+  seconds of this client and of the server: no loader on this machine can be faster than that;
+- the bytes that the ranks of a node, and of two nodes with and without lanes, fetch over an epoch, relative to those
+  of its tokens.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CHUNK = 64 << 10
 
 
 async def serve(folder: Path, latency: float, rate: float, log: Path) -> None:
-    """Answer GETs of files and stretches of them, late and slowly; the log has a line for each stretch."""
+    """Answer GETs of files and byte ranges slowly; log a line per byte range."""
     asked_for = log.open("a", buffering=1)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,7 +76,7 @@ async def serve(folder: Path, latency: float, rate: float, log: Path) -> None:
 
 
 def opened(place: str, options: dict):
-    """(a loader's batches, the store, seconds to the first batch)."""
+    """Return a loader's batches, the store, and seconds to the first batch."""
     import batchloom
     from batchloom.batches import PlanOptions
 
@@ -92,9 +92,9 @@ def opened(place: str, options: dict):
 
 
 def paced(place: str, options: dict, steps: int, pace: float):
-    """(seconds to the first batch, tokens/s behind it) of a consumer that takes its time."""
+    """Return seconds to the first batch and later tokens/s of a paced consumer."""
     batches, _, first = opened(place, options)
-    # What the start left undone is not what goes on for days.
+    # Skip the steps after the start: the backlog of the start does not represent a run of days.
     for _ in range(steps // 4):
         next(batches)
         time.sleep(SEQ_LEN * BATCH / pace)
@@ -107,7 +107,10 @@ def paced(place: str, options: dict, steps: int, pace: float):
 
 
 def fast(place: str, options: dict):
-    """Of the first pool, the rest of the first epoch and the second epoch: (tokens/s, seconds of this process)."""
+    """Return (tokens/s, processor seconds) of three parts of a run.
+
+    The parts are the first pool, the rest of the first epoch and the second epoch.
+    """
     batches, store, _ = opened(place, options)
     steps = store.tokens // (SEQ_LEN * BATCH)
     pool = min(steps // 2, int(steps * 65536 / len(store)))
@@ -122,7 +125,7 @@ def fast(place: str, options: dict):
 
 
 def bare(url: str, stretches: list, at_once: int):
-    """(bytes, seconds, seconds of this process) of asking for stretches of files by fsspec alone."""
+    """Fetch byte ranges with fsspec alone; return bytes, seconds, processor seconds."""
     import fsspec
 
     async def all_of_them(fs) -> int:
@@ -145,7 +148,7 @@ def bare(url: str, stretches: list, at_once: int):
 
 
 def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
-    """Bytes that one rank fetched in an epoch."""
+    """Return the bytes that one rank fetched in an epoch."""
     import batchloom
     from batchloom.batches import PlanOptions
 
@@ -161,7 +164,10 @@ def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
 
 
 def together(url: str, work: Path, ranks: int, nodes: int = 1, lanes: int = 1) -> int:
-    """Bytes that ranks on so many nodes fetched in an epoch, each rank a process, each node a cache."""
+    """Return the bytes that all ranks fetched in an epoch.
+
+    Each rank is a process, and each node has a cache.
+    """
     running = []
     for rank in range(ranks):
         cache = work / f"node{nodes}.{rank * nodes // ranks}.{lanes}"
@@ -172,14 +178,14 @@ def together(url: str, work: Path, ranks: int, nodes: int = 1, lanes: int = 1) -
 
 
 def apart(what: str, **arguments):
-    """What a function of this file gives in a process of its own."""
+    """Return the result of a function of this file, run in a separate process."""
     command = [sys.executable, __file__, "--one", json.dumps([what, arguments])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def processor(process: subprocess.Popen) -> float:
-    """Seconds of processor that a process took so far."""
+    """Return the processor seconds of a process so far."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

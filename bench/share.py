@@ -1,4 +1,4 @@
-"""Sharing a step: dealing its rows by attention cost, aligning documents, slices for context ranks.
+"""Sharing a step: assigning rows by attention cost, alignment, context slices.
 
 python bench/share.py [--peers]
 """
@@ -22,12 +22,12 @@ STEPS = 12
 
 
 def source(sizes: np.ndarray) -> SimpleNamespace:
-    """A plan's view of a store of documents of these sizes."""
+    """Return a plan's view of a store with these document sizes."""
     return SimpleNamespace(lengths=SimpleNamespace(size=len(sizes), take=sizes.__getitem__), fingerprint="bench")
 
 
 def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
-    """Milliseconds that dealing adds to a step, and the imbalance without and with it."""
+    """Measure milliseconds of balancing per step, and imbalance with and without it."""
     spec = PlanSpec(seq_len=seq_len, global_batch_size=ranks * rows, steps=STEPS)
     share, taken, costs = RankShare(RankPlacement(0, ranks), rows, 1), {}, RowCosts()
     for balance in (False, True):
@@ -47,14 +47,14 @@ def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
 
 
 def filled(align: int, documents: np.ndarray) -> str:
-    """How full sequences of 8,192 tokens are with aligned documents."""
+    """Measure how full sequences of 8,192 tokens are with aligned documents."""
     plan = Plan(source(documents), PlanSpec(seq_len=8192, global_batch_size=1, align=align))
     rows = plan.rows(0, plan.orders.sequences_per_epoch)
     return f"align {align:3} 8192: filled {rows.lengths.sum() / (len(rows) * 8192):.3%}"
 
 
 def slices(folder: str, documents: np.ndarray) -> str:
-    """The seconds of a batch for one of 8 context ranks, over those of the whole rows."""
+    """Measure the time per row of one of 8 context ranks, relative to complete rows."""
     store = write_store(folder, [np.arange(n) % 256 for n in documents])
     taken = []
     for mesh in (Mesh(), Mesh(context=8, slices="zigzag")):

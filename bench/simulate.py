@@ -1,16 +1,17 @@
-"""A run of the largest size, simulated: 15T tokens, 12B documents, 200 sources, 16,384 ranks.
+"""Simulation of the largest run: 15T tokens, 12B documents and 16,384 ranks.
 
     python bench/simulate.py [--scale 1e-5] [--only NAME]
 
-The world is resized every thousand steps and an edit comes every hundred thousand. Lengths are computed, not stored. No
-tokens are read: what is timed is the plan. Times are of one process's CPU, medians; beside them the ratio to entering one
-pool (drawing, packing and ordering 8,192 documents), measured in the same run.
+It has 200 sources. The world is resized every thousand steps, and there is an edit every hundred thousand. Lengths are
+computed, not stored. No tokens are read: only the plan is timed. Times are medians of one process's CPU time, with the
+ratio to entering one pool (drawing, packing and ordering 8,192 documents), measured in the same run.
 
-Far questions need the table of sequences per pool. Counting 1.5 million pools is no part of a benchmark, so those are
-asked of sources whose pools all hold the same lengths: their table is true and known at once (pools that are entered are
-checked against it). Everything else is asked of sources of 65,536 different lengths, without a table.
+Queries at distant positions need the table of sequences per pool. Counting 1.5 million pools is not part of a
+benchmark, so these use sources whose pools all hold the same lengths: their table is correct and known at once (pools
+that are entered are checked against it). All other queries use sources of 65,536 different lengths, without a table.
 
-With ``--scale`` the same run is checked row by row: every rank of every step, each world resumed from the state of the one before.
+With ``--scale`` the same run is checked row by row: every rank of every step, each world resumed from the state of
+the previous one.
 """
 
 import argparse
@@ -39,7 +40,7 @@ _NORMAL = NormalDist(0, 1.1)
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is; ``of`` scales all of it down."""
+    """Size of a run; ``of`` scales all of it down."""
 
     documents: int = 12_000_000_000
     tokens: int = 15_000_000_000_000
@@ -65,7 +66,10 @@ class Size:
         )
 
     def edits(self) -> list[Edit]:
-        """The first three: other weights; a ban, steps left out and larger batches; longer sequences."""
+        """Return three edits.
+
+        They change the weights; ban documents, skip steps and enlarge batches; and lengthen sequences.
+        """
         weights = {name: 1 + number % 7 for number, name in enumerate(self.names())}
         return [
             Edit(step=self.edited, weights=weights, note="the mixture of the second quarter"),
@@ -83,7 +87,10 @@ class Size:
         return [f"s{number:03}" for number in range(self.sources)]
 
     def steps(self) -> int:
-        """Until the tokens are served; from the second edit on steps hold twice as many."""
+        """Return the steps until the tokens are served.
+
+        From the second edit on, steps hold twice as many.
+        """
         step = self.ranks * self.seq_len
         first = 2 * self.edited * step
         return 2 * self.edited + (self.tokens - first) // (2 * step)
@@ -94,13 +101,13 @@ class Size:
 
 
 def quantiles(count: int) -> np.ndarray:
-    """Log-normal lengths of a mean of 1,250 tokens, uint32 [count]."""
+    """Return log-normal lengths with a mean of 1,250 tokens, uint32 [count]."""
     z = np.array([_NORMAL.inv_cdf((n + 0.5) / count) for n in range(count)])
     return np.exp(np.log(1250) - 0.605 + z).astype(np.uint32) + 1
 
 
 class Drawn:
-    """Each document one of 65,536 lengths, by its keyed hash."""
+    """Lengths chosen from 65,536 values by the keyed hash of the document."""
 
     table = quantiles(65_536)
 
@@ -115,7 +122,10 @@ class Drawn:
 
 
 class Even:
-    """Each block of 64 documents the same 64 lengths, each time in another order: every pool packs alike."""
+    """Lengths that are the same 64 in each block of 64, each time in another order.
+
+    Every pool packs alike.
+    """
 
     table = quantiles(BLOCK)
 
@@ -132,7 +142,7 @@ class Even:
 
 
 class Simulated:
-    """What a plan sees of a store."""
+    """A plan's view of a store."""
 
     def __init__(self, lengths: Drawn | Even) -> None:
         self.lengths, self.tokens = lengths, lengths.tokens()
@@ -140,7 +150,7 @@ class Simulated:
 
 
 def mixture(size: Size, kind: type[Drawn] | type[Even]) -> Mixture:
-    """Sources from large to small, weighed by the root of their sizes."""
+    """Make sources from large to small, weighted by the square root of their sizes."""
     shares = 1 / np.arange(2, size.sources + 2) ** 0.8
     documents = shares / shares.sum() * size.documents
     stores = {
@@ -163,7 +173,7 @@ def plan_of(size: Size, kind: type[Drawn] | type[Even], edits: list[Edit] | None
 
 
 def adopt(plan: Plan, era: int) -> None:
-    """The table of sources whose pools all pack alike."""
+    """Adopt the table of sources whose pools all pack alike."""
     for number in range(len(plan.names)):
         order = plan.orders.order(number, era)
         if not order.is_counted:
@@ -195,7 +205,7 @@ class Clock:
 
 
 def near(size: Size, clock: Clock) -> None:
-    """Without a table: the start, steps one after the other, states, edits."""
+    """Measure without a table: start, consecutive steps, states, edits."""
     print("Without a table, 65,536 different lengths")
     made = clock.tell("the plan: measuring its sources, the schedule", lambda: plan_of(size, Drawn), 3)
     assert isinstance(made, Plan)
@@ -242,7 +252,7 @@ def near(size: Size, clock: Clock) -> None:
 
 
 def far(size: Size, clock: Clock) -> None:
-    """With the table: any step, any document, and what the run as a whole is."""
+    """Measure with the table: any step, any document, and totals of the run."""
     print("With the table, pools that pack alike")
     plan = plan_of(size, Even, size.edits())
     for era in (0, 1):
@@ -296,7 +306,10 @@ def far(size: Size, clock: Clock) -> None:
 
 
 def covered(plan: Plan, number: int, document: int, found: list) -> int:
-    """Check that a document's sightings are true and that whole epochs hold all of it; how many there are."""
+    """Check the positions of a document; return their number.
+
+    Every position must hold it, and complete epochs must hold all of its tokens.
+    """
     length = int(plan.stores[plan.names[number]].lengths.take(np.array([document]))[0])
     tokens: dict[int, int] = {}
     for one in found:
@@ -310,7 +323,7 @@ def covered(plan: Plan, number: int, document: int, found: list) -> int:
 
 
 def mixture_error(plan: Plan, position: int) -> float:
-    """How far the sources are from their shares of the positions since the schedule began."""
+    """Return the largest deviation from a source's share in the current schedule."""
     segment = plan.orders.timeline.segment_at(position)
     assert segment is not None
     counts = np.array(segment.schedule.counts)
@@ -319,7 +332,7 @@ def mixture_error(plan: Plan, position: int) -> float:
 
 
 def memory(size: Size) -> None:
-    """What a plan holds once every source is being read, by one rank or by all."""
+    """Measure the memory of a plan after complete steps of 1, 100 and all sources."""
     print("Memory of a plan's own (traced), after a whole step of 16,384 sequences")
     for sources in (1, 100, size.sources):
         few = Size(sources=sources, pool=65_536 if sources == 1 else 8_192)
@@ -333,7 +346,7 @@ def memory(size: Size) -> None:
 
 
 class Covered:
-    """How often each token of each source was served."""
+    """Number of times each token of each source was served."""
 
     def __init__(self, plan: Plan) -> None:
         lengths = [s.lengths.take(np.arange(s.lengths.size)) for s in plan.stores.values()]
@@ -350,14 +363,17 @@ class Covered:
         np.add.at(self.changes, first + rows.lengths, -1)
 
     def uneven(self) -> int:
-        """By how many passes the tokens of any source differ."""
+        """Return the largest difference in passes between tokens of a source."""
         ends = np.cumsum(self.sizes)
         parts = np.split(self.changes, ends[:-1])
         return max(int(np.ptp(np.cumsum(part)[:-1])) for part in parts)
 
 
 def disturbed(size: Size) -> Iterator[tuple["Rows", np.ndarray]]:
-    """What every rank is given of every step, with its positions; each world resumes from the state of the one before."""
+    """Yield rows and positions of every rank at every step.
+
+    Each world resumes from the state of the previous one.
+    """
     edits, plan = size.edits(), plan_of(size, Drawn)
     for step in range(size.steps()):
         if edits and edits[0].step == step:
@@ -372,7 +388,7 @@ def disturbed(size: Size) -> Iterator[tuple["Rows", np.ndarray]]:
 
 
 def exhaustive(scale: float) -> None:
-    """Coverage and shares of every position of a smaller run."""
+    """Check coverage and shares at every position of a smaller run."""
     size = Size.of(scale)
     plan = plan_of(size, Drawn, size.edits())
     covered_tokens = Covered(plan)
@@ -401,7 +417,7 @@ def exhaustive(scale: float) -> None:
 
 
 def worst_share(plan: Plan, sources: np.ndarray) -> float:
-    """The most that any source is from its share, after any prefix of any schedule."""
+    """Return the largest deviation from a share after any prefix of any schedule."""
     plan.orders.timeline.segment_at(plan.positions - 1)
     off = 0.0
     for segment in plan.orders.timeline.segments():

@@ -1,10 +1,10 @@
-"""What streaming costs beside preparing, and how long its first batch takes over a terabyte.
+"""Throughput of streaming against preparing, and the first batch over a terabyte.
 
     python bench/stream.py [--megabytes 200] [--lanes 8] [--workers 2] [--terabyte-files 4000]
 
-The input of the first part is made of this Python's own code. Both parts are one run, so that the
-ratio holds whatever else the machine does. The terabyte is files of 256 MiB with a real beginning
-and a hole behind it: they take as much disk as their beginnings.
+The input of the first part is made of this Python's own code. Both parts are one run, so that other load
+affects the ratio less. The terabyte is files of 256 MiB with a real beginning
+and a hole after it: they take as much disk as their beginnings.
 Aims: at least 0.8 of prepare's tokens a second; the first batch over a terabyte under 10 s.
 """
 
@@ -25,7 +25,7 @@ BEGINNING, WHOLE = 1 << 20, 256 << 20
 
 
 def write_code(path: Path, size: int) -> None:
-    """Documents of a few kilobytes, cut out of the standard library and the packages beside it."""
+    """Write documents of a few kilobytes, cut from the installed packages."""
     rng, written = random.Random(0), 0
     with path.open("w") as file:
         for source in sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py")):
@@ -37,7 +37,7 @@ def write_code(path: Path, size: int) -> None:
 
 
 def write_terabyte(folder: Path, files: int, lines: bytes) -> None:
-    """Files that are listed as 256 MiB each."""
+    """Write sparse files with a listed size of 256 MiB each."""
     for number in range(files):
         with (folder / f"{number:05d}.jsonl").open("wb") as file:
             file.write(lines)
@@ -45,14 +45,14 @@ def write_terabyte(folder: Path, files: int, lines: bytes) -> None:
 
 
 def held() -> int:
-    """Bytes that this process and its workers hold by themselves."""
+    """Return the unshared resident bytes of this process and its workers."""
     own = psutil.Process()
     infos = [one.memory_info() for one in (own, *own.children(recursive=True))]
     return sum(info.rss - info.shared for info in infos)
 
 
 def main() -> None:
-    """Print both measures."""
+    """Print both results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=600)
     parser.add_argument("--lanes", type=int, default=8)

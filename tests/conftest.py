@@ -13,18 +13,18 @@ import pytest
 
 import tiers
 
-# Processes that tests start would otherwise compile all modules again, each of them.
+# Without bytecode files each process that a test starts would compile all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Files run side by side, and models this small are slower on two threads.
+# Test files run in parallel, and models this small are slower on two threads.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A worker of a DataLoader is forked. MKL's allocator waits forever in it if a thread was inside at that moment.
+# DataLoader workers are forked. MKL's allocator deadlocks in them if a thread was inside it during the fork.
 os.environ["MKL_DISABLE_FAST_MM"] = "1"
-# Most of a small store's time is fsync. A disk in memory has room for stores of this size.
+# fsync takes most of the time of a small store, and a RAM disk has room for stores of this size.
 _MEMORY = Path("/dev/shm")
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
-# A shell that starts the suite in the background has Ctrl-C ignored, and children inherit it.
+# A shell ignores Ctrl-C for background jobs and their children, and tests send it to processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 S3_IDENTITY = {
@@ -42,7 +42,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs in the slow tier only")
     tiers.tier = config.getoption("--tier")
-    # How long an example takes is a matter of what else the machine does.
+    # No deadline: the duration of an example depends on the load of the machine.
     hypothesis.settings.register_profile(
         "suite",
         deadline=None,
@@ -72,13 +72,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    # Full collections would walk through every imported module again and again.
+    # Otherwise every full collection would traverse all imported modules.
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real inputs, where there is one."""
+    """Return the folder of real inputs; skip the test without one."""
     folder = os.environ.get("BATCHLOOM_REAL_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("BATCHLOOM_REAL_DATA names no folder: real inputs are not here")
@@ -87,7 +87,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server on loopback."""
+    """Start an S3 server on loopback and yield its address."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -109,7 +109,10 @@ def s3_client(s3_server):
 
 @pytest.fixture
 def s3(s3_server, s3_client, monkeypatch):
-    """A client of an S3 server with one empty bucket, "bucket"; the environment leads to it."""
+    """Yield a client of an S3 server with one empty bucket, "bucket".
+
+    The environment variables point to the server.
+    """
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
     for name, value in zip(names, S3_IDENTITY.values(), strict=True):
         monkeypatch.setenv(name, value)
@@ -122,9 +125,9 @@ def s3(s3_server, s3_client, monkeypatch):
 
 
 def _forget_s3_clients():
-    # An instance keeps its address, its credentials and what it listed; batchloom, that there were none.
+    # s3fs instances cache their address, credentials and listings; batchloom caches that there are no credentials.
     if s3fs := sys.modules.get("s3fs"):
         s3fs.S3FileSystem.clear_instance_cache()
     if reach := sys.modules.get("batchloom.remote.client"):
-        # A test may have put another function in its place.
+        # A test may have replaced the function by one without a cache.
         getattr(reach._make_storage_options, "cache_clear", lambda: None)()

@@ -1,4 +1,4 @@
-"""Other people's readers, imported without what they say while being imported."""
+"""Readers of other projects as test oracles, imported without their warnings."""
 
 import importlib
 import warnings
@@ -11,21 +11,17 @@ import pytest
 
 
 def megatron(module: str) -> ModuleType:
-    """A module of megatron-core, which warns of what else could be installed."""
+    """Import a module of megatron-core, without warnings about optional packages."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"megatron.core.datasets.{module}")
 
 
 def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool = False):
-    """Megatron's own ``GPTDataset`` over pairs of files; torch.distributed has to be up.
+    """Build Megatron's ``GPTDataset`` over file pairs; needs torch.distributed.
 
-    Args:
-        blend: prefixes and their weights, or None.
-        cache: where it keeps its indices.
-        seq_len: tokens of a sample.
-        samples: how many are asked for.
-        resets: whether positions and masks begin anew with each document.
+    ``blend`` holds prefixes and their weights, or None; ``cache`` is the folder of its indices. With ``resets``,
+    positions and masks restart with each document.
     """
 
     class Tokenizer:
@@ -51,13 +47,10 @@ def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool 
 
 
 def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Path:
-    """A pair written by Megatron's own builder.
+    """Write a file pair with Megatron's builder and return its prefix.
 
-    Args:
-        prefix: its path without ending.
-        documents: lists of sequences, each a list of ids.
-        dtype: of a token on disk.
-        modes: the mode of each sequence, for a multimodal pair.
+    ``documents`` are lists of sequences, each a list of ids. ``modes`` holds the mode of each sequence for a
+    multimodal pair.
     """
     import torch
 
@@ -74,7 +67,7 @@ def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Pat
 
 
 def megatron_documents(prefix: Path) -> list[list[int]]:
-    """The documents of a pair as Megatron's own reader gives them."""
+    """Return the documents of a pair as read by Megatron's reader."""
     data = megatron("indexed_dataset").IndexedDataset(str(prefix))
     bounds = data.document_indices.tolist()
     sequences = [data[n].tolist() for n in range(len(data))]
@@ -82,7 +75,7 @@ def megatron_documents(prefix: Path) -> list[list[int]]:
 
 
 def datatrove(module: str) -> ModuleType:
-    """A module of datatrove, or the test that asks is skipped; spaCy tells its words apart."""
+    """Import a module of datatrove, or skip the test; its word splitting needs spaCy."""
     for name in ("datatrove", "spacy"):
         pytest.importorskip(name, reason=f"{name} is not installed: it is in the test extra")
     with warnings.catch_warnings():

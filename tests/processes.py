@@ -1,7 +1,7 @@
-"""Processes that start from a warm interpreter: torch and its friends are imported once a session.
+"""Processes forked from a warm interpreter: torch is imported once per session.
 
-A separate Python process costs five to ten seconds of imports where torch and transformers are
-needed. ``run_module``, ``run_ranks`` and ``start_processes`` fork from a server that has imported them and
+A separate Python process spends five to ten seconds on imports if it needs torch and transformers.
+``run_module``, ``run_ranks`` and ``start_processes`` fork from a server that has imported them and
 nothing else, so that a process starts in milliseconds with an interpreter no test has used.
 """
 
@@ -32,7 +32,7 @@ _STACKS_AFTER_S = 240.0
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """What a process left: its exit code and the text it printed."""
+    """Exit code and printed text of a process."""
 
     returncode: int
     stdout: str
@@ -41,30 +41,30 @@ class ProcessResult:
 
 @dataclass(frozen=True)
 class RunningProcess:
-    """A process that may still run, and the files of what it prints."""
+    """A process that may still run, and the files of its output."""
 
     process: ForkServerProcess
     out: Path
     err: Path
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; none if it has ended."""
+        """Send a signal unless the process has ended."""
         if self.process.is_alive():
             os.kill(self.process.pid, number)
 
     def wait(self) -> ProcessResult:
-        """Wait for its end."""
+        """Wait for the process to end."""
         self.process.join(_TIMEOUT_S)
         assert not self.process.is_alive(), self.describe_hang()
         return ProcessResult(self.process.exitcode, self.out.read_text(), self.err.read_text())
 
     def describe_hang(self) -> str:
-        """Say that it did not end, and where its threads are."""
+        """Report that the process did not end, with the stacks of its threads."""
         return f"a process did not end within {_TIMEOUT_S:.0f} s:\n{self.err.read_text()[-8000:]}"
 
 
 def run_module(module: str, *words: object, env: dict[str, str] | None = None) -> ProcessResult:
-    """Run ``python -m module words...`` in a process of its own."""
+    """Run ``python -m module words...`` in a separate process."""
     with start_processes("-m", module, *words, environments=[env or {}]) as (one,):
         return one.wait()
 
@@ -72,9 +72,7 @@ def run_module(module: str, *words: object, env: dict[str, str] | None = None) -
 def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
     """Run a script, or ``-m`` and a module, on several ranks, as torchrun does.
 
-    Args:
-        command: the path of the script, or ``"-m"`` and the module, then its words.
-        ranks: number of processes.
+    ``command`` is the path of the script, or ``"-m"`` and the module, then its arguments.
     """
     with start_processes(*command, environments=rank_environments(ranks)) as processes:
         _join(processes)
@@ -82,7 +80,7 @@ def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
 
 
 def run_two_ranks(*command: object) -> str:
-    """Run two ranks that have to succeed; return what they printed."""
+    """Run two ranks that must succeed; return their output."""
     done = run_ranks(*command)
     failed = [one.stderr[-4000:] for one in done if one.returncode]
     assert not failed, "\n".join(failed)
@@ -90,7 +88,7 @@ def run_two_ranks(*command: object) -> str:
 
 
 def rank_environments(ranks: int = 2) -> list[dict[str, str]]:
-    """Return the variables by which processes find each other, of each rank."""
+    """Return per rank the environment variables of torch.distributed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -100,14 +98,12 @@ def rank_environments(ranks: int = 2) -> list[dict[str, str]]:
 
 @contextmanager
 def start_processes(*command: object, environments: Sequence[dict[str, str]] = ({},)) -> Iterator[list[RunningProcess]]:
-    """Start a process for each of some environments; at the end of the block all are killed.
+    """Start a process per environment; kill all at the end of the block.
 
-    Args:
-        command: as ``run_ranks`` takes it.
-        environments: variables that each process has beside those of this one.
+    ``command`` is as for ``run_ranks``. ``environments`` holds variables to add to the current environment.
     """
     with pytest.MonkeyPatch.context() as patch:
-        # The server finds what to import through PYTHONPATH alone.
+        # The server finds the modules to import through PYTHONPATH only.
         patch.setenv("PYTHONPATH", _HERE, prepend=os.pathsep)
         multiprocessing.forkserver.ensure_running()
     words, place = list(map(str, command)), (sys.path, os.getcwd())
@@ -131,7 +127,7 @@ def start_processes(*command: object, environments: Sequence[dict[str, str]] = (
 
 
 def _join(running: list[RunningProcess]) -> None:
-    """Wait for all ranks; when one fails the others are ended, as torchrun does."""
+    """Wait for all ranks; if one fails, terminate the others, as torchrun does."""
     processes = [one.process for one in running]
     waiting = list(processes)
     while waiting:

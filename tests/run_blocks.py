@@ -1,4 +1,4 @@
-"""Run the code blocks of a page in this process, as far as they need no shell.
+"""Run the code blocks of a page in this process; lines that need a shell use one.
 
 ``python -m run_blocks BLOCKS.json``: the file holds pairs of language and text.
 """
@@ -16,7 +16,7 @@ from batchloom.cli import run_command_line
 
 
 def runs_here(line: str) -> bool:
-    """Return whether a line is one command of batchloom, without pipes and variables."""
+    """Return whether a line is a single batchloom command without shell syntax."""
     return line.startswith("batchloom ") and not set(line) & set("|><;&$*?#\\\n")
 
 
@@ -27,7 +27,7 @@ def run_python(text: str) -> None:
 
 
 def run_shell(text: str) -> None:
-    """Run commands of batchloom here and all other lines in a shell."""
+    """Run batchloom commands in this process and all other lines in a shell."""
     for here, lines in groupby(text.splitlines(keepends=True), lambda line: runs_here(line[:-1])):
         if here:
             for line in lines:

@@ -1,4 +1,4 @@
-"""Loaders whose settings are named one by one, as tests vary them, whatever group they belong to."""
+"""Loaders with flat settings: tests vary one setting, whatever its group."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,7 +10,7 @@ _GROUPS = {"plan": PlanOptions, "batch": BatchOptions}
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a ``Loader``: settings that belong to a group of options are in it."""
+    """Return the keywords of a ``Loader``, with settings moved into their groups."""
     rest = dict(settings)
     for group, options in _GROUPS.items():
         own = {one.name: rest.pop(one.name) for one in fields(options) if one.name in rest}
@@ -21,5 +21,5 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_loader(data: Any, **settings: Any) -> Loader:
-    """A loader of such settings."""
+    """Make a loader from flat settings."""
     return Loader(data, **grouped(settings))

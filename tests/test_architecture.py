@@ -1,4 +1,4 @@
-"""The rules that hold the tree together: imports, start-up, public names."""
+"""Rules of the source tree: imports, start-up cost, public names."""
 
 import ast
 import functools
@@ -18,7 +18,7 @@ from batchloom.plan import parse_assumed_stores
 
 SOURCE = Path(batchloom.__file__).parent
 
-# Which packages of batchloom each may import, besides itself (DESIGN: data and imports flow one way).
+# Packages of batchloom that each package may import, besides itself (DESIGN: data and imports flow one way).
 MAY = {
     "core": set(),
     "remote": {"core"},
@@ -41,9 +41,9 @@ MAY = {
         *("batches", "batchloom", "adapters", "examples"),
     },
     "adapters": {"core", "batches", "plan", "store"},
-    # The last for a worker that is asked for by a script.
+    # compat imports train for scripts that request a worker.
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"} | {"train"},
-    # Metrics of a run, and whether packed documents see each other, are public by their modules.
+    # The trainer uses the metrics of a run and the isolation of packed documents from their public modules.
     "train": {"core", "batchloom", "batches", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters", "batches"},
@@ -51,15 +51,15 @@ MAY = {
         *("core", "chat", "store", "preparation", "batches", "batchloom", "analysis", "train"),
     },
 }
-# Packages whose modules are their interface: small libraries, and one module a framework or example.
+# Packages whose modules are their interface: small libraries, and one module per framework or example.
 OPEN = {"core", "adapters", "examples"}
-# A mask of flex_attention is a type of torch, so that batches/masks.py imports it, late.
-# The last two compare losses of a torch model; trainers and the tests for users ask batches/isolation.py alike.
+# A mask of flex_attention is a torch type, so batches/masks.py imports torch inside its functions.
+# batches/isolation.py and testing/equivalence.py compare losses of a torch model, for trainers and for users' tests.
 TORCH_FREE_EXCEPT = (
     *("train/", "adapters/", "examples/", "analysis/compare/"),
     *("batches/assembly/device.py", "batches/masks.py"),
     *("batches/isolation.py", "testing/equivalence.py"),
-    # Its class is an iterable data set of torch, and is loaded when it is first used.
+    # Its class is a torch IterableDataset, and the module is loaded on first use.
     "compat/multimodal_stream.py",
 )
 PLAN_MAY = {"numpy", "batchloom", "lazy_loader"} | (
@@ -69,12 +69,12 @@ PLAN_MAY = {"numpy", "batchloom", "lazy_loader"} | (
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Every node of a file."""
+    """Return every node of a file."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
-    """(line, module) of every import anywhere in a file, late and type-checking ones too."""
+    """Return (line, module) of all imports, including late and type-checking ones."""
     found = []
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -90,7 +90,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 
 def package_of(module: str) -> str:
-    """The folder of batchloom a module belongs to; ``batchloom`` for the public face."""
+    """Return the top-level package of a module; ``batchloom`` for the public API."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "batchloom"
 
@@ -122,7 +122,7 @@ def test_imports_flow_one_way():
 
 
 def package_path(path: Path) -> str:
-    """The dotted name of the folder of a file: ``batchloom.store.read``."""
+    """Return the dotted name of a file's folder: ``batchloom.store.read``."""
     return ".".join(path.parent.relative_to(SOURCE.parent).parts)
 
 
@@ -130,14 +130,14 @@ PACKAGES = {package_path(path) for path in SOURCE.rglob("__init__.py")}
 
 
 def bypassing_imports(path: Path) -> list[str]:
-    """Imports of a module of another package that do not go through its interface."""
+    """Return imports from other packages that bypass their interface."""
     own = package_path(path)
     wrong = []
     for line, module in imports(path):
         parts = module.split(".")
         if parts[0] != "batchloom" or module in PACKAGES or ".".join(parts[:-1]) == own:
             continue
-        # A module beside the sub-packages of one package belongs to all of them.
+        # A module next to the sub-packages of a package may be imported by all of them.
         beside = parts[1] == own.split(".")[1] and len(parts) == 3 if "." in own else False
         if len(parts) > 2 and parts[1] not in OPEN and not beside:
             wrong.append(f"{path.relative_to(SOURCE)}:{line}: {module}")
@@ -150,7 +150,7 @@ def test_packages_import_each_other_through_interfaces():
 
 
 def homes() -> dict[tuple[str, str], str]:
-    """The module of each name that a package offers."""
+    """Return the module of each name that a package exports."""
     return {
         (package_path(stub), alias.name): f"{package_path(stub)}.{node.module}"
         for stub in SOURCE.rglob("__init__.pyi")
@@ -161,14 +161,14 @@ def homes() -> dict[tuple[str, str], str]:
 
 
 def unit_of(module: str) -> str:
-    """The sub-package of a module; a module beside sub-packages stands for itself."""
+    """Return the sub-package of a module, or the module if it is next to sub-packages."""
     package = module.rpartition(".")[0]
     inner = any(other.startswith(f"{package}.") for other in PACKAGES)
     return module if inner else package
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Imports between units, late and type-checking ones too."""
+    """Return imports between units, including late and type-checking ones."""
     known, graph = homes(), dict[str, set[str]]()
     for path in MODULES:
         if path.name == "__init__.py":
@@ -190,7 +190,10 @@ def test_sub_packages_import_each_other_one_way():
 
 
 def module_imports(path: Path) -> set[str]:
-    """Modules of ours that a file imports outside of functions, type-checking imports included."""
+    """Return the batchloom modules that a file imports outside of functions.
+
+    Type-checking imports are included.
+    """
     inner = {
         id(node)
         for function in nodes(path)
@@ -208,7 +211,7 @@ def module_imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ["plan", "store"])
 def test_modules_of_a_package_import_each_other_one_way(package):
-    """Type-checking imports included: a class that makes another lies in its module."""
+    """Check type-checking imports too: a class that makes another is in its module."""
     paths = [path for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py"]
     assert len(paths) > 20
     order = graphlib.TopologicalSorter({f"{package_path(path)}.{path.stem}": module_imports(path) for path in paths})
@@ -216,7 +219,7 @@ def test_modules_of_a_package_import_each_other_one_way(package):
 
 
 def test_plan_has_few_public_names():
-    """Members that few callers need belong to ``Plan.orders``."""
+    """Limit the members of ``Plan``; rarely used ones belong to ``Plan.orders``."""
     plan = batchloom.Plan(
         parse_assumed_stores("9M tokens, 1K documents")["data"],
         batchloom.PlanSpec(seq_len=4, global_batch_size=1),
@@ -234,7 +237,7 @@ def test_a_store_has_few_public_names(tmp_path):
 
 
 def test_folders_stay_small():
-    """At most 20 files; one module a framework, command or step may be more."""
+    """Allow at most 20 files per folder."""
     sizes = {package: len(list(folder.glob("*.py"))) for package, folder in package_folders()}
     assert {package: size for package, size in sizes.items() if size > 20} == {}
 
@@ -244,13 +247,13 @@ def package_folders() -> list[tuple[str, Path]]:
 
 
 def test_class_names_are_unique():
-    """Private ones too, without their underscore: a name means one thing."""
+    """Compare private names without their underscore: a name has one meaning."""
     names = Counter(node.name.strip("_") for path in MODULES for node in nodes(path) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_module_names_are_unique():
-    """One file a framework, command or example may be called after it."""
+    """Allow equal names only for files of a command or example."""
     names = Counter(
         path.stem
         for path in MODULES
@@ -295,8 +298,8 @@ def test_names_and_signatures():
             problems.append(f"{name}: a name that says nothing")
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                # Frameworks call by keywords, of which there are more every year; "_" says that nobody reads them.
-                # What a template calls is called with the keywords that it gives.
+                # Frameworks pass more keywords every year; a name of "_" marks keywords that are ignored.
+                # A template passes arbitrary keywords to the functions it calls.
                 if str(name) == "chat/templates/sandbox.py":
                     continue
                 if node.args.kwarg and node.args.kwarg.arg.strip("_"):
@@ -304,7 +307,7 @@ def test_names_and_signatures():
     assert problems == []
 
 
-# The public doors, which list the fields of their specs as options of their own.
+# Public entry points, which list the fields of their specs as options of their own.
 DOORS = {
     "batches/loading/loader.py": {"__init__"},
     "compat/hub.py": {"create_huggingface_dataset"},
@@ -317,12 +320,12 @@ DOORS = {
 }
 
 
-# A job is a value with all its settings, and a manifest is one flat block of settings.
+# A recipe is a value with all settings of a job, and a manifest is one flat block of settings.
 MOST_FIELDS = {"Recipe": 14, "DatasetConfig": 13}
 
 
 def many(path: Path) -> list[str]:
-    """Functions of more than 7 parameters, and settings of more than 12 fields."""
+    """Return functions with over 7 parameters and settings with over 12 fields."""
     name, found = str(path.relative_to(SOURCE)), []
     for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -348,12 +351,12 @@ def test_parameters_and_fields_are_few():
     assert [line for path in MODULES for line in many(path)] == []
 
 
-# Of the public doors those with more than 16 parameters; lower a number with every group of options.
+# Entry points with more than 16 parameters; lower a number with every new group of options.
 MOST_PARAMETERS = {"Loader": 20, "doctor": 20, "stream": 30, "prepare": 37}
 
 
 def long_signatures(path: Path) -> dict[str, int]:
-    """Functions of more than 16 parameters, a constructor by the name of its class."""
+    """Return functions with more than 16 parameters; a constructor by its class name."""
     owners = {
         id(function): owner.name
         for owner in nodes(path)
@@ -377,23 +380,23 @@ def test_few_functions_have_many_parameters():
 
 
 def test_a_loader_has_few_public_names():
-    """Methods and properties; what adapters alone need is a function beside it."""
+    """Count methods and properties; what only adapters need is a separate function."""
     from batchloom.batches import Loader
 
     assert len([name for name in vars(Loader) if not name.startswith("_")]) <= 20
 
 
-# Where numbers are drawn: of orders and of synthetic data by arithmetic on keys, of a model's first
-# weights, of dropout and of the text a trained model gives by torch.
+# Modules that hash keys to draw data orders and synthetic data. DRAW lists those that draw with torch:
+# initial weights, dropout and the text a trained model generates.
 MAKE_UP = {
     "core/synthetic_data.py",
     "plan/mixture/schedule.py",
     *(f"plan/packing/{name}.py" for name in ("permutation", "pools", "row_order")),
     *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lanes", "length_groups")),
 }
-# Where what is there is hashed by the same arithmetic, and nothing drawn.
+# Modules that hash existing data with the same functions and draw nothing.
 HASH = {"preparation/dedup/connected_components.py", "preparation/dedup/minhash.py"}
-# Where tokens are changed or moved, because somebody asked for it.
+# Modules that change or move tokens on request.
 CHANGE = {
     "batches/assembly/augment.py",
     "batches/assembly/augmentation.py",
@@ -413,7 +416,7 @@ DRAWING = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "ra
 
 
 def drawing(path: Path) -> set[str]:
-    """What a file has that gives other numbers each time, or out of nothing."""
+    """Return the random sources that a file uses."""
     modules = {module for _, module in imports(path)}
     found = {m for m in modules if m.split(".")[0] in ("random", "secrets", "uuid")}
     for node in nodes(path):
@@ -423,7 +426,7 @@ def drawing(path: Path) -> set[str]:
 
 
 def users_of(module: str, *names: str) -> set[str]:
-    """The files that import a module of ours, or these names of it."""
+    """Return the files that import a batchloom module, or these names of it."""
     return {
         str(path.relative_to(SOURCE))
         for path in MODULES
@@ -532,16 +535,16 @@ def test_an_unknown_name_is_an_attribute_error():
         batchloom.lodaer  # noqa: B018
 
 
-# Modules that the documentation names, beside the packages and what their interfaces hold.
+# Modules that the documentation names, in addition to the packages and their interfaces.
 PUBLIC_MODULES = re.compile(r"batchloom\.batches\.(forms|masks|metrics)")
 TESTS = Path(__file__).parent
-# The aim is 80; lower it with every file that goes through an interface.
+# The aim is 80; lower it with every file that switches to an interface.
 MOST_WITH_PRIVATE_IMPORTS = 80
 
 
 @functools.cache
 def interface(package: str) -> set[str]:
-    """The names that a package offers."""
+    """Return the names that a package exports."""
     stub = SOURCE.parent / package.replace(".", "/") / "__init__.pyi"
     if not stub.exists():
         return set()
@@ -556,13 +559,13 @@ def test_an_interface_holds_what_it_lists(stub):
     homes = {
         alias.name: node.module for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    # Importing the sub-module would replace such a name by the module.
+    # Importing a sub-module of the same name would replace the exported name.
     modules = {path.stem for path in stub.parent.glob("*.py")}
     assert {name for name in modules & homes.keys() if homes[name] != name} == set()
 
 
 def private_imports(path: Path) -> set[str]:
-    """What a test takes from inside a package: a module, or a name of one."""
+    """Return the private modules and names that a test imports."""
     found = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -602,7 +605,7 @@ def test_the_rule_on_private_imports_sees_them(tmp_path, line, private):
 
 
 def test_most_tests_use_public_names():
-    """Tests of an inner algorithm import it; all others go through what a package offers."""
+    """Limit the files with private imports; only tests of inner algorithms need them."""
     found = {
         str(path.relative_to(TESTS)): sorted(private_imports(path))
         for path in sorted(TESTS.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs runs, in order, page by page."""
+"""Run every code block of the README and the docs, in order, page by page."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from processes import run_module
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-# Shown, not run: setting up (CI itself does that), layouts, data.
+# Languages that are not run: setup commands (CI runs them itself), layouts, data.
 SHOWN = {"sh", "text", "json", "yaml", "mermaid"}
 
 
@@ -31,7 +31,7 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-# Their commands train models or compare frameworks, which takes over five seconds.
+# Pages whose commands train models or compare frameworks, which takes over five seconds.
 LONG_PAGES = {
     "docs/coming-from.md",
     "docs/compare.md",
@@ -97,9 +97,9 @@ def runnable(page):
     ids=name_of,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
-    """All blocks of a page in one process, which has imported most modules already.
+    """Run all blocks of a page in one process with most modules imported already.
 
-    They begin in an empty folder: a page creates the files that it uses.
+    They start in an empty folder: a page creates the files that it uses.
     """
     (tmp_path / "blocks.json").write_text(json.dumps(runnable(page)))
     (tmp_path / "empty").mkdir()
@@ -112,7 +112,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=name_of)
 def test_blocks_run_as_typed(page, tmp_path):
-    """Each block in a process of its own, in a shell where the page shows one."""
+    """Run each block in a separate process, shell commands in a shell."""
     environment = {**os.environ, **page_environment(tmp_path / "cache")}
     (tmp_path / "empty").mkdir()
     for language, text in runnable(page):

@@ -1,4 +1,4 @@
-"""Errors are what people already catch, and survive the way between processes."""
+"""Errors: standard exception types, and pickling between processes."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Canonical JSON: one spelling, whichever writer it comes of."""
+"""Canonical JSON: one encoding, independent of the writer."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Locks: one at a time, whoever comes later is told, and nobody locks what has lost its name."""
+"""Locks: one holder at a time, busy errors, and renamed or deleted files."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _HOOKED = []
 
 
 def before_lock(act):
-    """Do something once, just before the next lock is asked for."""
+    """Call a function once, just before the next lock is requested."""
     if not _HOOKED:
         sys.addaudithook(lambda name, _: name == "fcntl.flock" and _HOOKS and _HOOKS.pop()())
         _HOOKED.append(True)

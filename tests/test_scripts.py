@@ -1,4 +1,4 @@
-"""The four files of ``scripts/``: the old commands, each a few lines."""
+"""The four files of ``scripts/``: the old commands in a few lines each."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """A function that runs a script in ``tmp_path``, in a process of its own."""
+    """Return a function that runs a script in ``tmp_path``, in a separate process."""
     monkeypatch.chdir(tmp_path)
 
     def run_script(name, *words):
@@ -77,7 +77,7 @@ def test_to_json_lines(tmp_path, script):
 
 
 def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
-    """In a process of its own, as a user runs it."""
+    """Run the script in a separate process, as a user does."""
     lines = b'{"text": "a"}\n{"text": "b"}\n'
     with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
         known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}

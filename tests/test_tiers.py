@@ -1,4 +1,4 @@
-"""The tiers and slices of the suite: every test runs somewhere, and slices share nothing."""
+"""Tiers and slices of the suite: every test runs in one, and slices are disjoint."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every sentence of docs/troubleshooting.md is one that the code says, and of the class it names."""
+"""Check that the code reports every message of docs/troubleshooting.md."""
 
 import builtins
 import json
@@ -97,7 +97,7 @@ def changed_in_the_middle():
 
 
 def deadly():
-    """What quarantine says of a record in whose hand workers died."""
+    """Return the quarantine reason of a record on which workers died."""
     known, record = CrashState(), (0, 5)
     for _ in range(3):
         known = update_after_crash(known, [(record, record)], "was killed by signal 9 (out of memory?)")
@@ -258,7 +258,7 @@ def test_the_code_says_so(sentence, tmp_path, monkeypatch, caplog):
         assert re.search(pattern(sentence), HERE[sentence](monkeypatch))
         return
     kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
-    # Modules are there again before fixtures and plugins that use them end.
+    # Restore the modules before fixtures and plugins that use them are torn down.
     with (
         monkeypatch.context() as patch,
         pytest.raises(kind, match=pattern(sentence)) as caught,

@@ -1,7 +1,7 @@
-"""The two tiers of the suite: which tests run, and how many examples a property gets.
+"""Tiers of the suite: the tests to run and the number of examples of a property.
 
-The fast tier is what people run before a commit. The slow tier holds tests marked ``slow``, and
-every property again with a larger budget; ``--slice K/N`` runs one of N equal parts of it.
+The fast tier is for runs before a commit. The slow tier holds tests marked ``slow``, and
+every property again with more examples; ``--slice K/N`` runs one of N equal parts of it.
 """
 
 import zlib
@@ -9,12 +9,12 @@ import zlib
 TIERS = ("fast", "slow", "all")
 _FAST_SHARE = 4
 
-# Set by conftest.py from ``--tier`` before test modules are imported.
+# conftest.py sets this from ``--tier`` before test modules are imported.
 tier = "fast"
 
 
 def examples(count: int) -> int:
-    """Return how many examples a property test tries in this tier, of ``count`` in the slow one."""
+    """Return the number of examples in this tier, of ``count`` in the slow one."""
     return max(5, count // _FAST_SHARE) if tier == "fast" else count
 
 
@@ -29,10 +29,7 @@ def parse_slice(text: str) -> tuple[int, int]:
 def is_in_tier(name: str, *, slow: bool, is_property: bool) -> bool:
     """Return whether a test belongs to the tier that runs.
 
-    Args:
-        name: one of ``TIERS``.
-        slow: the test is marked ``slow``.
-        is_property: the test draws examples, more of them in the slow tier.
+    ``name`` is one of ``TIERS``. ``is_property`` marks a test that draws examples, more of them in the slow tier.
     """
     if name == "fast":
         return not slow
@@ -40,5 +37,5 @@ def is_in_tier(name: str, *, slow: bool, is_property: bool) -> bool:
 
 
 def is_in_slice(node_id: str, number: int, count: int) -> bool:
-    """Return whether a test belongs to slice ``number`` of ``count``, by its name alone."""
+    """Return whether a test belongs to slice ``number`` of ``count``, by its name."""
     return zlib.crc32(node_id.encode()) % count == number - 1

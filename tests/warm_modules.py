@@ -1,4 +1,4 @@
-"""Modules that a warm interpreter has imported; see ``processes.py``."""
+"""Modules that a warm interpreter imports; see ``processes.py``."""
 
 import importlib
 import warnings
