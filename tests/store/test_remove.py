@@ -19,6 +19,7 @@ from batchloom.store import (
     read_manifest,
     remove_documents,
 )
+from batchloom.store.maintain.generations import list_generation_files
 from batchloom.testing import append_documents, write_store
 
 DOCUMENTS = [[n + 1] * (n % 5 + 1) + [256] for n in range(20)]
@@ -200,6 +201,8 @@ def test_compaction_leaves_what_was_not_removed_and_nothing_else(store):
     assert np.frombuffer(text, "<u2").tolist().count(1) == 0
     assert [one.readable for one in read_log(store)] == [False, False, False, True]
     assert not (store / "generations/00001.json").exists()
+    files = {path.relative_to(store).as_posix() for path in (store / "train").iterdir()}
+    assert files == {name for name in list_generation_files(manifest) if name.startswith("train/")}
     assert compact_store(store).made is False
 
 
