@@ -401,8 +401,8 @@ PREPARATION = (
     Mutant(
         "appended-duplicates-kept",
         "preparation/phases/later_phases.py",
-        "number=unit_counts.unit.number + len(self._base_generations.files),",
-        "number=unit_counts.unit.number,",
+        "number=tokenized_unit.unit.number + len(self._base_generations.files),",
+        "number=tokenized_unit.unit.number,",
         ("preparation/test_append.py",),
     ),
     # A document that was moved to val once comes to train when it is appended again.

@@ -18,7 +18,13 @@ from batchloom.preparation.settings import (
     list_recipe_differences,
     recipe_to_plain,
 )
-from batchloom.preparation.units import WORK_VERSION, JobIdentity, WorkFolder, combine_part_hashes
+from batchloom.preparation.units import (
+    WORK_VERSION,
+    JobIdentity,
+    WorkFolder,
+    combine_part_hashes,
+    has_learned_tokenizer,
+)
 from batchloom.sources import PartStream, SourceListing, strip_wildcard_part
 from batchloom.sources.files import DetectedFile, Source
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
@@ -256,7 +262,7 @@ def begin_or_resume(
             version.
     """
     previous_job, has_results = work.job(), work.has_results()
-    if previous_job is None or not (has_results or work.has_learned_tokenizer()):
+    if previous_job is None or not (has_results or has_learned_tokenizer(work)):
         work.clear()
         work.begin(job)
         return

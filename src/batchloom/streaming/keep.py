@@ -219,14 +219,16 @@ class StreamStoreWriter:
                 self.out,
             )
             return
-        readings = RecordParsers(self._recipe, self._settings.limits)
+        record_parsers = RecordParsers(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}
         for range_group in range_groups:
             record_range = range_group.ranges[0]
             source, start = record_range.unit_part.source, record_range.start
-            if start > record_range.unit_part.start and not is_sequential_text(record_range.unit_part, readings.rules):
-                rules = readings.get_parser(source).rules
+            if start > record_range.unit_part.start and not is_sequential_text(
+                record_range.unit_part, record_parsers.rules
+            ):
+                rules = record_parsers.get_parser(source).rules
                 start = bounds.setdefault(source.path, RecordBounds(rules)).find_bound(source, start)
             at_part_start = record_range.start == record_range.unit_part.start
             begins.append((range_group.first_part + record_range.part_index, 0 if at_part_start else start))

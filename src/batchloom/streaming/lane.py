@@ -430,11 +430,11 @@ class LaneReader:
                 document_media.append(_NO_MEDIA)
                 continue
             record_range = range_group.ranges[int(row["part"])]
-            source, readings = record_range.unit_part.source, self._task.record_parsers
+            source, record_parsers = record_range.unit_part.source, self._task.record_parsers
             before = None if record_range.start else 0
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
-            line = format_record_name(source, readings.get_parser(source).rules, before, record)
-            document_media.append(DocumentMedia(some, readings.media_folder(source) or "", line))
+            line = format_record_name(source, record_parsers.get_parser(source).rules, before, record)
+            document_media.append(DocumentMedia(some, record_parsers.media_folder(source) or "", line))
         return document_media, path
 
     def _media_of(self, batches: Sequence[_LaneBatch]) -> PoolMedia:

@@ -272,28 +272,30 @@ class Stream:
             _LOG.info("%s", note)
         if weights := describe_unused_weights(recipe.sources):
             _LOG.warning("%s", weights)
-        readings = RecordParsers(recipe, settings.run.limits)
-        self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
-        self._range_groups = make_range_groups(self._units, readings.rules, settings.run.unit_bytes)
+        record_parsers = RecordParsers(recipe, settings.run.limits)
+        self._units = plan_units(self._listing.sources, record_parsers.rules, settings.run.unit_bytes)
+        self._range_groups = make_range_groups(self._units, record_parsers.rules, settings.run.unit_bytes)
         sources = self._listing.sources
         # Only the first file of each input is checked; a stream checks others when it reads them.
         first = {source.input: source for source in reversed(sources)}
-        unused = dict.fromkeys(name for source in first.values() for name in readings.get_parser(source).unused_columns)
+        unused = dict.fromkeys(
+            name for source in first.values() for name in record_parsers.get_parser(source).unused_columns
+        )
         if unused:
             _LOG.info("Unused columns: %s", ", ".join(unused))
-        media = may_hold_media(sources, readings)
+        media = may_hold_media(sources, record_parsers)
         if media:
             check_no_cuts(order.packing, order.overlong)
-        self.spec = order.spec(order.overlong or choose_overlong(sources, readings))
+        self.spec = order.spec(order.overlong or choose_overlong(sources, record_parsers))
         # By default, conversations mixed with texts are cut, which deserves a warning.
         cuts_all = order.overlong is None and self.spec.overlong == "split"
-        cuts_conversations = cuts_all and has_conversations(sources, readings)
+        cuts_conversations = cuts_all and has_conversations(sources, record_parsers)
         self._pending_warning = (
             describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
         )
         self._cuts_unknown = cuts_all and not cuts_conversations
         self.lanes = self._make_lane_spec(order)
-        self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, tokenizer_state)
+        self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._processor()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
         write_file(self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state()))

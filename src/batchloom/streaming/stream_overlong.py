@@ -15,10 +15,10 @@ _MAX_SAMPLED_FILES = 64
 _TEXT_KINDS = ("text", "code")
 
 
-def may_hold_media(sources: Sequence[Source], readings: RecordParsers) -> bool:
+def may_hold_media(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
     """Return whether documents of some source may hold media, by its record kind."""
-    return readings.reads_media and any(
-        readings.get_parser(source).record_kind in ("conversation", "interleaved") for source in sources
+    return record_parsers.reads_media and any(
+        record_parsers.get_parser(source).record_kind in ("conversation", "interleaved") for source in sources
     )
 
 
@@ -36,7 +36,7 @@ def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
         )
 
 
-def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> OverlongMode:
+def choose_overlong(sources: Sequence[Source], record_parsers: RecordParsers) -> OverlongMode:
     """Return ``drop`` if all inputs hold conversations or some media, else ``split``.
 
     A loader over their store chooses the same, except for conversations without media next to texts, with a
@@ -45,14 +45,14 @@ def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> Overl
 
     Files that are texts by their kind are not read, nor any file after the first without conversations.
     """
-    if may_hold_media(sources, readings):
+    if may_hold_media(sources, record_parsers):
         return "drop"
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
-    alone = all(readings.get_parser(source).templated for source in texts_first)
+    alone = all(record_parsers.get_parser(source).templated for source in texts_first)
     return "drop" if alone else "split"
 
 
-def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> bool:
+def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
     """Return whether sampled files hold conversations.
 
     The sample begins with the first file of each input that may hold them.
@@ -61,7 +61,7 @@ def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> boo
     first = {source.input: source for source in reversed(unsure)}
     other_sources = (source for source in unsure if first[source.input] is not source)
     sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
-    return any(readings.get_parser(source).templated for source in sampled_sources)
+    return any(record_parsers.get_parser(source).templated for source in sampled_sources)
 
 
 def describe_cut_conversations(spec: PlanSpec) -> str:

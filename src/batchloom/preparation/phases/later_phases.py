@@ -99,17 +99,17 @@ class LaterPhases:
             tokenized_unit for tokenized_unit in self._units if dedup_counts[tokenized_unit.unit.number] is None
         ]
         tasks = {
-            unit_counts.unit.number: ResolveDuplicatesTask(
-                parts=len(unit_counts.unit.parts),
-                folder=unit_counts.folder,
-                resolution_folder=self._work.resolution_folder(unit_counts.unit.number),
+            tokenized_unit.unit.number: ResolveDuplicatesTask(
+                parts=len(tokenized_unit.unit.parts),
+                folder=tokenized_unit.folder,
+                resolution_folder=self._work.resolution_folder(tokenized_unit.unit.number),
                 attempt=self._attempt,
-                number=unit_counts.unit.number + len(self._base_generations.files),
+                number=tokenized_unit.unit.number + len(self._base_generations.files),
                 exact=duplicate_files.exact,
                 near=duplicate_files.near,
                 sharding=self._sharding,
             )
-            for unit_counts in pending_units
+            for tokenized_unit in pending_units
         }
         dedup_counts |= run_tasks(executor, tasks)
         return [counts for number in sorted(dedup_counts) if (counts := dedup_counts[number]) is not None]

@@ -324,7 +324,7 @@ class PhaseRunner:
         duplicate_files = self._run_timed("find duplicates", lambda: phases.find_duplicates(executor))
         dedup_counts = self._run_timed("settle", lambda: phases.resolve_duplicates(executor, duplicate_files))
         decision = phases.decide(dedup_counts)
-        documents = base_generations.documents + sum(source.documents for source in dedup_counts)
+        documents = base_generations.documents + sum(counts.documents for counts in dedup_counts)
         texts = all(self._record_parsers.get_parser(source).record_kind == "text" for source in self._listing.sources)
         for text in (
             *context.membership.empty_notes(decision.shards, base_generations.nonempty_subsets),
@@ -534,7 +534,7 @@ def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Seque
 def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCounts], size: int) -> list[StepFlow]:
     """Return the flows of the steps after tokenization: dedup and write."""
     documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
-    tokens = sum(unit_counts.facts.tokens for unit_counts in units)
+    tokens = sum(tokenized_unit.facts.tokens for tokenized_unit in units)
     documents, remaining_tokens = (
         sum(counts.documents for counts in dedup_counts),
         sum(counts.tokens for counts in dedup_counts),

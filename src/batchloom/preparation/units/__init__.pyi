@@ -94,6 +94,7 @@ from .work_folder import (
     UnitFacts as UnitFacts,
     WorkFolder as WorkFolder,
     attempt_folder as attempt_folder,
+    has_learned_tokenizer as has_learned_tokenizer,
     move_into_place as move_into_place,
     open_attempt_file as open_attempt_file,
     read_bad_records as read_bad_records,

@@ -152,11 +152,11 @@ class AdoptionContext:
     """Components needed to make units of stream batches.
 
     Attributes:
-        readings: record parser of each source.
+        record_parsers: record parser of each source.
         membership: subset rule of the shares.
     """
 
-    readings: RecordParsers
+    record_parsers: RecordParsers
     membership: SubsetRule
 
 
@@ -265,7 +265,7 @@ def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], co
 def _rehash_part(unit: Unit, number: int, counts: PartCounts, context: AdoptionContext) -> PartCounts:
     """Add the hash of all bytes to the counts of a part that was read in sections."""
     part = unit.parts[number]
-    rules = context.readings.get_parser(part.source).rules
+    rules = context.record_parsers.get_parser(part.source).rules
     with PartReader(part, rules, RecordBounds(rules)) as reader:
         digest = reader.finish()
         start, stop = reader.start, reader.stop

@@ -280,7 +280,7 @@ class WorkFolder:
 
     def __exit__(self, *exc: object) -> None:
         # A job that fails before any result leaves no folder behind.
-        if not self._lock.closed and not self.has_results() and not self.has_learned_tokenizer():
+        if not self._lock.closed and not self.has_results() and not has_learned_tokenizer(self):
             self.remove()
             if self._made_out:
                 with contextlib.suppress(OSError):
@@ -291,18 +291,6 @@ class WorkFolder:
         """Return whether it holds results worth resuming."""
         finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS_SUFFIX}", "stretches/*")
         return self.complete or any(any(self.path.glob(pattern)) for pattern in finished)
-
-    def has_learned_tokenizer(self) -> bool:
-        """Return whether it holds a tokenizer trained on the inputs, a costly result."""
-        try:
-            job = self.job() if self.tokenizer_path.exists() else None
-        except StoreConflictError:
-            # Reading the job itself raises the error.
-            return False
-        # An appending job uses the tokenizer of its store.
-        if job is None or job.base:
-            return False
-        return str(job.recipe.get("tokenizer")).startswith("train:")
 
     def _take_lock(self) -> None:
         def busy() -> str:
@@ -464,3 +452,16 @@ class WorkFolder:
         for path in (self.path / "units").glob("*"):
             if not (path / ROWS_NAME).exists():
                 _delete_folder(path)
+
+
+def has_learned_tokenizer(work: WorkFolder) -> bool:
+    """Return whether a work folder holds a tokenizer trained on the inputs, a costly result."""
+    try:
+        job = work.job() if work.tokenizer_path.exists() else None
+    except StoreConflictError:
+        # Reading the job itself raises the error.
+        return False
+    # An appending job uses the tokenizer of its store.
+    if job is None or job.base:
+        return False
+    return str(job.recipe.get("tokenizer")).startswith("train:")
