@@ -51,7 +51,7 @@ def test_names_brought_along(typed, understood):
     [
         (
             ["prepare", "a", "--out", "o", "--tokens-per-shard", "-5"],
-            "for --tokens-per-shard: '-5'",
+            "--tokens-per-shard: '-5' is not a size",
         ),
         (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
         (["prepare", "a", "--out", "o", "--memory-per-worker=0"], "--memory-per-worker: 0 is no"),

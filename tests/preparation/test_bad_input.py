@@ -250,11 +250,11 @@ def test_settings_are_judged_all_at_once():
             text_field="",
         )
     assert [problem.split(":")[0] for problem in error.value.problems] == [
-        "inputs",
-        "dtype",
-        "dedup",
         "tokens_per_shard",
+        "dtype",
         "max_bad",
+        "inputs",
+        "dedup",
         "text_field",
         "split_on",
         "val_fraction",

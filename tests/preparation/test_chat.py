@@ -228,14 +228,14 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"train_on": "users"}, "train_on: 'users' is not one of"),
-        ({"overlong": "split"}, "chat.overlong: 'split' is for .* --max-tokens"),
+        ({"train_on": "users"}, "train_on: 'users' is none of"),
+        ({"overlong": "split"}, "overlong: 'split' is for .* --max-tokens"),
         ({"mapping": {"promt": "q"}}, "did you mean 'prompt'"),
         ({"mapping": {"text": "a"}, "text_field": "b"}, "goes with no mapping"),
         ({"max_tokens": 0}, "max_tokens: 0"),
         (
             {"overlong": "splt", "template": 1},
-            "did you mean 'split'.*; chat.template: 1 is no name",
+            "template: 1 is no name.*did you mean 'split'",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import batchloom
+from batchloom.cli import run_command_line
 from batchloom.cli.prepare import parse_size, prepare
 from batchloom.preparation import Note, Progress
 from preparation.stores import jsonl, tree
@@ -130,7 +131,7 @@ def test_json_is_one_object_on_standard_output(tmp_path, text):
 
 def test_options_that_are_misused(tmp_path, text):
     assert run(text).exit_code == 2
-    assert run(text, "--out", tmp_path / "out", "--tokens-per-shard", "many").exit_code == 2
+    assert run_command_line(["prepare", str(text), "--out", str(tmp_path / "out"), "--tokens-per-shard", "many"]) == 2
     assert run("--out", tmp_path / "out").exit_code == 2
 
 

@@ -312,15 +312,15 @@ def test_a_tokenizer_that_puts_spaces_before_parts_is_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("fim", "said"),
     [
-        (1.5, "fim.rate: 1.5 is no share"),
-        (math.nan, "fim.rate: nan is no share"),
+        (1.5, "fim.rate: 1.5 is not a number from 0 to 1"),
+        (math.nan, "fim.rate: nan is not a number from 0 to 1"),
         ("half", "fim: 'half' is no rate"),
         (True, "fim: True is no rate"),
         ({"rte": 0.5}, "fim.rte: unknown setting; did you mean 'rate'"),
-        ({"spm_rate": -1}, "fim.spm_rate: -1 is no share"),
-        ({"seed": "x"}, "fim.seed: 'x' is no whole number"),
+        ({"spm_rate": -1}, "fim.spm_rate: -1 is not a number from 0 to 1"),
+        ({"seed": "x"}, "fim.seed: 'x' is not a whole number"),
         ({"prefix": "<a>"}, "fim.prefix: alone is not enough; name suffix, middle"),
-        ({"prefix": "<a>", "suffix": "<a>", "middle": "<b>"}, "three tokens"),
+        ({"prefix": "<a>", "suffix": "<a>", "middle": "<b>"}, "three different tokens"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, fim, said):

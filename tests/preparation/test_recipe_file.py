@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -33,7 +34,7 @@ from batchloom.preparation.settings import (
     format_token_count,
     parse_token_count,
 )
-from batchloom.preparation.settings.dedup_recipe import DEDUP_MODES
+from batchloom.preparation.settings.dedup_recipe import DedupMode
 from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer
@@ -618,7 +619,7 @@ BANDING = st.fixed_dictionaries({"bands": st.integers(1, 64), "rows": st.integer
 SIMILARITY = st.fixed_dictionaries({"similarity": st.floats(0.05, 1) | st.just(1)})
 
 
-@given(st.sampled_from(DEDUP_MODES), BANDING | SIMILARITY, st.integers(1, 1024))
+@given(st.sampled_from(get_args(DedupMode)), BANDING | SIMILARITY, st.integers(1, 1024))
 def test_deduplication_there_and_back(mode, more, shingle):
     more = {**more, "shingle": shingle} if mode == "near" else {}
     dedup = DedupRecipe(mode=mode, **more)

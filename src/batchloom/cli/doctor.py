@@ -1,7 +1,7 @@
 """``batchloom doctor``."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,67 +14,34 @@ from batchloom.analysis.doctor import (
     SourceFacts,
     make_unread_diagnosis,
 )
-from batchloom.chat import parse_mapping
-from batchloom.cli.prepare import ProgressDisplay, collect_media_settings, unescape_marker
+from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import plain_console, print_preview, redact_urls
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
+from batchloom.preparation import Recipe
 
 _LABEL_WIDTH = 14
 
 
+@with_settings(
+    Recipe,
+    only=(
+        *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize", "max_bad"),
+        *("template", "train_on", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+    ),
+)
 def doctor(
     inputs: Annotated[
         list[str],
         typer.Argument(metavar="INPUT...", help="Whatever prepare reads; also stores and Megatron prefixes."),
     ],
     *,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="As for prepare: bytes, gpt2, train:N, tiktoken:NAME, a path or a Hub id. Without it gpt2, and "
-            "where that cannot be had all is told that needs no tokenizer."
-        ),
-    ] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template, as for prepare.")] = None,
-    train_on: Annotated[
-        str | None, typer.Option(help="Turns that are trained: assistant, all, last, completion.")
-    ] = None,
-    map_: Annotated[
-        str | None,
-        typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
-    ] = None,
-    ignore: Annotated[
-        str | None,
-        typer.Option(help="Columns and message keys to treat as absent, separated by commas: lang,score."),
-    ] = None,
-    text_field: Annotated[str | None, typer.Option(help="Field of a record that holds the text.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens a conversation may have.")] = None,
-    overlong: Annotated[str, typer.Option(help="What becomes of longer ones, as for prepare.")] = "drop",
-    split_on: Annotated[str, typer.Option(help="What a document of a text file is, as for prepare.")] = "auto",
-    end_token: Annotated[
-        str | None, typer.Option(help="End-of-document token, where the tokenizer does not say.")
-    ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", help="As for prepare.")] = True,
-    processor: Annotated[
-        str | None,
-        typer.Option(help="Reads images and audio, as for prepare: the folder of a processor."),
-    ] = None,
-    data_folder: Annotated[
-        str | None, typer.Option(help="Where paths of images and audio begin, as for prepare.")
-    ] = None,
-    follow_links: Annotated[
-        bool,
-        typer.Option(
-            "--follow-links",
-            help="Follow symbolic links that lead out of an input folder, as for prepare.",
-        ),
-    ] = False,
+    settings: dict[str, Any],
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for packing.")] = 2048,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
     ] = None,
-    max_bad: Annotated[str, typer.Option(help="Bad records allowed, as for prepare; more are a fault.")] = "0.1%",
     full: Annotated[
         bool,
         typer.Option("--full", help="Read everything; without it a sample of what exceeds 16 MiB."),
@@ -90,20 +57,7 @@ def doctor(
         with ProgressDisplay() as display:
             diagnosis = batchloom.doctor(
                 inputs,
-                tokenizer=tokenizer,
-                end_token=end_token,
-                text_field=text_field,
-                mapping=parse_mapping(map_) if map_ is not None else None,
-                ignore=ignore,
-                split_on=unescape_marker(split_on),
-                normalize=normalize,
-                media=collect_media_settings(processor, data_folder),
-                max_bad=max_bad,
-                template=template,
-                train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
-                max_tokens=max_tokens,
-                overlong=overlong,  # type: ignore[arg-type]
-                follow_links=follow_links,
+                **parse_setting_options(settings),
                 seq_len=seq_len,
                 global_batch_size=global_batch_size,
                 full=full,

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 from rich.table import Table
 
 from batchloom.chat import parse_mapping
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import plain_console, print_profile
 from batchloom.core.files import decode_file_name
 from batchloom.core.settings import quote_value
@@ -31,17 +32,12 @@ from batchloom.preparation.request import (
     PrepareRequest,
     format_recipe,
     make_append_request,
-    recipe_settings,
 )
 from batchloom.preparation.settings import SIZE_HINT, parse_token_count
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 
-_CHAT_PANEL = "Conversations"
-_MEDIA_PANEL = "Images and audio"
-_RUN_PANEL = "How the job is carried out"
+_RUN_PANEL = "Execution"
 _PROGRESS_SECONDS = 5.0
-# What counts where neither an option nor a recipe says otherwise.
-_DEFAULT_SETTINGS = recipe_settings(Recipe(inputs=("-",)))
 _PHASE_LABELS = {
     "sample": "sampling",
     "tokenize": "tokenizing",
@@ -66,24 +62,29 @@ def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
     return size
 
 
-def _format_default(name: str) -> str:
-    return str(_DEFAULT_SETTINGS[name])
-
-
-def collect_media_settings(
-    processor: str | None, data_folder: str | None, keep: str | None = None
-) -> dict[str, Any] | None:
-    """The settings of media, where any is given."""
-    options = {"processor": processor, "data_folder": data_folder, "keep": keep}
-    settings = {name: value for name, value in options.items() if value is not None}
-    return settings or None
-
-
 def unescape_marker(text: str) -> str:
-    r"""``\n`` and ``\t`` as typed on a command line stand for a newline and a tab."""
+    r"""Replace ``\n`` and ``\t``, as typed on a command line, by a newline and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
+def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Flatten the groups of a recipe, and parse the values that the command line writes in another form."""
+    options = {**settings, **settings.get("reading", {}), **settings.get("chat", {})}
+    for group in ("reading", "chat"):
+        options.pop(group, None)
+    if "mapping" in options:
+        options["mapping"] = parse_mapping(options["mapping"])
+    if "split_on" in options:
+        options["split_on"] = unescape_marker(options["split_on"])
+    if "dedup" in options:
+        # A similarity alone means near duplicates.
+        options["dedup"] = {"mode": "near", **options["dedup"]}
+        if len(options["dedup"]) == 1:
+            options["dedup"] = options["dedup"]["mode"]
+    return options
+
+
+@with_settings(Recipe)
 def prepare(
     inputs: Annotated[
         list[str] | None,
@@ -98,232 +99,48 @@ def prepare(
     *,
     out: Annotated[
         str | None,
-        typer.Option(help="Folder of the store, or a place in an object store (s3://bucket/prefix)."),
+        typer.Option(help="Folder of the store, or a URL in an object store (s3://bucket/prefix)."),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="A recipe file (YAML or JSON), or a store, which is made again; options and inputs win over it."
-        ),
+        typer.Option(help="Recipe file (YAML or JSON), or a store to prepare again. Options and inputs override it."),
     ] = None,
     print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the whole recipe as YAML, and do nothing.")
+        bool, typer.Option("--print-recipe", help="Print the complete recipe as YAML and exit.")
     ] = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a "
-            "tokenizer.json or of its folder, or a Hub id; gpt2 where no manifest names one, and with "
-            "--processor what lies beside that."
-        ),
-    ] = None,
-    end_token: Annotated[
-        str | None,
-        typer.Option(help="End-of-document token, where the tokenizer does not say."),
-    ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(help="Field of a record that holds the text; told from the records by default."),
-    ] = None,
-    map_: Annotated[
-        str | None,
-        typer.Option("--map", help="Columns by role, over what is detected: prompt=q,response=a."),
-    ] = None,
-    ignore: Annotated[
-        str | None,
-        typer.Option(help="Columns and message keys to treat as absent, separated by commas: lang,score."),
-    ] = None,
-    split_on: Annotated[
-        str | None,
-        typer.Option(
-            show_default=_format_default("split_on"),
-            help="What a document of a text file is: auto (a file; a plain-text file above 1 MiB "
-            "is cut at blank lines into documents of about 64 KiB), file, line, paragraph, or any "
-            r"other string: texts are cut where it stands, and it is removed (\n is a newline).",
-        ),
-    ] = None,
-    normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize/--no-normalize",
-            show_default="normalize",
-            help="Bring text to Unicode NFC with \\n newlines; nothing is lower-cased.",
-        ),
-    ] = None,
-    clean: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Steps of cleaning, in this order; none takes those of a recipe away.",
-            show_default="none",
-        ),
-    ] = None,
-    fim: Annotated[
-        float | None,
-        typer.Option(
-            metavar="RATE",
-            show_default="0",
-            help="Share of the texts whose middle is put last, for models that fill in (fill-in-the-middle).",
-        ),
-    ] = None,
-    processor: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub id of a processor of transformers: conversations may hold images or audio.",
-            rich_help_panel=_MEDIA_PANEL,
-        ),
-    ] = None,
-    data_folder: Annotated[
-        str | None,
-        typer.Option(
-            show_default="the folder of each file",
-            help="Where the paths of images and audio begin.",
-            rich_help_panel=_MEDIA_PANEL,
-        ),
-    ] = None,
-    media: Annotated[
-        str | None,
-        typer.Option(
-            show_default="reference",
-            help="Whether the store names them (reference) or holds their bytes (embed).",
-            rich_help_panel=_MEDIA_PANEL,
-        ),
-    ] = None,
-    tokens_per_shard: Annotated[
-        str | None,
-        typer.Option(
-            show_default=_format_default("tokens_per_shard"),
-            help="A shard has at most so many tokens (100M, 1G), except for a single longer document.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            show_default=_format_default("dtype"),
-            help="auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32.",
-        ),
-    ] = None,
-    val_fraction: Annotated[
-        float | None,
-        typer.Option(
-            show_default=_format_default("val_fraction"),
-            help="Share of the tokens for validation; documents are chosen by hash, and stay whole.",
-        ),
-    ] = None,
-    test_fraction: Annotated[
-        float | None,
-        typer.Option(show_default=_format_default("test_fraction"), help="Share of the tokens for testing."),
-    ] = None,
-    balance_subsets: Annotated[
-        bool | None,
-        typer.Option(
-            "--balance-subsets/--no-balance-subsets",
-            show_default="balance-subsets",
-            help="Move single documents where a subset misses its share of the tokens by more than 20 % of it. "
-            "Without it hashes alone choose.",
-        ),
-    ] = None,
-    dedup: Annotated[
-        str | None,
-        typer.Option(
-            show_default="exact; none with --split-on line or paragraph",
-            help="Which duplicates are left out, the first of each stays: exact (documents), lines, paragraphs, near "
-            "(documents that are alike), none (also --no-dedup).",
-        ),
-    ] = None,
-    similarity: Annotated[
-        float | None,
-        typer.Option(
-            show_default="0.8",
-            help="With --dedup near: documents from this share of common token runs on are alike (9 of 10 such pairs "
-            "are found).",
-        ),
-    ] = None,
-    max_bad: Annotated[
-        str | None,
-        typer.Option(
-            show_default=_format_default("max_bad"),
-            help="Bad records allowed: a number, or a share that allows at least 10. They go to quarantine.jsonl.",
-        ),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Chat template: chatml, llama3, alpaca, plain, one of the tokenizer's own by name, or a "
-            "file; the tokenizer's own by default, else plain.",
-            rich_help_panel=_CHAT_PANEL,
-        ),
-    ] = None,
-    train_on: Annotated[
-        str | None,
-        typer.Option(
-            help="Turns that are trained: assistant, all, last or completion; the assistant's by default, "
-            "the completion of prompt-completion records.",
-            rich_help_panel=_CHAT_PANEL,
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens a conversation may have.", rich_help_panel=_CHAT_PANEL),
-    ] = None,
-    overlong: Annotated[
-        str | None,
-        typer.Option(
-            show_default=_format_default("overlong"),
-            help="What becomes of longer ones: drop, truncate-turns, split or error.",
-            rich_help_panel=_CHAT_PANEL,
-        ),
-    ] = None,
-    prove: Annotated[
-        bool | None,
-        typer.Option(
-            "--prove/--no-prove",
-            show_default="no-prove",
-            help="Decode trained tokens and compare.",
-            rich_help_panel=_CHAT_PANEL,
-        ),
-    ] = None,
-    follow_links: Annotated[
-        bool | None,
-        typer.Option(
-            "--follow-links/--no-follow-links",
-            show_default="no-follow-links",
-            help="Follow symbolic links that lead out of an input folder. Without it they are skipped and counted.",
-        ),
-    ] = None,
+    settings: dict[str, Any],
     streaming: Annotated[
         bool | None,
         typer.Option(
             "--streaming/--no-streaming",
-            help="Read data sets of the Hub where they lie, or download them first; without it those above "
-            "10 GB are read where they lie.",
+            help="Read Hub datasets remotely, or download them first.",
         ),
     ] = None,
     workers: Annotated[
         str,
         typer.Option(
-            help="How many units are done at the same time: a number, or auto.",
+            help="Number of units processed in parallel, or auto.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = "auto",
     engine: Annotated[
         str,
         typer.Option(
-            help="Who does them: pool (processes of this machine) or ray.",
+            help="Executor: pool (processes of this machine) or ray.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = "pool",
     address: Annotated[
         str | None,
         typer.Option(
-            help="Of a Ray cluster (host:port, auto); one of this machine by default.",
+            help="Address of a Ray cluster (host:port, auto).",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = None,
     memory_per_worker: Annotated[
         str | None,
         typer.Option(
-            help="A worker that holds more (2G, 700M) is ended, and its unit done again.",
+            help="Memory limit of a worker (2G, 700M); a larger one is restarted.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = None,
@@ -331,7 +148,7 @@ def prepare(
         bool,
         typer.Option(
             "--append",
-            help="Add inputs that are new to the store at --out as its next generation, by its own recipe.",
+            help="Append new inputs to the store at --out as its next generation, by its own recipe.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
@@ -339,7 +156,7 @@ def prepare(
         bool,
         typer.Option(
             "--restart",
-            help="Unfinished work of another recipe or of other inputs gives way; units that are the same stay.",
+            help="Replace unfinished work of another recipe or of other inputs; equal units are reused.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
@@ -347,7 +164,7 @@ def prepare(
         bool,
         typer.Option(
             "--hash-inputs",
-            help="Tell inputs apart by their contents, not by their times: reads them once more.",
+            help="Compare inputs by content instead of modification time; reads them once more.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
@@ -355,58 +172,31 @@ def prepare(
         bool,
         typer.Option(
             "--dry-run",
-            help="Stop before the store is written, and show what would be left out.",
+            help="Stop before the store is written, and report what would be removed.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Say at the end where the time went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     work: Annotated[
         Path | None,
-        typer.Option(
-            help="Where a store that goes elsewhere is made before it is sent; a folder below the user's cache by "
-            "default."
-        ),
+        typer.Option(help="Working folder of a store for a remote --out."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> int:
-    """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
+    """Prepare files into a store: tokenize, clean, deduplicate and split them.
 
-    The same command goes on where a stopped one ended, and succeeds at once when all is done.
+    Run the same command again to resume an interrupted job. A finished store is left as it is.
     """
     if not inputs and recipe is None and not append:
         raise typer.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
-    options = {
-        "tokenizer": tokenizer,
-        "end_token": end_token,
-        "text_field": text_field,
-        "mapping": parse_mapping(map_) if map_ is not None else None,
-        "ignore": ignore,
-        "split_on": unescape_marker(split_on) if split_on is not None else None,
-        "normalize": normalize,
-        "clean": clean or None,
-        "fim": fim,
-        "media": collect_media_settings(processor, data_folder, media),
-        "dedup": _make_dedup_setting(dedup, similarity),
-        "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
-        "dtype": dtype,
-        "val_fraction": val_fraction,
-        "test_fraction": test_fraction,
-        "balance_subsets": balance_subsets,
-        "max_bad": max_bad,
-        "template": template,
-        "train_on": train_on,
-        "max_tokens": max_tokens,
-        "overlong": overlong,
-        "prove": prove,
-        "follow_links": follow_links,
-    }
+    options = parse_setting_options(settings)
     choose = partial(make_append_request, out=out) if append else make_request
     request = choose(inputs or None, options, recipe)
     if print_recipe:
         return _print_recipe(request)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
-    settings = RunSettings(
+    run_settings = RunSettings(
         execution=_make_execution(workers, engine, address, memory_per_worker),
         append=append,
         restart=restart,
@@ -416,7 +206,7 @@ def prepare(
         work=work,
     )
     with ProgressDisplay() as display:
-        result = run_request(request, out, display.show, settings)
+        result = run_request(request, out, display.show, run_settings)
     _print_outcome(result, as_json=as_json)
     if profile:
         print_profile(plain_console(stderr=as_json), read_last_report(out))
@@ -445,11 +235,6 @@ def _print_outcome(result: PrepareResult, *, as_json: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_format_path) + b"\n")
     else:
         print_result(plain_console(), result)
-
-
-def _make_dedup_setting(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:
-    """What was said of duplicates; a similarity alone is one of near duplicates."""
-    return mode if similarity is None else {"mode": mode or "near", "similarity": similarity}
 
 
 def _format_path(value: object) -> str:

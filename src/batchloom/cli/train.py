@@ -14,7 +14,6 @@ from typing import Annotated, Any, final
 import typer
 
 from batchloom.batches import read_mixture
-from batchloom.cli.prepare import collect_media_settings
 from batchloom.core.addresses import is_url
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import parse_size
@@ -308,6 +307,7 @@ def train(
         # torch takes seconds
         from batchloom.train import StreamOptions, start as run  # noqa: PLC0415
 
+        media = {"processor": processor, "data_folder": data_folder}
         request = run.TrainRequest(
             data=run.DataRequest(
                 data=data if data is None or is_url(data) else Path(data),
@@ -319,7 +319,7 @@ def train(
                 generation=generation,
                 stream=None if stream is None else tuple(stream),
                 options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep, follow_links=follow_links),
-                media=collect_media_settings(processor, data_folder),
+                media={name: value for name, value in media.items() if value is not None} or None,
                 missing_media_lists=tuple(gone or ()),
                 open_options=_make_open_options(cache, cache_limit, verify),
             ),

@@ -1,7 +1,7 @@
-"""Settings are frozen dataclasses; this turns them into plain JSON values and back.
+"""Settings: frozen dataclasses whose fields declare their bounds and help texts.
 
-Whatever is wrong with settings is told at once, each problem with its path and, for a
-name nobody knows, the nearest one that exists.
+``Setting`` in a field's annotation holds what its type and default do not say. Validation, command-line options and
+plain JSON values derive from the fields. All problems of a call are reported at once, each with its path.
 """
 
 import dataclasses
@@ -10,8 +10,9 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 from batchloom.core.errors import SettingsError
 
@@ -19,6 +20,106 @@ T = TypeVar("T")
 
 _MAX_QUOTED_LENGTH = 120
 _MAX_QUOTED_BITS = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Declaration of a settings field: what its type and default do not say.
+
+    Example: ``seed: Annotated[int, Setting(help="Seed of the data order.", minimum=0)] = 0``.
+
+    Attributes:
+        help: help text of the command-line option.
+        minimum, maximum: inclusive bounds of a number.
+        below: exclusive upper bound of a number.
+        check: returns the problem of a value, or an empty string; used instead of the check by type.
+        option: name of the option, if it is not that of the field.
+        option_type: type of the option's value, if the option takes a short form.
+        metavar: placeholder of the option's value.
+        shown_default: default in the help, if it is not that of the field.
+        panel: heading of the option in the help.
+    """
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    check: Callable[[object], str] | None = None
+    option: str = ""
+    option_type: type | None = None
+    metavar: str | None = None
+    shown_default: str = ""
+    panel: str | None = None
+
+
+class SettingField(NamedTuple):
+    """One declared field of a settings class: its type without None, its default, and its declaration."""
+
+    name: str
+    hint: Any
+    default: Any
+    setting: Setting
+
+
+@cache
+def list_settings(cls: Any) -> tuple[SettingField, ...]:
+    """List the fields of a settings class that have a :class:`Setting`, in order."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(
+        SettingField(field.name, _strip_none(hints[field.name].__origin__), field.default, metadata)
+        for field in dataclasses.fields(cls)
+        for metadata in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(metadata, Setting)
+    )
+
+
+def find_problems(spec: object, path: str = "") -> list[str]:
+    """Check the declared fields of a settings value; return every problem as ``path.name: value problem``."""
+    problems = []
+    cls: Any = type(spec)
+    for field in list_settings(cls):
+        value = getattr(spec, field.name)
+        if value is None and field.default is None:
+            continue
+        problem = field.setting.check(value) if field.setting.check else _find_type_problem(value, field)
+        if problem:
+            problems.append(f"{path}{field.name}: {quote_value(value)} {problem}")
+    return problems
+
+
+def _strip_none(hint: Any) -> Any:
+    """Return an optional type without None."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    return next(option for option in typing.get_args(hint) if option is not types.NoneType)
+
+
+def _find_type_problem(value: object, field: SettingField) -> str:
+    if typing.get_origin(field.hint) is typing.Literal:
+        choices = typing.get_args(field.hint)
+        hint = suggest(value, choices) if isinstance(value, str) else ""
+        return "" if value in choices else f"is none of {', '.join(choices)}{hint}"
+    if field.hint is bool:
+        return "" if is_bool(value) else "is neither True nor False"
+    if field.hint is str:
+        return "" if is_text(value) else "is not a word; give one or more Unicode characters"
+    return _find_number_problem(value, field.setting, whole=field.hint is int)
+
+
+def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str:
+    minimum, below = setting.minimum or 0, setting.below
+    maximum = math.inf if setting.maximum is None else setting.maximum
+    if whole:
+        number: Any = as_int(value)
+        return (
+            ""
+            if number is not None and minimum <= number <= maximum
+            else (f"is not a whole number from {minimum:,} to {maximum:,}")
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if below is not None:
+        return "" if is_number and minimum <= value < below else f"is not in [{minimum:g}, {below:g})"  # type: ignore[operator]
+    return "" if is_number and minimum <= value <= maximum else f"is not a number from {minimum:g} to {maximum:g}"  # type: ignore[operator]
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str:

@@ -1,7 +1,4 @@
-"""Accelerate: ``accelerate launch examples/with_accelerate.py STORE OUT``.
-
-Also with ``torchrun`` or plain ``python``.
-"""
+"""Accelerate: ``accelerate launch``, ``torchrun`` or ``python`` with ``examples/with_accelerate.py STORE OUT``."""
 
 from pathlib import Path
 from typing import Any

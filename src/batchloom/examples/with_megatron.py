@@ -1,7 +1,4 @@
-"""Megatron-core: ``python examples/with_megatron.py STORE OUT``, or ``torchrun``.
-
-It uses Megatron's processes and counters.
-"""
+"""Megatron-core, its processes and counters: ``torchrun`` or ``python`` on ``examples/with_megatron.py STORE OUT``."""
 
 import os
 from typing import Any

@@ -1,7 +1,4 @@
-"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``.
-
-In a cluster OUT is a folder that all nodes share.
-"""
+"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``; in a cluster all nodes share OUT."""
 
 import shutil
 from pathlib import Path

@@ -15,7 +15,9 @@ from batchloom.core.settings import quote_value, raise_problems, suggest
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings import (
     MANIFEST_KEYS,
+    ChatRecipe,
     ConfigLocation,
+    ReadRecipe,
     Recipe,
     SourceRecipe,
     clean_steps_to_settings,
@@ -26,12 +28,13 @@ from batchloom.preparation.settings import (
 )
 from batchloom.store import MANIFEST_NAME
 
-# In the order in which people read them.
-SETTINGS = (
-    *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize"),
-    *("clean", "fim", "media", "dedup"),
-    *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "balance_subsets", "max_bad"),
-    *("template", "train_on", "max_tokens", "overlong", "prove", "follow_links"),
+_GROUPS = {"reading": ReadRecipe, "chat": ChatRecipe}
+# Names that prepare and recipe files take settings under: those of a group stand in its place.
+SETTINGS = tuple(
+    setting.name
+    for field in fields(Recipe)
+    if field.name not in ("inputs", "sources")
+    for setting in (fields(_GROUPS[field.name]) if field.name in _GROUPS else (field,))
 )
 # Settings that a file names only where they are not the default: files of older versions have none.
 _LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}

@@ -1,46 +1,49 @@
-"""What is trained of conversations, and what becomes of long ones."""
+"""Settings of chat rendering: which turns are trained, and the policy for long conversations."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from batchloom.chat.templates import TRAIN_ON, TrainOn
-from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
-from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES, OverlongPolicy
+from batchloom.chat.templates import TrainOn
+from batchloom.core.settings import Setting, find_problems, raise_problems
+from batchloom.preparation.settings.overlong_policy import OverlongPolicy
 
-# Numbers of tokens are kept in 64 bits.
-_MAX_TOKENS_LIMIT = 10**12
+CHAT_PANEL = "Conversations"
+
+TRAIN_ON = Setting(
+    help="Turns to train on: assistant, all, last or completion.",
+    shown_default="assistant; completion for prompt-completion records",
+    panel=CHAT_PANEL,
+)
+# Token counts are stored in 64 bits.
+MaxTokensSetting = Annotated[
+    int | None,
+    Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL),
+]
+OverlongSetting = Annotated[
+    OverlongPolicy,
+    Setting(help="Policy for longer conversations: drop, truncate-turns, split or error.", panel=CHAT_PANEL),
+]
+ProveSetting = Annotated[
+    bool,
+    Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRules:
-    """What is trained of conversations, and what becomes of long ones.
+    """Rules for the conversations of one source.
 
     Attributes:
-        train_on: the turns that are trained: ``assistant``, ``all``, ``last`` or ``completion``.
-        max_tokens: tokens a conversation may have, None for any number.
-        overlong: what becomes of one that has more: ``drop``, ``truncate-turns``, ``split`` or
-            ``error``.
-        prove: whether trained tokens are decoded and compared with the text, too.
+        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``.
+        max_tokens: maximum tokens of a conversation; None for no limit.
+        overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` or ``error``.
+        prove: whether trained tokens are decoded and compared with the text.
     """
 
-    train_on: TrainOn = "assistant"
-    max_tokens: int | None = None
-    overlong: OverlongPolicy = "drop"
-    prove: bool = False
+    train_on: Annotated[TrainOn, TRAIN_ON] = "assistant"
+    max_tokens: MaxTokensSetting = None
+    overlong: OverlongSetting = "drop"
+    prove: ProveSetting = False
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: {quote_value(value)} is not one of {', '.join(choices)}{suggest(str(value), choices)}"
-            for name, value, choices in (
-                ("train_on", self.train_on, TRAIN_ON),
-                ("overlong", self.overlong, OVERLONG_POLICIES),
-            )
-            if value not in choices
-        ]
-        most = as_int(self.max_tokens)
-        if self.max_tokens is not None and (most is None or most > _MAX_TOKENS_LIMIT):
-            problems.append(
-                f"max_tokens: {quote_value(self.max_tokens)} is not a whole number from 1 to {_MAX_TOKENS_LIMIT:,}"
-            )
-        elif most is not None and most < 1:
-            problems.append(f"max_tokens: {quote_value(most)} leaves no room for a token")
-        raise_problems(problems)
+        raise_problems(find_problems(self))

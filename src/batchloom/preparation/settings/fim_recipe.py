@@ -1,11 +1,11 @@
-"""The settings of fill-in-the-middle."""
+"""Settings of fill-in-the-middle."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest, to_plain
+from batchloom.core.settings import Setting, find_problems, quote_value, raise_problems, suggest, to_plain
 
 _SENTINELS = ("prefix", "suffix", "middle")
 _MAX_SEED = (1 << 128) - 1
@@ -13,64 +13,46 @@ _MAX_SEED = (1 << 128) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FimRecipe:
-    """Texts of which the middle stands last, so that a model learns to fill it in (Bavarian et al. 2022).
+    """Settings of fill-in-the-middle: texts whose middle is put last (Bavarian et al. 2022).
 
-    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+    The recipe that holds it reports its problems.
 
     Attributes:
-        rate: share of the texts, each chosen by its own hash.
-        spm_rate: share of those whose suffix comes before the prefix.
-        seed: at most 128 bits; another seed chooses and cuts otherwise.
-        prefix, suffix, middle: the tokens before each part; None for those that the tokenizer has.
+        rate: share of the texts to transform, each chosen by its own hash.
+        spm_rate: share of those in which the suffix precedes the prefix.
+        seed: at most 128 bits; it changes which texts are chosen and where they are cut.
+        prefix, suffix, middle: tokens before each part; None for those of the tokenizer.
     """
 
-    rate: float = 0.5
-    spm_rate: float = 0.5
-    seed: int = 0
-    prefix: str | None = None
-    suffix: str | None = None
-    middle: str | None = None
+    rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1)] = 0.5
+    spm_rate: Annotated[float, Setting(help="Share of those with the suffix first.", maximum=1)] = 0.5
+    seed: Annotated[int, Setting(help="Seed of the choice.", minimum=-_MAX_SEED, maximum=_MAX_SEED)] = 0
+    prefix: Annotated[str | None, Setting(help="Token before the prefix.")] = None
+    suffix: Annotated[str | None, Setting(help="Token before the suffix.")] = None
+    middle: Annotated[str | None, Setting(help="Token before the middle.")] = None
 
     @property
     def sentinels(self) -> tuple[str | None, ...]:
-        """The tokens before prefix, suffix and middle."""
+        """Tokens before prefix, suffix and middle."""
         return self.prefix, self.suffix, self.middle
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, by the names ``prepare`` takes them under."""
-        problems = [
-            f"fim.{name}: {quote_value(getattr(self, name))} is no share from 0 to 1"
-            for name in ("rate", "spm_rate")
-            if not _is_fraction(getattr(self, name))
-        ]
-        seed = as_int(self.seed)
-        if seed is None or abs(seed) > _MAX_SEED:
-            problems.append(f"fim.seed: {quote_value(self.seed)} is no whole number of at most 128 bits")
+        """List the problems of the values, by the names ``prepare`` takes them under."""
+        problems = find_problems(self, "fim.")
         sentinel_fields = [name for name in _SENTINELS if getattr(self, name) is not None]
-        problems += [
-            f"fim.{name}: {quote_value(getattr(self, name))} is no token; name one of the tokenizer's"
-            for name in sentinel_fields
-            if not is_text(getattr(self, name))
-        ]
         if sentinel_fields and len(sentinel_fields) < len(_SENTINELS):
             missing = ", ".join(name for name in _SENTINELS if name not in sentinel_fields)
             problems.append(f"fim.{sentinel_fields[0]}: alone is not enough; name {missing}, too, or none")
         if not problems and sentinel_fields and len(set(self.sentinels)) < len(_SENTINELS):
-            problems.append("fim.prefix: prefix, suffix and middle are to be three tokens")
+            problems.append("fim.prefix: prefix, suffix and middle must be three different tokens")
         return problems
 
 
-def _is_fraction(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 <= value <= 1
-
-
 def parse_fim(value: object) -> FimRecipe | None:
-    """Fill-in-the-middle as a rate, as settings, or as the value itself; None where the rate is 0.
+    """Parse fill-in-the-middle from a rate, settings or a FimRecipe; return None if the rate is 0.
 
     Raises:
-        SettingsError: settings nobody knows. What is wrong with their values is told by the recipe.
+        SettingsError: unknown settings. The recipe reports problems of their values.
     """
     if value is None:
         return None
@@ -92,7 +74,7 @@ def parse_fim(value: object) -> FimRecipe | None:
 
 
 def fim_to_plain(fim: FimRecipe | None) -> Any:
-    """The same as a plain value: its rate where that says all."""
+    """Return the plain value: the rate alone if everything else has its default."""
     if fim is None:
         return None
     settings, defaults = to_plain(fim), to_plain(FimRecipe())

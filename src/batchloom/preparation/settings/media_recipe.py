@@ -1,14 +1,14 @@
-"""The settings of images and audio: the processor, where media lie, and how they are kept."""
+"""Settings of images, audio and video: processor, data folder and storage."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from batchloom.core.addresses import redact_url as address
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, quote_value, raise_problems, suggest, to_plain
+from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.media import FrameSampling, MediaLimits, read_processor_files
 from batchloom.preparation.settings.processor_lookup import (
     find_processor_folder,
@@ -16,43 +16,61 @@ from batchloom.preparation.settings.processor_lookup import (
 )
 
 MediaStorage = Literal["reference", "embed"]
-MEDIA_STORAGES: tuple[str, ...] = get_args(MediaStorage)
+MEDIA_PANEL = "Images, audio and video"
 _LIMIT_FIELDS = tuple(field.name for field in fields(MediaLimits))
 _SAMPLING_FIELDS = {f"video_{field.name}": field.name for field in fields(FrameSampling)}
 
 
+def _find_path_problem(value: object) -> str:
+    return "" if is_text(value) and "\0" not in str(value) else "is no path; name a folder"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaRecipe:
-    """How conversations with images and audio are read.
+    """Settings of conversations with images, audio and video.
 
-    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+    The recipe that holds it reports its problems.
 
     Attributes:
-        processor: the folder of a processor of transformers, or its repository on the Hub.
-        data_folder: where paths of media begin, a folder or a URL; None: the folder of the file that names them.
-        keep: ``reference``: the store names media, ``embed``: it holds their bytes. Those that stand in records
-            are always held.
-        limits: what is refused for its size.
-        sampling: which frames of videos are seen.
+        processor: folder of a transformers processor, or its repository on the Hub.
+        data_folder: folder or URL that the paths of media start from; None for the folder of each file.
+        keep: ``reference``: the store names media files; ``embed``: it holds their bytes. Media inside records are
+            always embedded.
+        limits: size limits of media.
+        sampling: frame sampling of videos.
     """
 
-    processor: str
-    data_folder: str | None = None
-    keep: MediaStorage = "reference"
+    processor: Annotated[
+        str,
+        Setting(
+            help="Folder or Hub id of a transformers processor: conversations may then hold images, audio or video.",
+            check=_find_path_problem,
+            panel=MEDIA_PANEL,
+        ),
+    ]
+    data_folder: Annotated[
+        str | None,
+        Setting(
+            help="Folder or URL that the paths of media start from.",
+            check=_find_path_problem,
+            shown_default="the folder of each file",
+            panel=MEDIA_PANEL,
+        ),
+    ] = None
+    keep: Annotated[
+        MediaStorage,
+        Setting(
+            help="Storage of media: reference (the store names the files) or embed (it holds their bytes).",
+            option="--media",
+            panel=MEDIA_PANEL,
+        ),
+    ] = "reference"
     limits: MediaLimits = field(default_factory=MediaLimits)
     sampling: FrameSampling = field(default_factory=FrameSampling)
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, by their names."""
-        problems = [
-            f"media.{name}: {quote_value(value)} is no path; name a folder"
-            for name, value in (("processor", self.processor), ("data_folder", self.data_folder))
-            if value is not None and (not is_text(value) or "\0" in value)
-        ]
-        if self.keep not in MEDIA_STORAGES:
-            hint = suggest(str(self.keep), MEDIA_STORAGES)
-            problems.append(f"media.keep: {quote_value(self.keep)} is none of {', '.join(MEDIA_STORAGES)}{hint}")
-        return problems
+        """List the problems of the values, by the names ``prepare`` takes them under."""
+        return find_problems(self, "media.")
 
 
 def parse_media(value: object) -> MediaRecipe | None:

@@ -3,73 +3,127 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from batchloom.chat.schema import find_mapping_problems
-from batchloom.core.settings import is_bool, is_text, quote_value, suggest
+from batchloom.core.settings import Setting, find_problems, is_text, quote_value, suggest
 from batchloom.preparation.settings.fim_recipe import FimRecipe
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
 from batchloom.sources.files import INPUT_FORMATS, SPLIT_WORDS, InputFormat
 from batchloom.text import CleanStep, find_clean_problems
 
+_TEXT_FIELD_CONFLICT = "text_field: goes with no mapping; give mapping={'text': ...} alone"
+
+
+def _find_ignore_problem(ignore: object) -> str:
+    is_list = isinstance(ignore, tuple) and all(map(is_text, ignore))
+    return "" if is_list else "is no list of names; give columns or message keys"
+
+
+def _find_split_problem(split_on: object) -> str:
+    if not is_text(split_on):
+        return "is not a word; give one or more Unicode characters"
+    word = str(split_on).lower().rstrip("s")
+    if word not in SPLIT_WORDS or split_on in SPLIT_WORDS:
+        return ""
+    return f"is not known; did you mean {word!r}?"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRecipe:
-    r"""How records and text files are read.
+    r"""Settings of reading records and text files.
 
-    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+    The recipe that holds it reports its problems.
 
     Attributes:
-        text_field: field of a record, or column of a table, that holds the text; None where the
-            schema is told from the records themselves.
-        mapping: role to column, where detection is to be overruled (``{"prompt": "q"}``).
+        text_field: field of a record, or column of a table, that holds the text; None to detect it.
+        mapping: columns by role, over the detected ones (``{"prompt": "q"}``).
         ignore: columns and message keys that are treated as absent.
-        split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
-            1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
-            a marker: any other string, at which texts are cut and which is removed.
-        normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
-        clean: the steps of cleaning, in the order they are taken.
-        fim: texts whose middle is put last; None for none.
-        media: how conversations with images and audio are read; None where they are refused.
+        split_on: document of a text file: ``auto`` (a file; a plain-text file above 1 MiB is cut into documents of
+            about 64 KiB), ``file``, ``line``, ``paragraph``, or any other string, at which texts are cut and which is
+            removed.
+        normalize: whether text is normalized to Unicode NFC with ``\n`` newlines.
+        clean: cleaning steps, in order.
+        fim: settings of fill-in-the-middle; None for none.
+        media: settings of images, audio and video; None to refuse them.
     """
 
-    text_field: str | None = None
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
-    split_on: str = "auto"
-    normalize: bool = True
-    clean: tuple[CleanStep, ...] = ()
-    fim: FimRecipe | None = None
+    text_field: Annotated[
+        str | None,
+        Setting(help="Field of a record that holds the text.", shown_default="detected from the records"),
+    ] = None
+    mapping: Annotated[
+        Mapping[str, str],
+        Setting(
+            help="Columns by role, over the detected ones: prompt=q,response=a.",
+            check=lambda _: "",
+            option="--map",
+            option_type=str,
+        ),
+    ] = field(default_factory=dict)
+    ignore: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="Columns and message keys to treat as absent, separated by commas: lang,score.",
+            check=_find_ignore_problem,
+            option_type=str,
+        ),
+    ] = ()
+    split_on: Annotated[
+        str,
+        Setting(
+            help="Document of a text file: auto (a file; a plain-text file above 1 MiB is cut at blank lines into "
+            "documents of about 64 KiB), file, line, paragraph, or any other string, at which texts are cut and "
+            r"which is removed (\n is a newline).",
+            check=_find_split_problem,
+            option_type=str,
+        ),
+    ] = "auto"
+    normalize: Annotated[bool, Setting(help=r"Normalize text to Unicode NFC with \n newlines. Case is kept.")] = True
+    clean: Annotated[
+        tuple[CleanStep, ...],
+        Setting(
+            help="Cleaning steps, in order, separated by commas. none removes those of a recipe.",
+            check=lambda _: "",
+            option_type=list,
+            metavar="NAMES",
+            shown_default="none",
+        ),
+    ] = ()
+    fim: Annotated[
+        FimRecipe | None,
+        Setting(
+            help="Share of the texts whose middle is put last (fill-in-the-middle).",
+            check=lambda value: "" if isinstance(value, FimRecipe) else "is no Fim; give Fim(rate=0.5)",
+            option_type=float,
+            metavar="RATE",
+            shown_default="0",
+        ),
+    ] = None
     media: MediaRecipe | None = None
 
     def rules(self, limits: ReadLimits) -> ReadRules:
-        """What the sources need to know of it."""
+        """Return the rules that sources need."""
         return ReadRules(self.text_field or "text", self.split_on, limits)
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, by the names ``prepare`` takes them under."""
-        problems = check_column_settings(self.text_field, self.mapping)
-        problems += _check_ignore(self.ignore)
-        if not is_text(self.split_on):
-            problems.append(describe_non_text("split_on", self.split_on))
-        if not is_bool(self.normalize):
-            problems.append(f"normalize: {quote_value(self.normalize)} is neither True nor False")
+        """List the problems of the values, by the names ``prepare`` takes them under."""
+        problems = find_problems(self) + check_column_settings(None, self.mapping)
+        if self.mapping and self.text_field is not None:
+            problems.append(_TEXT_FIELD_CONFLICT)
         if not isinstance(self.clean, tuple) or any(not isinstance(step, CleanStep) for step in self.clean):
             problems.append(f"clean: {quote_value(self.clean)} are no steps; give a tuple of CleanStep")
         else:
             problems += find_clean_problems(self.clean)
-        fim: object = self.fim
-        if isinstance(fim, FimRecipe):
-            problems += fim.problems()
-        elif fim is not None:
-            problems.append(f"fim: {quote_value(fim)} is no Fim; give Fim(rate=0.5)")
+        if isinstance(self.fim, FimRecipe):
+            problems += self.fim.problems()
         media: object = self.media
         if isinstance(media, MediaRecipe):
             problems += media.problems()
         elif media is not None:
             problems.append(f"media: {quote_value(media)} is no MediaRecipe; give MediaRecipe(processor=...)")
-        return problems + _check_split_on(self.split_on)
+        return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +158,8 @@ class SourceRecipe:
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
         problems = check_column_settings(self.text_field, self.mapping)
-        problems += _check_ignore(self.ignore)
+        if problem := _find_ignore_problem(self.ignore):
+            problems.append(f"ignore: {quote_value(self.ignore)} {problem}")
         if self.form is not None and self.form not in INPUT_FORMATS:
             hint = suggest(str(self.form), INPUT_FORMATS)
             problems.append(f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}")
@@ -167,7 +222,7 @@ def check_column_settings(text_field: object, mapping: object) -> list[str]:
     if not isinstance(mapping, Mapping):
         problems = [f"mapping: {quote_value(mapping)} is no mapping of roles to columns"]
     elif mapping and text_field is not None:
-        problems = ["text_field: goes with no mapping; give mapping={'text': ...} alone"]
+        problems = [_TEXT_FIELD_CONFLICT]
     else:
         problems = list(find_mapping_problems(mapping))
     if text_field is not None and not is_text(text_field):
@@ -175,19 +230,6 @@ def check_column_settings(text_field: object, mapping: object) -> list[str]:
     return problems
 
 
-def _check_ignore(ignore: object) -> list[str]:
-    if isinstance(ignore, tuple) and all(map(is_text, ignore)):
-        return []
-    return [f"ignore: {quote_value(ignore)} is no list of names; give columns or message keys"]
-
-
 def describe_non_text(name: str, value: object) -> str:
     """The problem of a setting that should be a word."""
     return f"{name}: {quote_value(value)} is not a word; give one or more Unicode characters"
-
-
-def _check_split_on(split_on: object) -> list[str]:
-    word = split_on.lower().rstrip("s") if isinstance(split_on, str) else ""
-    if word not in SPLIT_WORDS or split_on in SPLIT_WORDS:
-        return []
-    return [f"split_on: {quote_value(split_on)} is not known; did you mean {word!r}?"]

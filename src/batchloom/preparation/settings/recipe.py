@@ -6,17 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import xxhash
 
 from batchloom.chat import BUILT_IN_TEMPLATES
 from batchloom.chat.templates import TrainOn
-from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import is_bool, is_text, quote_value, raise_problems, suggest, to_plain
-from batchloom.preparation.settings.chat_rules import ChatRules
+from batchloom.core.settings import Setting, as_int, find_problems, is_text, quote_value, raise_problems, to_plain
+from batchloom.preparation.settings.chat_rules import (
+    CHAT_PANEL,
+    TRAIN_ON,
+    ChatRules,
+    MaxTokensSetting,
+    OverlongSetting,
+    ProveSetting,
+)
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.preparation.settings.evaluation_sets import (
     clean_steps_to_plain,
@@ -24,11 +30,10 @@ from batchloom.preparation.settings.evaluation_sets import (
 )
 from batchloom.preparation.settings.fim_recipe import fim_to_plain
 from batchloom.preparation.settings.media_recipe import media_to_plain
-from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES, OverlongPolicy
+from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES
 from batchloom.preparation.settings.read_recipe import (
     ReadRecipe,
     SourceRecipe,
-    describe_non_text,
     sources_to_plain,
 )
 from batchloom.preparation.settings.recipe_values import clean_steps_to_settings, dedup_to_plain
@@ -36,7 +41,6 @@ from batchloom.sources import make_input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
 
-_DTYPES = ("auto", "uint16", "int32")
 # Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
 SHARD_DOCUMENTS = 1 << 20
 # Far above any shard and any input; numbers of tokens are kept in 64 bits.
@@ -51,47 +55,64 @@ _NESTED_SETTINGS = ("reading", "chat")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
-    """What becomes of conversations.
+    """Settings of conversations.
 
     Attributes:
-        template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's
-            own or the path of a file; None for the tokenizer's own, else ``plain``.
-        train_on: the turns that are trained: ``assistant``, ``all``, ``last`` or ``completion``;
-            None for the completion of prompt-completion records, the assistant's turns of others.
-        max_tokens: tokens a conversation may have; None for any number.
-        overlong: what becomes of one that has more: ``drop``, ``truncate-turns``, ``split`` (documents
-            of at most ``max_tokens``, one after the other) or ``error``.
-        prove: whether trained tokens are decoded and compared with the text, too.
+        template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
+            file; None for the tokenizer's own, else ``plain``.
+        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
+            prompt-completion records and the assistant's turns of others.
+        max_tokens: maximum tokens of a conversation; None for no limit.
+        overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` (consecutive documents of at most
+            ``max_tokens``) or ``error``.
+        prove: whether trained tokens are decoded and compared with the text.
     """
 
-    template: str | None = None
-    train_on: TrainOn | None = None
-    max_tokens: int | None = None
-    overlong: OverlongPolicy = "drop"
-    prove: bool = False
+    template: Annotated[
+        str | None,
+        Setting(
+            help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file.",
+            check=lambda value: "" if is_text(value) else "is no name; give one or a path",
+            shown_default="the tokenizer's, else plain",
+            panel=CHAT_PANEL,
+        ),
+    ] = None
+    train_on: Annotated[TrainOn | None, TRAIN_ON] = None
+    max_tokens: MaxTokensSetting = None
+    overlong: OverlongSetting = "drop"
+    prove: ProveSetting = False
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
-        try:
-            self.rules(completion=False)
-        except SettingsError as error:
-            problems += error.problems
+        problems = find_problems(self)
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
             problems.append(
-                f"chat.overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which "
-                f"is not "
+                f"overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which is not "
                 "given; add --max-tokens N, or leave --overlong out"
             )
-        if self.template is not None and not is_text(self.template):
-            problems.append(f"chat.template: {quote_value(self.template)} is no name; give one or a path")
-        if not is_bool(self.prove):
-            problems.append(f"chat.prove: {quote_value(self.prove)} is neither True nor False")
         raise_problems(problems)
 
     def rules(self, *, completion: bool) -> ChatRules:
         """The rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
         return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
+
+
+def _find_tokenizer_problem(value: object) -> str:
+    if not is_text(value):
+        return "is not a word; give one or more Unicode characters"
+    return "holds a NUL, which no name can; leave it out" if "\0" in str(value) else ""
+
+
+def _find_bad_budget_problem(value: object) -> str:
+    count = as_int(value)
+    if isinstance(value, str) and re.fullmatch(_BAD_BUDGET_PATTERN, value):
+        share = _parse_bad_fraction(value)
+        if share is not None and share <= 1:
+            return ""
+        count = int(value) if share is None else None
+    if count is not None and 0 <= count <= _MAX_BAD_COUNT:
+        return ""
+    return f"is neither a number of records up to {_MAX_BAD_COUNT:,} nor a share up to 100% such as '0.1%'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,22 +140,68 @@ class Recipe:
 
     inputs: tuple[str, ...]
     sources: tuple[SourceRecipe, ...] = ()
-    tokenizer: str = "gpt2"
-    end_token: str | None = None
+    tokenizer: Annotated[
+        str,
+        Setting(
+            help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a tokenizer.json or its "
+            "folder, or a Hub id.",
+            check=_find_tokenizer_problem,
+            option_type=str,
+            shown_default="that of a manifest or processor, else gpt2",
+        ),
+    ] = "gpt2"
+    end_token: Annotated[str | None, Setting(help="End-of-document token.", shown_default="the tokenizer's")] = None
     reading: ReadRecipe = field(default_factory=ReadRecipe)
-    tokens_per_shard: int = 100_000_000
-    dtype: Dtype = "auto"
-    follow_links: bool = False
-    val_fraction: float = 0.01
-    test_fraction: float = 0.0
-    balance_subsets: bool = True
+    tokens_per_shard: Annotated[
+        int,
+        Setting(
+            help="Maximum tokens of a shard (100M, 1G); a single longer document gets a shard of its own.",
+            minimum=1,
+            maximum=MAX_SHARD_TOKENS,
+            option_type=str,
+            shown_default="100M",
+        ),
+    ] = 100_000_000
+    dtype: Annotated[
+        Dtype,
+        Setting(
+            help="Dtype of a token on disk: auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32."
+        ),
+    ] = "auto"
+    follow_links: Annotated[
+        bool,
+        Setting(
+            help="Follow symbolic links that lead out of an input folder. Without it they are skipped and counted."
+        ),
+    ] = False
+    val_fraction: Annotated[
+        float,
+        Setting(help="Share of the tokens in the val subset; complete documents are chosen by hash.", below=1),
+    ] = 0.01
+    test_fraction: Annotated[float, Setting(help="Share of the tokens in the test subset.", below=1)] = 0.0
+    balance_subsets: Annotated[
+        bool,
+        Setting(
+            help="Move single documents if a subset misses its share of the tokens by more than 20 %. Without it, "
+            "hashes alone choose."
+        ),
+    ] = True
     dedup: DedupRecipe = field(default_factory=DedupRecipe)
-    max_bad: int | str = "0.1%"
+    max_bad: Annotated[
+        int | str,
+        Setting(
+            help="Maximum bad records: a number, or a share that allows at least 10. They go to quarantine.jsonl.",
+            check=_find_bad_budget_problem,
+            option_type=str,
+        ),
+    ] = "0.1%"
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
-        problems = _check_recipe(self) + self.reading.problems() + _check_fractions(self)
-        raise_problems(problems + _check_sources(self))
+        problems = _check_recipe(self) + _check_sources(self)
+        if not any(problem.startswith(("val_fraction:", "test_fraction:")) for problem in problems):
+            problems += _check_fractions(self)
+        raise_problems(problems)
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -271,7 +338,7 @@ def _parse_bad_fraction(max_bad: int | str) -> Fraction | None:
 
 
 def _check_recipe(recipe: Recipe) -> list[str]:
-    problems = _check_words(recipe)
+    problems = find_problems(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     problems += [
@@ -279,33 +346,12 @@ def _check_recipe(recipe: Recipe) -> list[str]:
         for path in recipe.inputs
         if not is_valid_path(path)
     ]
-    if recipe.dtype not in _DTYPES:
-        problems.append(
-            f"dtype: {quote_value(recipe.dtype)} is none of {', '.join(_DTYPES)}{_suggest_value(recipe.dtype, _DTYPES)}"
-        )
     dedup: object = recipe.dedup
     if isinstance(dedup, DedupRecipe):
         problems += dedup.problems()
     else:
         problems.append(f"dedup: {quote_value(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')")
-    tokens = recipe.tokens_per_shard
-    if not _is_count(tokens) or not 1 <= tokens <= MAX_SHARD_TOKENS:
-        problems.append(f"tokens_per_shard: {quote_value(tokens)} is not a whole number from 1 to {MAX_SHARD_TOKENS:,}")
-    problems += [
-        f"{name}: {quote_value(value)} is neither True nor False"
-        for name, value in (
-            ("balance_subsets", recipe.balance_subsets),
-            ("follow_links", recipe.follow_links),
-        )
-        if not is_bool(value)
-    ]
-    if not _is_bad_budget(recipe.max_bad):
-        problems.append(
-            f"max_bad: {quote_value(recipe.max_bad)} is neither a number of records up to {_MAX_BAD_COUNT:,} nor a "
-            f"share up "
-            "to 100% such as '0.1%'"
-        )
-    return problems
+    return problems + recipe.reading.problems()
 
 
 def _check_sources(recipe: Recipe) -> list[str]:
@@ -317,42 +363,8 @@ def _check_sources(recipe: Recipe) -> list[str]:
     ]
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_bad_budget(value: object) -> bool:
-    """Whether this is a number of bad records, or a share of all."""
-    if _is_count(value):
-        return 0 <= value <= _MAX_BAD_COUNT  # type: ignore[operator]  # it is a number
-    if not isinstance(value, str) or not re.fullmatch(_BAD_BUDGET_PATTERN, value):
-        return False
-    share = _parse_bad_fraction(value)
-    return share <= 1 if share is not None else int(value) <= _MAX_BAD_COUNT
-
-
-def _suggest_value(value: object, choices: Sequence[str]) -> str:
-    return suggest(value, choices) if isinstance(value, str) else ""
-
-
-def _check_words(recipe: Recipe) -> list[str]:
-    problems = [] if is_text(recipe.tokenizer) else [describe_non_text("tokenizer", recipe.tokenizer)]
-    if recipe.end_token is not None and not is_text(recipe.end_token):
-        problems.append(describe_non_text("end_token", recipe.end_token))
-    if isinstance(recipe.tokenizer, str) and "\0" in recipe.tokenizer:
-        problems.append(f"tokenizer: {quote_value(recipe.tokenizer)} holds a NUL, which no name can; leave it out")
-    return problems
-
-
 def _check_fractions(recipe: Recipe) -> list[str]:
-    problems = []
-    for name in ("val_fraction", "test_fraction"):
-        value = getattr(recipe, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            problems.append(f"{name}: {quote_value(value)} is not in [0, 1)")
-    if not problems and recipe.val_fraction + recipe.test_fraction >= 1:
-        together = recipe.val_fraction + recipe.test_fraction
-        problems.append(
-            f"val_fraction: val and test together take {together:g} of the documents, which leaves nothing for train"
-        )
-    return problems
+    together = recipe.val_fraction + recipe.test_fraction
+    if together < 1:
+        return []
+    return [f"val_fraction: val and test together take {together:g} of the documents, which leaves nothing for train"]

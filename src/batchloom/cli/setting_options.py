@@ -1,0 +1,104 @@
+"""Command-line options derived from declared settings."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import typer
+
+from batchloom.core.settings import Setting, SettingField, list_settings
+
+_SETTINGS = "settings"
+
+
+def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[..., Callable[..., int]]:
+    """Replace the parameter ``settings`` of a command by one option for each declared field.
+
+    The command receives the given values as ``settings``: a dict by field name, with those of a nested settings
+    class in a dict of their own. Options that were not given are absent.
+
+    Args:
+        classes: settings classes, whose nested settings classes are included.
+        only: names of the fields to offer; all if empty.
+    """
+    paths = {path: field for cls in classes for path, field in _list_options(cls) if not only or path[-1] in only}
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        def run(**values: Any) -> int:
+            settings: dict[str, Any] = {}
+            for path in paths:
+                value = values.pop("_".join(path))
+                if value is not None:
+                    group = settings
+                    for name in path[:-1]:
+                        group = group.setdefault(name, {})
+                    group[path[-1]] = value
+            return command(**values, **{_SETTINGS: settings})
+
+        signature = inspect.signature(command)
+        options = [_make_parameter("_".join(path), field) for path, field in paths.items()]
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            parameters += options if parameter.name == _SETTINGS else [parameter]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        hints = get_type_hints(command, include_extras=True)
+        hints.pop(_SETTINGS)
+        run.__annotations__ = hints | {option.name: option.annotation for option in options}
+        return run
+
+    return decorate
+
+
+def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
+    """List the declared fields of a settings class and of its nested ones, by path, in order."""
+    declared = {field.name: field for field in list_settings(cls)}
+    options: list[tuple[tuple[str, ...], SettingField]] = []
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        if field.name in declared:
+            options.append(((field.name,), declared[field.name]))
+            continue
+        nested = next(
+            (
+                hint
+                for hint in (hints[field.name], *getattr(hints[field.name], "__args__", ()))
+                if is_dataclass(hint) and isinstance(hint, type)
+            ),
+            None,
+        )
+        if nested is not None:
+            options += [((field.name, *path), option) for path, option in _list_options(nested)]
+    return options
+
+
+def _make_parameter(name: str, field: SettingField) -> inspect.Parameter:
+    setting = field.setting
+    option = setting.option or f"--{field.name.replace('_', '-')}"
+    hint: Any = setting.option_type or field.hint
+    if get_origin(hint) is Literal:
+        hint = str
+    if hint is list:
+        hint = list[str]
+    declaration = f"{option}/--no-{option[2:]}" if hint is bool else option
+    info = typer.Option(
+        declaration,
+        help=setting.help,
+        metavar=setting.metavar,
+        show_default=_format_default(option, field, setting) or True,
+        rich_help_panel=setting.panel,
+    )
+    annotation = Annotated[hint | None, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _format_default(option: str, field: SettingField, setting: Setting) -> str:
+    if setting.shown_default:
+        return setting.shown_default
+    if isinstance(field.default, bool):
+        return option[2:] if field.default else f"no-{option[2:]}"
+    if field.default in (None, MISSING, ()):
+        return ""
+    return str(field.default)
