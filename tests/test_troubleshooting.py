@@ -175,7 +175,7 @@ HERE = {
     "no schema fits": lambda _: (
         jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
     "this is UTF-16, not UTF-8": lambda _: utf16(),
-    "No document came of ... records": lambda _: (
+    "No documents were made from ... records": lambda _: (
         jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
     "pip install datasets transformers": listing_without_libraries,
     "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
@@ -183,7 +183,7 @@ HERE = {
     "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
         lambda _: choose_template("chatml", {}, {}, "bytes")),
     "template ... leaves out tool calls of turn ...": lambda _: without_calls(),
-    "it spells a control token that cannot be told from the template's own": lambda _: spelled(),
+    "it spells a control token that cannot be distinguished from the template's own": lambda _: spelled(),
     "No training shards found in ...": lambda _: (
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
     "There is no store at ...": lambda _: (
@@ -192,9 +192,9 @@ HERE = {
     "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
         lambda _: edited_manifest()),
     "holds unfinished work of another job": lambda _: changed_in_the_middle(),
-    "the worker that took it in hand ... times; give workers more memory": lambda _: deadly(),
+    "the worker that processed it ... times; give workers more memory": lambda _: deadly(),
     "holds a finished store of another job": lambda _: prepared_twice(),
-    "no multiple of the 4 of uint32": lambda _: narrow(),
+    "not a multiple of the 4 bytes of uint32": lambda _: narrow(),
     "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
     "has no documents in subset 'val'": lambda _: batchloom.open_store(
         write_store("s", [[1]]).path, "val"),

@@ -66,7 +66,7 @@ def test_what_has_no_turns_that_fit_is_dropped(encoder):
     whole, _, reasons = texts(encoder, talk("q", "a" * 500), max_tokens=20, overlong="truncate-turns")
     assert not whole
     assert reasons == [reasons[0]]
-    assert "no whole trained turns fit" in reasons[0]
+    assert "no complete trained turn fits" in reasons[0]
 
 
 def test_error_names_the_conversation(encoder):

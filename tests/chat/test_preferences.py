@@ -132,7 +132,7 @@ P, Q = [user("p")], [user("q")]
 FAULTS = {
     "prompts that differ": (
         PreferencePair(Conversation([*P, assistant("a")], completion=1), Conversation([*Q, assistant("b")], completion=1)),
-        "not those before its rejected one: give both the same prompt",
+        "differ from those before its rejected one: give both the same prompt",
     ),
     "answers alike when rendered": (
         pair(P, [assistant(" a")], [assistant("a ")]),
@@ -140,11 +140,11 @@ FAULTS = {
     ),
     "flags": (
         pair(P, [assistant("a")], [assistant("b")], trained=[True, None]),
-        "its flags (train, weight) ask for other tokens than the answer",
+        "its flags (train, weight) select tokens outside the answer",
     ),
     "a side that cannot be encoded": (
         pair(P, [assistant("a")], [assistant("\ud800")]),
-        "its rejected side: it is not Unicode",
+        "its rejected side: it is not valid Unicode",
     ),
 }  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_a_template_that_writes_the_prompt_by_the_answer(tokenizers, tmp_path):
     pairs = [pair(P, [assistant("a")], longer), pair(P, [assistant("a")], [assistant("b")])]
     made = encode_preference_pairs(pairs, encoder, ANSWER, IDS)
     assert [left.number for left in made.faults] == [0]
-    assert "without looking at the answer" in made.faults[0].reason
+    assert "independently of the answer" in made.faults[0].reason
     assert made.numbers.tolist() == [1, 1]
 
 

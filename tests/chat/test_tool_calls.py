@@ -155,7 +155,7 @@ def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools)
     made = encode_conversations([Conversation(turns, tools)], encoder, PROVED)
     if made.faults:
         whys = (
-            "reaches over",
+            "crosses the position",
             "beginning of turn",
             "empty turn",
             "private-use",

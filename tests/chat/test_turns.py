@@ -125,7 +125,7 @@ def test_turns_are_found_without_marks_or_it_is_told(encoder_of, template, token
         assert any(
             why in found.faults[0].reason
             for why in (
-                "reaches over",
+                "crosses the position",
                 "control token",
                 "beginning of turn",
                 "marked contents",
@@ -150,7 +150,7 @@ def test_whatever_is_said_what_is_trained_is_the_assistants(encoder_of, tokenize
         if tokenizer == "bytes":
             assert found == said
     else:
-        whys = ("reaches over", "control token", "private-use characters")
+        whys = ("crosses the position", "control token", "private-use characters")
         assert not said or any(why in found for why in whys)
 
 
@@ -172,7 +172,7 @@ def test_a_control_token_where_no_mark_can_be_is_a_fault(encoder_of):
 
 def test_a_tokenizer_that_cannot_tell_spellings_apart_says_so(encoder_of):
     found = trained(encoder_of("chatml", "metaspace"), talk("<|im_end|>", "x"))
-    assert "spells a control token that cannot be told from the template's own" in found
+    assert "spells a control token that cannot be distinguished from the template's own" in found
 
 
 def test_a_token_over_the_edge_is_a_fault(tokenizers, tmp_path):
@@ -182,7 +182,7 @@ def test_a_token_over_the_edge_is_a_fault(tokenizers, tmp_path):
     )
     encoder = ChatEncoder(resolve("gpt2"), str(tmp_path / "x.jinja"))
     found = trained(encoder, talk("hi", "hello"))
-    assert found.startswith("a token reaches over the place where trained text begins")
+    assert found.startswith("a token crosses the position where trained text begins")
 
 
 def resolve(name):
@@ -249,7 +249,7 @@ def test_a_lone_surrogate_is_a_fault_of_its_conversation(encoder_of):
     talks = [talk("a", "b\ud800"), talk("a", "b")]
     made = encode_conversations(talks, encoder_of("chatml"), PROVED)
     (left,) = made.faults
-    assert left[:2] == (0, "it is not Unicode: it holds the lone surrogate U+D800")
+    assert left[:2] == (0, "it is not valid Unicode: it holds the lone surrogate U+D800")
     assert made.numbers.tolist() == [1]
 
 

@@ -102,7 +102,7 @@ def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
     for reason, said in zip(
         reasons,
         (
-            "names 'cat.zip', which is no image, sound or video by its ending",
+            "names 'cat.zip', which has no image, audio or video extension",
             "'file_name' holds a number, not the name of a file",
             "gone.jpg) is not there",
             "is audio, and the processor takes image alone",
@@ -131,7 +131,7 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
         ([], "Line two."),
     ]
     assert any("1 image or sound without a text of its name" in note for note in notes)
-    assert any("texts beside media of the same name" in note for note in notes)
+    assert any("texts next to media of the same name" in note for note in notes)
     folders = {StoreMedia(store).folder_of(n) for n in range(4)}
     assert folders == {str(folder), str(folder / "more")}
     again = tmp_path / "again"

@@ -210,7 +210,7 @@ def test_media_that_come_late_are_kept_aside(processors, tmp_path):
     assert len(store) == 150
     (bad,) = aside(store)
     assert bad["line"] == 151
-    assert "the first records of the file have none" in bad["reason"]
+    assert "the first records of the file have no media" in bad["reason"]
 
 
 @pytest.mark.parametrize("form", ["pair", "label"])
@@ -225,7 +225,7 @@ def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
     assert store.contents.preferences == ("labels" if form == "label" else "pairs")
     (bad,) = aside(store)
     assert bad["line"] == 2
-    assert "images and audio of preferences are not read yet" in bad["reason"]
+    assert "images and audio in preferences are not supported yet" in bad["reason"]
 
 
 def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):

@@ -261,7 +261,7 @@ def test_conversations_and_preferences(records):
     assert check("s").sound, check("s").faults
     jsonl("c.jsonl", [{"text": "plain"}])
     if records is not CHATS:
-        with pytest.raises(InputError, match="c.jsonl holds documents that are no preferences, and s (pref|lab)"):
+        with pytest.raises(InputError, match="c.jsonl holds documents that are not preferences, and s (pref|lab)"):
             append("c.jsonl", val_fraction=0.1)
         assert not Path("s/.work").exists()
 
@@ -588,7 +588,7 @@ def test_where_the_store_keeps_none_new_ones_are_compared_among_themselves():
         assert any(name.endswith(".bands") for name in tree(out)) == (out == "other")
         result = near("b.jsonl", out)
         assert result.counts.dropped == {"near duplicate": 1}
-        assert any("keeps signatures of this kind for 0 of its 2 shards" in note for note in result.notes)
+        assert any("holds signatures of this kind for 0 of its 2 shards" in note for note in result.notes)
         # Now it keeps some.
         result = near(jsonl("c.jsonl", [alike(3, "d"), alike(24, "d")]), out)
         assert result.counts.dropped == {"near duplicate": 1}

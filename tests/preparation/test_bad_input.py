@@ -172,7 +172,7 @@ def test_a_missing_an_empty_and_a_useless_input(tmp_path):
 
 def test_an_input_that_gives_no_document(tmp_path):
     (tmp_path / "a.txt").write_text("  \n\n ")
-    with pytest.raises(InputMissingError, match=r"No document came of 1 record: 1 empty\."):
+    with pytest.raises(InputMissingError, match=r"No documents were made from 1 record: 1 empty\."):
         make(tmp_path / "a.txt", tmp_path / "out")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfeh\x00")
     with pytest.raises(InputMissingError, match="The first bad one: a.txt: this is UTF-16"):
@@ -400,7 +400,7 @@ def test_a_tokenizer_that_found_no_text_says_nothing_of_pairs(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": 1\n' * 3)
     notes = []
     asked = {"tokenizer": "train:300", "max_bad": 100, "progress": notes.append}
-    with pytest.raises(InputMissingError, match="No document came of 3 records: 3 bad"):
+    with pytest.raises(InputMissingError, match="No documents were made from 3 records: 3 bad"):
         batchloom.prepare(tmp_path / "a.jsonl", out=tmp_path / "s", **asked)
     assert not any("pairs" in getattr(note, "text", "") for note in notes)
     (tmp_path / "b.jsonl").write_text('{"text": "few words"}\n')

@@ -194,13 +194,13 @@ def test_a_document_longer_than_a_shard_is_announced_with_its_place():
     jsonl("in.jsonl", texts([100] * 5 + [700] + [100] * 5 + [900] + [100]))
     result = make("in.jsonl", "s", val_fraction=0, tokens_per_shard=500, unit_bytes=600)
     (note,) = [one for one in result.notes if "--tokens-per-shard" in one]
-    assert note.startswith("2 documents are longer than a shard should be (500 tokens, ")
+    assert note.startswith("2 documents are longer than a shard (500 tokens, ")
     assert "The longest has 901 tokens: in.jsonl, line 12." in note
     result = make("in.jsonl", "t", val_fraction=0, tokens_per_shard=901, unit_bytes=600)
     assert not [one for one in result.notes if "--tokens-per-shard" in one]
     Path("book.txt").write_text("word " * 300)
     result = make("book.txt", "u", val_fraction=0, tokens_per_shard=500)
-    assert "1 document is longer than a shard should be" in result.notes[-1]
+    assert "1 document is longer than a shard" in result.notes[-1]
     assert "book.txt" in result.notes[-1]
 
 

@@ -281,7 +281,7 @@ def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
     else:
         write(tmp_path / "in" / name, TABLE, 30)
     given = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
-    with pytest.raises(InputError, match="No document came of 0 records"):
+    with pytest.raises(InputError, match="No documents were made from 0 records"):
         batchloom.prepare(tmp_path / "in", **given)
     jsonl(tmp_path / "in/b.jsonl", ASKED)
     assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **given).path)) == 60
@@ -355,7 +355,7 @@ def test_cleaning_that_is_not_for_conversations_is_told(tmp_path, caplog):
     assert any("of what is in chat.jsonl equal documents alone" in one for one in caplog.messages)
     # Where no document is left, it may be the cleaning that is to be changed.
     jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
-    with pytest.raises(InputError, match=r"1 length: too few words\. Leave fewer out \(--clean, "):
+    with pytest.raises(InputError, match=r"1 length: too few words\. Relax the rules \(--clean, "):
         batchloom.prepare(str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"])
 
 

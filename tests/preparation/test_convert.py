@@ -110,7 +110,7 @@ def test_parquet_holds_equal_rows_or_is_refused_by_column(tmp_path_factory, reco
             convert(folder / "a.jsonl", out=folder / "b.parquet")
         assert not (folder / "b.parquet").exists()
         return
-    if not any("Null stands" in note for note in done.notes):
+    if not any("Null is written" in note for note in done.notes):
         columns = {name for one in records for name in one}
         assert [{n: one[n] for n in columns} for one in rows(folder / "b.parquet")] == records
 
@@ -144,8 +144,8 @@ def test_what_a_table_changes_is_told(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"n": 1, "call": {"x": 1}}, {"n": 0.5, "call": {"y": 2}})
     done = convert(path, out=tmp_path / "b.parquet")
     assert done.notes == (
-        "Whole numbers stand as fractions, as equals, in 'n'.",
-        "Null stands where rows lack 'call.x', 'call.y'; .jsonl keeps rows as they are.",
+        "Whole numbers are written as fractions of equal value in 'n'.",
+        "Null is written where rows lack 'call.x', 'call.y'; .jsonl keeps rows as they are.",
     )
     assert rows(tmp_path / "b.parquet")[0] == {"n": 1, "call": {"x": 1, "y": None}}
 
@@ -196,7 +196,7 @@ def test_a_role_never_hides_a_column(tmp_path):
     path = lines(tmp_path / "a.jsonl", {"q": "Q", "a": "A"}, {"q": "Q", "prompt": "P", "a": "A"})
     done = convert(path, out=tmp_path / "b.jsonl", mapping={"prompt": "q", "response": "a"})
     assert rows(tmp_path / "b.jsonl") == [{"prompt": "Q", "response": "A"}]
-    assert "there is a column 'prompt' already" in done.quarantine.read_text()
+    assert "a column 'prompt' already exists" in done.quarantine.read_text()
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_an_unknown_column_is_told_before_any_work(tmp_path, options, message):
     [
         ({"out": "b.csv"}, "'b.csv' does not end in .jsonl"),
         ({"out": "b.parquet.gz"}, "does not end in"),
-        ({"columns": "a,b"}, "columns: 'a,b' is no list"),
+        ({"columns": "a,b"}, "columns: 'a,b' is not a list"),
         ({"columns": ["a", "a"]}, "'a' is named twice"),
-        ({"columns": ["a"], "text_field": "b"}, "give the one or the other"),
+        ({"columns": ["a"], "text_field": "b"}, "give only one of the two"),
         ({"mapping": {"prompt": "q", "response": "q"}}, "'q' is named for several roles"),
         ({"mapping": {"text": "q"}, "columns": ["q"]}, "'q' is called 'text' after --map"),
         ({"max_bad": "many"}, "max_bad: 'many' is neither"),
@@ -236,7 +236,7 @@ def test_an_output_that_exists_is_kept_and_never_read(tmp_path):
     lines(tmp_path / "a.jsonl", {"n": 1})
     lines(tmp_path / "all.jsonl", {"n": 2})
     lines(tmp_path / "all.jsonl.partial", {"n": 3})
-    with pytest.raises(StoreConflictError, match="all.jsonl is there already; .* --force"):
+    with pytest.raises(StoreConflictError, match="all.jsonl already exists; .* --force"):
         convert(tmp_path, out=tmp_path / "all.jsonl")
     assert rows(tmp_path / "all.jsonl") == [{"n": 2}]
     convert(tmp_path, out=tmp_path / "all.jsonl", force=True)

@@ -167,7 +167,7 @@ def test_a_similarity_is_found_by_the_bands_it_comes_to(tmp_path):
         ({"mode": "near", "similarity": float("nan")}, "not a number from 0 to 1"),
         ({"mode": "near", "similarity": True}, "not a number from 0 to 1"),
         ({"mode": "near", "similarity": "high"}, "not a number from 0 to 1"),
-        ({"mode": "near", "similarity": 0.001}, "ask for a higher"),
+        ({"mode": "near", "similarity": 0.001}, "set a higher"),
     ],
 )
 def test_a_wrong_similarity_is_told_by_its_path(said, problem):
@@ -258,7 +258,7 @@ def test_a_subset_is_filled_from_what_stays(tmp_path):
     assert {name: one.documents for name, one in result.subsets.items()} == {"train": 2, "val": 1}
     one = make(jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5)
     assert {name: some.documents for name, some in one.subsets.items()} == {"train": 1}
-    assert any("too few different documents" in note for note in one.notes)
+    assert any("too few distinct documents" in note for note in one.notes)
 
 
 def conversation(number, answer="a"):

@@ -66,9 +66,9 @@ def test_a_document_that_kills_is_kept_aside(dedup, step, deadly, tmp_path):
     for number, row in zip(deadly, quarantine(tmp_path / "out"), strict=True):
         name, before = ("in/a.jsonl", 0) if number < 250 else ("in/b.jsonl", 250)
         assert (row["source"], row["line"]) == (name, number - before + 1)
-        assert row["reason"].startswith("the worker that took it in hand was killed by signal 9 (out of memory?), ")
+        assert row["reason"].startswith("the worker that processed it was killed by signal 9 (out of memory?), ")
         assert MARK in row["snippet"]
-    aside = [note for note in told["notes"] if "is kept aside" in note]
+    aside = [note for note in told["notes"] if "is quarantined" in note]
     assert len(aside) == len(deadly)
 
 
@@ -78,7 +78,7 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     once = mortal(step="clean", once=tmp_path / "once")
     told = run_job(job([given], tmp_path / "out", execution=POOL, mortal=once, **how))
     assert (tmp_path / "once").exists()
-    assert [note for note in told["notes"] if note.endswith(": the unit is done again.")]
+    assert [note for note in told["notes"] if note.endswith(": the unit is retried.")]
     run_job(job([given], tmp_path / "whole", **how))
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
@@ -99,7 +99,7 @@ def test_documents_that_kill_count_as_bad(tmp_path):
     given, _ = write(tmp_path, [130])
     told = run_job(job([given], tmp_path / "out", execution=POOL, mortal=mortal(), max_bad=0))
     assert told["error"].startswith("1 bad record in the first ")
-    assert "a.jsonl, line 131: the worker that took it in hand was killed" in told["error"]
+    assert "a.jsonl, line 131: the worker that processed it was killed" in told["error"]
 
 
 @pytest.mark.slow
@@ -108,10 +108,10 @@ def test_workers_that_die_of_anything_end_the_job_in_a_sentence(tmp_path):
     out, how = tmp_path / "out", {"unit_bytes": 20_000, "max_bad": 0}
     told = run_job(job([given], out, execution=POOL, mortal=mortal("", "begin"), **how))
     assert re.match(
-        r"13 workers died of unit \d \(in/[ab].jsonl\), and no single record does it; the last",
+        r"13 workers died at unit \d \(in/[ab].jsonl\), and no single record causes it; the last",
         told["error"],
     )
-    assert told["error"].endswith("then give the same command again: it goes on.")
+    assert told["error"].endswith("then give the same command again to resume.")
     assert "error" not in run_job(job([given], out, execution=POOL, **how))
     assert len(texts(out)) == 400
 

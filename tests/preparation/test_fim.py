@@ -291,7 +291,7 @@ def test_named_tokens_are_used(folder, tmp_path):
 
 
 def test_a_tokenizer_without_such_tokens_is_refused_with_what_to_do(folder, tmp_path):
-    with pytest.raises(TokenizerError, match="none of the tokens .* name those it has"):
+    with pytest.raises(TokenizerError, match="none of the known fill-in-the-middle tokens .* name those it has"):
         make(folder, tmp_path / "s", tokenizer="bytes", fim=0.5)
     named = {"prefix": "<fim_prefx>", "suffix": "<fim_suffix>", "middle": "<fim_middle>"}
     with pytest.raises(TokenizerError, match="no token '<fim_prefx>'; did you mean '<fim_prefix>'"):
@@ -305,7 +305,7 @@ def test_a_tokenizer_that_puts_spaces_before_parts_is_refused(folder, tmp_path):
     whole = json.loads(Path(with_tokens(path, STARCODER)).read_text())
     whole["pre_tokenizer"]["add_prefix_space"] = True
     path.write_text(json.dumps(whole))
-    with pytest.raises(TokenizerError, match="writes something where a text begins"):
+    with pytest.raises(TokenizerError, match="adds text at the beginning of a text"):
         make(folder, tmp_path / "s", tokenizer=str(path), fim=0.5)
 
 

@@ -63,7 +63,7 @@ def test_the_same_command_again(tmp_path, prefix):
     with pytest.raises(StoreConflictError, match="vocab_size: None -> 300"):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=300)
     os.utime(f"{prefix}.bin", ns=(1, 1))
-    with pytest.raises(StoreConflictError, match="other files, or were written anew"):
+    with pytest.raises(StoreConflictError, match="other files, or files that were written again"):
         import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
     with pytest.raises(StoreConflictError, match="finished store of another job"):
         batchloom.prepare(__file__, out=tmp_path / "s", tokenizer="bytes")
@@ -117,7 +117,7 @@ def test_a_flat_file_is_linked(tmp_path, dtype, on_disk):
 def test_a_npy_file_is_copied(tmp_path, dtype):
     documents = [[5, 6, 7, 1], [1], [8]]
     np.save(tmp_path / "ids.npy", np.concatenate(documents).astype(dtype))
-    with pytest.raises(InputError, match="cannot be a shard as it is: its ids begin after a header"):
+    with pytest.raises(InputError, match="cannot be used as a shard unchanged: its ids begin after a header"):
         import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1)
     assert not (tmp_path / "s").exists()
     import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1, how="copy")
@@ -190,7 +190,7 @@ def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
     data[34:42] = np.array([2, 3], "<i4").tobytes()
     data[42:58] = np.array([6, 0], "<i8").tobytes()
     (tmp_path / "p.idx").write_bytes(data)
-    with pytest.raises(InputError, match="another order than its index names them. Give --copy"):
+    with pytest.raises(InputError, match="another order than its index lists them. Give --copy"):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
     import_tokens(prefix, out=tmp_path / "s", vocab_size=10, how="copy")
     assert read(tmp_path / "s") == [[3, 9], [1, 2, 9]]
@@ -201,8 +201,8 @@ REFUSALS = {
     "beyond": ({"vocab_size": 200}, "document 0: holds id 256; a vocabulary of that size has ids 0 to 199"),
     "another tokenizer": ({"vocab_size": 100_277}, "uint16 ids, which end at 65,535; a vocabulary of that size has 100,277"),
     "dtype of a prefix": ({"vocab_size": 300, "dtype": "int32"}, "--dtype says int32, and .*bin says uint16"),
-    "pieces of a prefix": ({"vocab_size": 300, "document_tokens": 5}, "idx says where documents end"),
-    "learned": ({"tokenizer": "train:512"}, "these are ids already"),
+    "pieces of a prefix": ({"vocab_size": 300, "document_tokens": 5}, "idx defines where documents end"),
+    "learned": ({"tokenizer": "train:512"}, "the inputs hold ids"),
 }  # fmt: skip
 
 
@@ -222,9 +222,9 @@ def test_negative_ids_are_named_by_document(tmp_path):
 
 
 FLAT_REFUSALS = {
-    "no dtype": ({"eod": 256}, "does not say what its ids are: give --dtype"),
-    "cut short": ({"dtype": "uint32", "eod": 256}, "has 13 bytes, no multiple of the 4 of uint32"),
-    "no end": ({"dtype": "uint8"}, "does not say where documents end: give --eod ID"),
+    "no dtype": ({"eod": 256}, "does not declare the dtype of its ids: give --dtype"),
+    "cut short": ({"dtype": "uint32", "eod": 256}, "has 13 bytes, which is not a multiple of the 4 bytes of uint32"),
+    "no end": ({"dtype": "uint8"}, "does not define where documents end: give --eod ID"),
     "no such end": ({"dtype": "uint8", "eod": 77}, "holds no id 77, which should end documents"),
     "int64": ({"dtype": "uint8", "eod": 5}, "its ids are uint8, and a store holds uint16 or int32. Give --copy"),
 }  # fmt: skip
@@ -247,7 +247,7 @@ def test_flat_files_that_leave_something_open(tmp_path, name):
         (np.zeros((4, 3), int).T, "in C order"),
         (np.zeros(0, int), "is empty"),
         (np.array([{}]), "holds .O numbers"),
-        (None, "no .npy file, or is damaged"),
+        (None, "not a .npy file, or is damaged"),
     ],
 )
 def test_npy_files_that_hold_no_ids(tmp_path, array, sentence):
@@ -264,7 +264,7 @@ def test_inputs_that_are_none(tmp_path, prefix):
         ([tmp_path / "no"], InputMissingError, "There is no file or folder "),
         ([tmp_path / "empty"], InputMissingError, "0 bytes"),
         ([tmp_path / "folder"], InputMissingError, "holds no Megatron prefix"),
-        ([tmp_path / "store"], InputError, "is a store already"),
+        ([tmp_path / "store"], InputError, "is already a store"),
         ([prefix, f"{prefix}.bin"], InputError, "are the same file"),
     ]
     (tmp_path / "empty").touch()
@@ -291,7 +291,7 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
         39,
     )
     megatron_prefix(tmp_path / "d" / "part_3", [[[1]]], np.int32)
-    with pytest.raises(InputError, match="a store has one dtype: import them apart, or give --copy"):
+    with pytest.raises(InputError, match="a store has one dtype: import them separately, or give --copy"):
         import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes")
     import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes", how="copy")
     assert len(read(tmp_path / "t")) == 121
@@ -301,7 +301,7 @@ def test_settings_that_contradict_each_other_are_told_at_once(tmp_path, prefix):
     with pytest.raises(SettingsError) as error:
         import_tokens(prefix, out=tmp_path / "s", eod=5, document_tokens=3, val_fraction=0.1, dtype="uint17")
     sentences = " ".join(error.value.problems)
-    for part in ("'uint17' is none of", "say what the ids mean", "not both", "give --copy"):
+    for part in ("'uint17' is none of", "give the meaning of the ids", "not both", "give --copy"):
         assert part in sentences
 
 
@@ -310,7 +310,7 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with pytest.raises(OutputError, match="Give an --out beside it, or --copy, or --symlink"):
+    with pytest.raises(OutputError, match="Give an --out next to it, or --copy, or --symlink"):
         import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
     import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes", how="symlink")
     assert (tmp_path / "s/train/shard_00000.bin").is_symlink()
@@ -351,7 +351,7 @@ def test_the_command(tmp_path, prefix, capsys):
     assert json.loads(capsys.readouterr().out)["counts"]["documents"] == 120
     assert run_command_line(["check", out]) == 0
     assert run_command_line(["import", str(prefix), "--out", out]) == 2
-    assert "say what the ids mean" in capsys.readouterr().err
+    assert "give the meaning of the ids" in capsys.readouterr().err
     assert run_command_line(["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]) == 2
 
 

@@ -617,7 +617,7 @@ def test_columns_that_are_not_told_name_the_entry(folder):
     path = write(folder / "m.yaml", "datasets: [{path: data/sums.jsonl}]")
     with pytest.raises(InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits") as error:
         prepare(path, folder / "out")
-    assert str(error.value).endswith("(mapping: there)")
+    assert str(error.value).endswith("(use mapping: in that file)")
 
 
 def test_a_list_in_a_list_is_refused(folder):

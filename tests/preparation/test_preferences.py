@@ -267,8 +267,8 @@ def test_preferences_stand_alone(tmp_path):
     make(tmp_path / "in", tmp_path / "fine")
     for name, rows, sentence in (
         ("b.jsonl", LABELLED, "labelled answers"),
-        ("b.jsonl", [{"text": "x"}], "documents that are no preferences"),
-        ("b.txt", [{"text": "x"}], "documents that are no preferences"),
+        ("b.jsonl", [{"text": "x"}], "documents that are not preferences"),
+        ("b.txt", [{"text": "x"}], "documents that are not preferences"),
     ):
         jsonl(tmp_path / "in" / name, rows)
         with pytest.raises(InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"):
@@ -278,7 +278,7 @@ def test_preferences_stand_alone(tmp_path):
 
 
 def test_the_answer_is_trained_and_nothing_else_can_be_asked_for(tmp_path):
-    with pytest.raises(InputError, match="of which the answer is trained.* leave --train-on last"):
+    with pytest.raises(InputError, match="of which only the answer is trained.* leave --train-on last"):
         prepare(tmp_path, ROWS, train_on="last")
     assert prepare(tmp_path, ROWS, train_on="completion").counts.documents == 400
     with pytest.raises(SettingsError, match="together"):

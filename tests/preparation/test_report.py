@@ -327,7 +327,7 @@ def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "nothing was written" not in page
     assert "2 exact duplicate" in page
-    assert re.search(r"kept aside as bad</th><td>1<", page)
+    assert re.search(r"quarantined</th><td>1<", page)
     assert re.search(r"clean</th><td>whitespace", page)
     assert re.search(r"dedup</th><td>exact<", page)
     step = CleanStep("decontaminate", {"sets": sets})

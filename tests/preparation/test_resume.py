@@ -87,7 +87,7 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
         result = make(inputs, out, listener=events.append, **SETTINGS)
         assert result.resumed_units > 0
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert notes == [f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."]
+        assert notes == [f"Resuming: {result.resumed_units} of 6 units were finished by an earlier run."]
         assert events[-1].bytes_done == events[-1].bytes_total
         assert tree(out) == tree(tmp_path / "whole")
 
@@ -459,7 +459,7 @@ def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, nam
     with pytest.raises(StoreConflictError) as error:
         make(inputs, tmp_path / "out", **SETTINGS)
     assert str(error.value).startswith(f"{path} cannot be read (")
-    assert str(error.value).endswith(f"delete {work} to begin anew.")
+    assert str(error.value).endswith(f"delete {work} to start over.")
 
 
 @pytest.mark.parametrize("name", ["documents.rows", "tokens.train.bin", "bad.jsonl"])
@@ -535,7 +535,7 @@ def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monke
     result = make(inputs, tmp_path / "out", listener=events.append, **settings)
     assert result.resumed_units == 0
     assert max(one.bytes_found for one in events if isinstance(one, Progress)) == 0
-    assert any("of other versions" in note for note in result.notes)
+    assert any("Versions of packages that affect the documents changed" in note for note in result.notes)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 

@@ -112,7 +112,7 @@ def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
     streamed = rows_of(stream, world)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
-    adopted = [note for note in notes if "read by a stream already" in note]
+    adopted = [note for note in notes if "already read by a stream" in note]
     assert adopted
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
     assert not (out / ".work").exists()
@@ -136,7 +136,7 @@ def test_an_epoch_that_was_read_whole_needs_no_reading(tmp_path):
     rows_of(stream)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
-    assert any(f"Going on: {len(stream._units)} of {len(stream._units)} units were read" in n for n in notes)
+    assert any(f"Resuming: {len(stream._units)} of {len(stream._units)} units were already read" in n for n in notes)
 
 
 def test_what_was_not_read_is_read_by_prepare(tmp_path):

@@ -118,7 +118,7 @@ def test_a_file_that_failed_is_not_there(tmp_path):
 def test_a_file_that_was_cut_or_is_gone_is_told(tmp_path):
     (file,) = written(tmp_path, [[(1, 1)]])
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(OutputError, match="has 23 bytes, no multiple of 24: it was cut"):
+    with pytest.raises(OutputError, match="has 23 bytes, which is not a multiple of 24: it was truncated"):
         search_duplicates([file], (0, 1), 0, tmp_path / "drops")
     file.unlink()
     with pytest.raises(OutputError, match="Cannot use .*0.keys"):

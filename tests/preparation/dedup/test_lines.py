@@ -116,5 +116,5 @@ def test_pieces_are_counted_as_they_are_keyed(text, lines, paragraphs):
 
 
 def test_more_pieces_than_can_be_numbered_are_refused():
-    with pytest.raises(InputError, match="more than 4,294,967,296 lines, too many to number; cut"):
+    with pytest.raises(InputError, match="more than 4,294,967,296 lines, too many to number; split"):
         hash_segments(["a\nb"], [0], 2**32 - 1, "lines")

@@ -131,9 +131,9 @@ def test_bands_for_finds_nine_of_ten_with_the_most_rows():
 @pytest.mark.parametrize(
     ("similarity", "says"),
     [
-        (0, "no share above 0 and at most 1"),
-        (1.1, "no share above 0 and at most 1"),
-        (0.01, "112 hashes a document do not find pairs as little alike as 0.01; ask for a higher"),
+        (0, "not a number above 0 and at most 1"),
+        (1.1, "not a number above 0 and at most 1"),
+        (0.01, "112 hashes per document do not find pairs with a similarity as low as 0.01; set a higher"),
     ],
 )
 def test_a_similarity_that_cannot_be_found_is_refused(similarity, says):

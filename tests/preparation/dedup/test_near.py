@@ -175,7 +175,7 @@ def test_exact_duplicates_take_no_part(tmp_path):
 def test_bands_that_were_cut_are_told(tmp_path):
     np.ones((3, 4), np.uint64).tofile(tmp_path / "bands")
     assert map_signatures(tmp_path / "bands", 4).tolist() == [[1] * 4] * 3
-    with pytest.raises(OutputError, match="96 bytes, no multiple of 40 for 5 bands a document"):
+    with pytest.raises(OutputError, match="96 bytes, which is not a multiple of 40 for 5 bands per document"):
         map_signatures(tmp_path / "bands", 5)
 
 

@@ -32,8 +32,8 @@ from preparation.workers.works import dying_setup, failing_setup, greedy_setup, 
     [
         (("tell then die", signal.SIGKILL), "was killed by signal 9 (out of memory?)"),
         (("tell then die", signal.SIGTERM), "was killed by signal 15 (Terminated)"),
-        (("exit", 3), "ended by itself with exit code 3"),
-        (("exit", 0), "ended by itself with exit code 0"),
+        (("exit", 3), "exited with code 3"),
+        (("exit", 0), "exited with code 0"),
         (("segfault", None), "was killed by signal 11 (Segmentation fault)"),
         (("no memory", None), "ran out of memory"),
     ],
@@ -92,7 +92,7 @@ def test_a_lost_order_is_given_again_or_left(tmp_path):
         orders = [("once", tmp_path / "mark"), ("exit", 1), ("square", 3)]
         assert results(pool, orders, lost) == {0: "second time", 2: 9}
     assert sorted(one[0] for one in asked) == [0, 1]
-    assert (1, ("exit", 1), "ended by itself with exit code 1") in asked
+    assert (1, ("exit", 1), "exited with code 1") in asked
 
 
 def test_results_come_once_whatever_is_killed():
@@ -128,7 +128,7 @@ def test_a_worker_above_its_memory_is_killed():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (dying_setup, "the last one ended by itself with exit code 7.* give --workers 1"),
+        (dying_setup, "the last one exited with code 7.* give --workers 1"),
         (
             greedy_setup,
             r"the last one used 1.. MiB of memory, more than the 100 MiB .*\. Give more \(--memory",

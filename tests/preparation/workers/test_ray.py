@@ -221,7 +221,7 @@ def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path)
             r"There is no Ray cluster at '127.0.0.1:1' \(.*refused\); give",
         ),
         ("nonsense", WorkerError, "There is no Ray cluster at 'nonsense'"),
-        ("ray://127.0.0.1:10001", InputError, "is an address of Ray's client"),
+        ("ray://127.0.0.1:10001", InputError, "is an address of the Ray client"),
     ],
 )
 def test_a_wrong_address_is_told_at_once(address, kind, words):
@@ -238,7 +238,7 @@ def test_another_python_is_told_in_one_sentence():
     with pytest.raises(RuntimeError) as caught:
         check_version_info(other, "node 127.0.0.1")
     said = _describe_connection_error("127.0.0.1:1", caught.value)
-    assert said.startswith("The Ray cluster at '127.0.0.1:1' is of another Python or Ray")
+    assert said.startswith("The Ray cluster at '127.0.0.1:1' runs another version of Python or Ray")
     assert "3.8.1" in said
     assert "\n" not in said
 

@@ -55,8 +55,8 @@ def _rename_columns(row: Row, roles: Mapping[str, str]) -> Row:
 
 def _column_conflict_error(role: str) -> UnusableRecordError:
     return UnusableRecordError(
-        f"there is a column {role!r} already beside the one mapped to it; map that one to another role, "
-        "or rename it first"
+        f"a column {role!r} already exists next to the one mapped to it; map that one to another role, or rename "
+        "it first"
     )
 
 
@@ -78,10 +78,12 @@ def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[st
         or not columns
         or not all(isinstance(name, str) for name in columns)
     ):
-        return [*problems, f"columns: {quote_value(columns)} is no list of the names of columns"]
+        return [*problems, f"columns: {quote_value(columns)} is not a list of column names"]
     renamed = {column: role for role, column in mapping.items() if column not in mapping}
     problems += [
-        f"columns: {name!r} is called {renamed[name]!r} after --map; write that" for name in columns if name in renamed
+        f"columns: {name!r} is called {renamed[name]!r} after --map; use that name"
+        for name in columns
+        if name in renamed
     ]
     repeated_names = sorted({name for name in columns if columns.count(name) > 1})
     return problems + [f"columns: {name!r} is named twice" for name in repeated_names]

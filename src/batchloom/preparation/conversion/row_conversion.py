@@ -164,7 +164,7 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
     if name == STANDARD_OUTPUT:
         return _ConversionTarget(None, "jsonl", None)
     if not is_valid_path(name):
-        raise_problems([f"out: {quote_value(name)} is no path; name a file"])
+        raise_problems([f"out: {quote_value(name)} is not a path; name a file"])
     verdict = detect_kind_by_name(name)
     packed = verdict.compression if verdict else None
     for form in ("jsonl", "json", "parquet"):
@@ -177,7 +177,7 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
 def _check_conversion(recipe: Recipe, columns: Sequence[str] | None, force: object) -> list[str]:
     problems = check_output_columns(recipe.reading.mapping, columns)
     if recipe.reading.text_field is not None and columns is not None:
-        problems.append("columns: with text_field the one column is 'text'; give the one or the other")
+        problems.append("columns: with text_field the only column is 'text'; give only one of the two")
     if not is_bool(force):
         problems.append(f"force: {quote_value(force)} is neither True nor False")
     return problems
@@ -186,7 +186,7 @@ def _check_conversion(recipe: Recipe, columns: Sequence[str] | None, force: obje
 def _refuse_existing(target: _ConversionTarget) -> None:
     for path in (target.path, target.quarantine):
         if path is not None and os.path.lexists(path):
-            raise StoreConflictError(f"{path} is there already; choose another --out, or replace it with --force.")
+            raise StoreConflictError(f"{path} already exists; choose another --out, or replace it with --force.")
 
 
 def _list_conversion_inputs(
@@ -202,9 +202,9 @@ def _list_conversion_inputs(
     output_paths = {os.path.realpath(f"{name}{end}") for name in names for end in ("", PARTIAL_SUFFIX)}
     remaining_sources = tuple(source for source in listing.sources if os.path.realpath(source.path) not in output_paths)
     if not remaining_sources:
-        raise InputMissingError(f"{target.path} is the output and the only input; name another.")
+        raise InputMissingError(f"{target.path} is both the output and the only input; name another output.")
     if len(remaining_sources) < len(listing.sources):
-        hear(Note(f"Left out what is the output: {target.path}."))
+        hear(Note(f"Left out an input that is the output: {target.path}."))
     return SourceListing(remaining_sources, listing.notes)
 
 
@@ -239,7 +239,7 @@ def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, 
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     for option, column in find_missing_columns(mapping, None, rows):
         error = unknown_column_error(option, column, names)
-        raise SchemaError(f"{source.name}: {error}; or convert this file apart", names)
+        raise SchemaError(f"{source.name}: {error}; or convert this file separately", names)
 
 
 @final
@@ -369,8 +369,8 @@ class _RowConversion:
         return tell
 
     def _empty_input_error(self, counters: JobCounters) -> InputError:
-        first = f" The first that cannot be used: {counters.first}." if counters.first else ""
-        return InputMissingError(f"The input holds no record; nothing is written.{first}")
+        first = f" The first unusable record: {counters.first}." if counters.first else ""
+        return InputMissingError(f"The input holds no records; nothing was written.{first}")
 
     def _untabular_input_error(
         self, source: Source, batch: Records, shape: ColumnType, error: UntabularError
@@ -389,8 +389,8 @@ def _make_row_fault(batch: Records, number: int, reason: str) -> BadRecord:
 def _describe_untabular(error: UntabularError) -> str:
     column = f"column {format_column_path(error.path)!r} {error.reason}" if error.path else error.reason
     return (
-        f"{column}, which no column of Parquet can hold; use .jsonl, which keeps every row as it is, "
-        "or leave the column out with --columns"
+        f"{column}, which a Parquet column cannot hold; use .jsonl, which keeps every row as it is, or leave the "
+        "column out with --columns"
     )
 
 

@@ -25,7 +25,7 @@ def build_arrow_schema(shape: ColumnType) -> pa.Schema:
         UntabularError: Parquet cannot hold the rows.
     """
     if not shape.fields:
-        raise UntabularError((), "the rows have no column at all")
+        raise UntabularError((), "the rows have no columns")
     return pa.schema([(name, _arrow_type(field_shape, (name,))) for name, field_shape in shape.fields.items()])
 
 
@@ -41,7 +41,7 @@ def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
         return pa.list_(_arrow_type(shape.items or ColumnType(), (*path, "[]")))
     if dict in kinds:
         if not shape.fields:
-            raise UntabularError(path, "holds objects without any field")
+            raise UntabularError(path, "holds objects without fields")
         return pa.struct(
             [(name, _arrow_type(field_shape, (*path, name))) for name, field_shape in shape.fields.items()]
         )

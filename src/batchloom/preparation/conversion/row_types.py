@@ -113,7 +113,7 @@ class ColumnType:
     def _check_numbers(self, path: tuple[str, ...]) -> None:
         if float in self.kinds:
             if max(-self.least, self.most) > _MAX_EXACT_INT:
-                raise UntabularError(path, "holds fractions and whole numbers too large to be fractions")
+                raise UntabularError(path, "holds fractions and whole numbers too large for float64")
         elif self.most >= 1 << (64 if self.least == 0 else 63) or self.least < -(1 << 63):
             raise UntabularError(path, "holds whole numbers of more than 64 bits")
 
@@ -167,9 +167,9 @@ def describe_type_changes(shape: ColumnType) -> list[str]:
         ]
     notes = []
     if mixed:
-        notes.append(f"Whole numbers stand as fractions, as equals, in {_format_names(mixed)}.")
+        notes.append(f"Whole numbers are written as fractions of equal value in {_format_names(mixed)}.")
     if absent:
-        notes.append(f"Null stands where rows lack {_format_names(absent)}; .jsonl keeps rows as they are.")
+        notes.append(f"Null is written where rows lack {_format_names(absent)}; .jsonl keeps rows as they are.")
     return notes
 
 

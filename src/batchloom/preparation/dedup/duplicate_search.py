@@ -185,8 +185,7 @@ def read_unit_duplicates(files: Sequence[Path], unit: int, start: int = 0, stop:
         unit_rows = rows[begin:end].copy()
         if ((unit_rows["unit"] != unit) | (unit_rows["number"] < start) | (unit_rows["number"] >= stop)).any():
             raise OutputError(
-                f"{path} was overwritten: its records are in no order; "
-                "delete the work folder it lies in, to begin anew."
+                f"{path} was overwritten: its records are out of order; delete its work folder to start over."
             )
         row_batches.append(unit_rows)
     duplicates = np.concatenate(row_batches)

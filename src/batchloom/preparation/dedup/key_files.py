@@ -55,8 +55,8 @@ def count_records(path: Path, kind: np.dtype[np.void]) -> int:
     count, remainder = divmod(size, kind.itemsize)
     if remainder:
         raise OutputError(
-            f"{path} has {size:,} bytes, no multiple of {kind.itemsize}: it was cut or overwritten; "
-            "delete the work folder it lies in, to begin anew."
+            f"{path} has {size:,} bytes, which is not a multiple of {kind.itemsize}: it was truncated or "
+            "overwritten; delete its work folder to start over."
         )
     return count
 

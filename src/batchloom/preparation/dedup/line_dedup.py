@@ -62,9 +62,8 @@ def hash_segments(
     stop = start + sum(map(len, non_blank_masks))
     if stop > _MAX_SEGMENTS:
         raise InputError(
-            f"One unit of input has more than {_MAX_SEGMENTS:,} {repeat_unit}, too many to number; cut the file it "
-            f"comes from into "
-            "several."
+            f"One unit of input has more than {_MAX_SEGMENTS:,} {repeat_unit}, too many to number; split its file "
+            "into several."
         )
     records = np.empty(len(numbers), KEY)
     # A digest is big-endian, its high half first.

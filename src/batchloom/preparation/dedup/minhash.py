@@ -53,14 +53,14 @@ def choose_banding(similarity: float, hashes: int = 112) -> tuple[int, int]:
         SettingsError: so few hashes cannot find pairs of so low a similarity.
     """
     if not 0 < similarity <= 1:
-        raise SettingsError([f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"])
+        raise SettingsError([f"dedup.similarity: {similarity} is not a number above 0 and at most 1; try 0.8"])
     fitting_rows = [
         rows for rows in range(1, hashes + 1) if match_probability(similarity, hashes // rows, rows) >= TARGET_RECALL
     ]
     if not fitting_rows:
         problem = (
-            f"dedup.similarity: {hashes} hashes a document do not find pairs as little alike as {similarity}; "
-            "ask for a higher similarity"
+            f"dedup.similarity: {hashes} hashes per document do not find pairs with a similarity as low as "
+            f"{similarity}; set a higher similarity"
         )
         raise SettingsError([problem])
     return hashes // fitting_rows[-1], fitting_rows[-1]

@@ -34,8 +34,9 @@ def map_signatures(path: Path, bands: int) -> NDArray[np.uint64]:
         size = path.stat().st_size
         if size % (8 * bands):
             raise OutputError(
-                f"{path} has {size:,} bytes, no multiple of {8 * bands} for {bands} bands a document: it was cut, "
-                "or written with another number of bands; remove it, then give the same command again."
+                f"{path} has {size:,} bytes, which is not a multiple of {8 * bands} for {bands} bands per "
+                "document: it was truncated, or written with another number of bands; remove it, then give the "
+                "same command again."
             )
         if not size:
             return np.zeros((0, bands), np.uint64)

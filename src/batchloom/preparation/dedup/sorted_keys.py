@@ -83,12 +83,12 @@ class _RunSorter:
 
     def add(self, records: NDArray[np.void]) -> None:
         if records.dtype != self._kind:
-            raise AssertionError(f"keys of another form: {records.dtype}")
+            raise AssertionError(f"keys of another dtype: {records.dtype}")
         if not len(records):
             return
         numbers = records["number"]
         if int(numbers[0]) < self._last or (numbers[1:] < numbers[:-1]).any():
-            raise AssertionError("the numbers of keys go down")
+            raise AssertionError("the numbers of keys decrease")
         self._last = int(numbers[-1])
         while self._size + len(records) >= RUN_KEYS:
             room = RUN_KEYS - self._size

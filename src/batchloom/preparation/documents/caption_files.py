@@ -39,12 +39,13 @@ def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str):
             raise UnusableRecordError(
-                f"column {file_name_column!r} holds {describe_json_type(name)}, not the name of a file beside the table"
+                f"column {file_name_column!r} holds {describe_json_type(name)}, not the name of a file next to the "
+                "table"
             )
         kind = detect_medium_kind(name)
         if kind is None:
             raise UnusableRecordError(
-                f"column {file_name_column!r} names {name!r:.200}, which is no image, sound or video by its ending; "
+                f"column {file_name_column!r} names {name!r:.200}, which has no image, audio or video extension; "
                 "leave it out"
             )
         media_columns.setdefault(f"{kind}s", []).append(name)
@@ -83,7 +84,7 @@ def list_media_by_stem(folder: str) -> MediaByStem:
                 files_by_stem.setdefault(stem, []).append((MEDIUM_KINDS.index(kind), name, kind))
     except OSError as error:
         raise InputError(
-            f"Folder {folder} cannot be read, so its captions cannot be told from other texts: "
+            f"Cannot read folder {folder}, so captions cannot be distinguished from other texts: "
             f"{describe_os_error(error)}."
         ) from error
     return {stem: tuple(Medium(kind, name) for _, name, kind in sorted(files)) for stem, files in files_by_stem.items()}

@@ -122,8 +122,8 @@ class ChatEncoder:
         if self.sizes is not None:
             return self.renderer.notes
         slow = (
-            f"tokens of {self.tokenizer.name!r} do not stand for bytes of their own: conversations "
-            "are encoded with tokenizers, one at a time"
+            f"tokens of {self.tokenizer.name!r} cannot be mapped to byte ranges: conversations are encoded with "
+            "tokenizers, one at a time"
         )
         return (*self.renderer.notes, slow)
 
@@ -134,6 +134,6 @@ def _check_placeholders(tokenizer: Tokenizer, families: Mapping[MediumKind, Proc
             if token not in tokenizer.control:
                 raise TokenizerError(
                     f"tokenizer {tokenizer.name!r} has no control token {token!r}, which the processor writes for "
-                    f"{kind}: give the tokenizer that the processor was saved with, --tokenizer and --processor the "
-                    "same folder"
+                    f"{kind}: give the tokenizer that the processor was saved with, the same folder for "
+                    "--tokenizer and --processor"
                 )

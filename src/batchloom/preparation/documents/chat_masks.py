@@ -82,8 +82,8 @@ def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[M
     ]
 
 
-_SPELLED_CONTROL = "it spells a control token that cannot be told from the template's own"
-_BYTES_DIFFER = "the bytes of its tokens are not those of its text"
+_SPELLED_CONTROL = "it spells a control token that cannot be distinguished from the template's own"
+_BYTES_DIFFER = "the bytes of its tokens differ from the bytes of its text"
 
 
 def _mask_by_bytes(
@@ -148,8 +148,8 @@ def _describe_straddle(text: str, span: CharacterSpan, *, at_start: bool) -> str
     around = f"{text[max(0, edge - 12) : edge]!a} and {text[edge : edge + 12]!a}"
     side = "begins" if at_start else "ends"
     return (
-        f"a token reaches over the place where trained text {side}, between {around}: strip white "
-        "space from the content, or use a template that ends its header with a control token"
+        f"a token crosses the position where trained text {side}, between {around}: strip white space from the "
+        "content, or use a template that ends its header with a control token"
     )
 
 
@@ -192,7 +192,7 @@ def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedToken
     if not ids.size:
         return "it has no tokens"
     if np.any(np.diff(starts) < 0) or np.any(np.diff(stops) < 0):
-        return "the tokenizer's places are out of order"
+        return "the tokenizer's offsets are out of order"
     # The unknown token is a control token too, but no text spells it.
     control = [
         start

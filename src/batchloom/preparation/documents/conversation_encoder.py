@@ -164,7 +164,7 @@ def check_surrogates(text: str) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise RenderError(
-                f"it is not Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
+                f"it is not valid Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
             ) from error
 
 
@@ -222,13 +222,13 @@ def _apply_overlong(
     if rules.overlong == "error":
         raise OverlongError(
             number,
-            f"has {excess}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
+            f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate-turns, split)",
         )
     if rules.overlong == "drop":
         out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         return
     if rules.overlong == "split" and placed:
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and what holds media is never cut"))
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and conversations with media are never cut"))
         return
     if rules.overlong == "split":
         _split_conversation(out, number, masked_tokens, limit)
@@ -236,7 +236,7 @@ def _apply_overlong(
     turns = sorted(turn.head for turn in rendered.turns if turn is not None)
     heads = masked_tokens.find_tokens(rendered.text, turns)
     if not heads:
-        reason = rendered.problem or "its turns do not begin with tokens of their own"
+        reason = rendered.problem or "its turns do not begin at token boundaries"
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and it cannot be cut: {reason}"))
         return
     heads[0] = 0
@@ -249,7 +249,7 @@ def _apply_overlong(
             truncate_media(placed, fitting_tokens),
         )
     else:
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no whole trained turns fit"))
+        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))
 
 
 def _split_conversation(out: _ConversationResults, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
@@ -258,7 +258,7 @@ def _split_conversation(out: _ConversationResults, number: int, masked_tokens: M
         if trains:
             out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop])
         else:
-            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.mask.size:,}, a piece of a conversation"
+            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.mask.size:,} in a split conversation"
             out.dropped.append(EncodeFault(number, f"nothing to train: {token_range}"))
 
 
@@ -287,6 +287,6 @@ def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens:
         min(len(expected_text), len(decoded_text)),
     )
     return (
-        f"its trained tokens decode to another text: {decoded_text[mismatch_index : mismatch_index + 20]!a} where "
-        f"{expected_text[mismatch_index : mismatch_index + 20]!a} is trained"
+        f"its trained tokens decode to other text: {decoded_text[mismatch_index : mismatch_index + 20]!a} instead "
+        f"of {expected_text[mismatch_index : mismatch_index + 20]!a}"
     )

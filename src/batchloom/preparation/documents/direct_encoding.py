@@ -124,10 +124,9 @@ class _LazyEncoder:
 def _refuse_preferences(source: Source, record_parser: RecordParser) -> None:
     if record_parser.preferences:
         raise InputError(
-            f"{source.name} holds preferences ({record_parser.detected}), and rows of it would train the answers "
-            "that are "
-            "not wanted, too. Say what is to be trained: a formatter of SFTDataset that returns the prompt and the "
-            "wanted answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
+            f"{source.name} holds preferences ({record_parser.detected}), and training its rows would train the "
+            "rejected answers, too. Choose what is trained: a formatter of SFTDataset that returns the prompt and "
+            "the chosen answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
         )
 
 

@@ -139,7 +139,7 @@ def encode_documents(task: EncodingComponents, record_parser: RecordParser, docu
         encoded_batch = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
     elif record_parser.record_kind == "interleaved":
         if task.media is None:
-            raise AssertionError("a job with media has a tokenizer for them")
+            raise AssertionError("a job with media needs a media encoder")
         encoded_batch = encode_interleaved(documents, task.media, task.dtype)
     elif record_parser.chat is None:
         if task.fim is None:
@@ -148,7 +148,7 @@ def encode_documents(task: EncodingComponents, record_parser: RecordParser, docu
     elif record_parser.record_kind == "text-pairs":
         encoded_batch = encode_text_pairs(documents, task.tokenizer, record_parser.chat, task.dtype)
     elif task.chat is None:
-        raise AssertionError("a job with conversations has a template")
+        raise AssertionError("a job with conversations needs a template")
     elif record_parser.record_kind == "pairs":
         encoded_batch = encode_preference_pairs(documents, task.chat, record_parser.chat, task.dtype)
     elif record_parser.record_kind == "labels":

@@ -81,9 +81,9 @@ def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | 
     parts, _ = tokenizer.encode_batch(["a", "a"])
     if (decoded := tokenizer.decode(parts)) != "aa":
         raise TokenizerError(
-            f"fim: tokenizer {tokenizer.name!r} writes something where a text begins ('a' and 'a' together are "
-            f"{decoded!r}), so that the parts of a text would not be the text again: choose a byte-level one, or leave "
-            "--fim out."
+            f"fim: tokenizer {tokenizer.name!r} adds text at the beginning of a text ('a' and 'a' together decode "
+            f"to {decoded!r}), so the parts of a text would not decode to the text: choose a byte-level one, or "
+            "leave --fim out."
         )
     key = derive_key("fim", fim.seed)
     return FimCutter(float(fim.rate), float(fim.spm_rate), key, *(words[name] for name in names))
@@ -102,10 +102,9 @@ def _find_sentinels(fim: FimRecipe, words: Mapping[str, int], tokenizer_name: st
             return names
     examples = "; ".join(" ".join(names) for names in _KNOWN_SENTINELS[:2])
     raise TokenizerError(
-        f"fim: tokenizer {tokenizer_name!r} has none of the tokens that fill-in-the-middle is known by ({examples} "
-        "and others): "
-        "add three special tokens to its tokenizer.json, name those it has (fim: {rate: 0.5, prefix: ..., suffix: ..., "
-        "middle: ...}), or leave --fim out."
+        f"fim: tokenizer {tokenizer_name!r} has none of the known fill-in-the-middle tokens ({examples} and "
+        "others): add three special tokens to its tokenizer.json, name those it has (fim: {rate: 0.5, prefix: "
+        "..., suffix: ..., middle: ...}), or leave --fim out."
     )
 
 

@@ -42,7 +42,7 @@ def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
 def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: str) -> MediaProcessor:
     processor = open_processor(folder, tokenizer)
     if processor.files.fingerprint != fingerprint:
-        raise AssertionError(f"{folder} changes while it is read")
+        raise AssertionError(f"{folder} changed while it was read")
     return processor
 
 

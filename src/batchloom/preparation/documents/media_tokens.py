@@ -81,7 +81,7 @@ def write_expansions(media: Sequence[Medium], rendered: ConversationText, encode
 
 def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> PlaceholderExpansion:
     if medium.info is None:
-        raise AssertionError("media are looked at before they are encoded")
+        raise AssertionError("media must be inspected before they are encoded")
     try:
         return family.expand(medium.info.facts)
     except UnusableRecordError as error:
@@ -121,7 +121,7 @@ def expand_media_tokens(
             )
         )
     if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):
-        raise RenderError("the tokens of two media that stand side by side are joined into one")
+        raise RenderError("the tokens of two adjacent media are merged into one")
     edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
     placed = [
         PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
@@ -152,7 +152,7 @@ def _find_all(text: str, token: str, start: int, stop: int) -> list[int]:
 def _find_control_tokens(masked_tokens: MaskedTokens, text: str, offsets: Sequence[int], token: str) -> list[int]:
     token_indices = masked_tokens.find_tokens(text, offsets)
     if token_indices is None or any(number >= masked_tokens.ids.size for number in token_indices):
-        raise RenderError(f"{token!r} is no token of its own in this text")
+        raise RenderError(f"{token!r} is not a separate token in this text")
     return token_indices
 
 

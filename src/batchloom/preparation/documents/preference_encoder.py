@@ -23,15 +23,15 @@ from batchloom.tokens import Tokenizer
 
 _PAIR_SIDES = ("chosen", "rejected")
 _FLAGS_PROBLEM = (
-    "its flags (train, weight) ask for other tokens than the answer: of a preference the answer alone is trained, "
-    "remove them"
+    "its flags (train, weight) select tokens outside the answer: only the answer of a preference is trained, "
+    "remove the flags"
 )
-_SAME_ANSWERS = "its chosen and rejected answers are the same tokens: there is no preference in them"
+_SAME_ANSWERS = "its chosen and rejected answers are the same tokens: it expresses no preference"
 _PROMPTS_DIFFER = (
-    "the tokens before its chosen answer are not those before its rejected one: give both the same prompt, or use a "
-    "template that writes it without looking at the answer"
+    "the tokens before its chosen answer differ from those before its rejected one: give both the same prompt, or "
+    "use a template that writes the prompt independently of the answer"
 )
-_OVERLONG_PAIR = "overlong: its pieces would be no answers to one prompt"
+_OVERLONG_PAIR = "overlong: its parts would not answer the same prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _encode_sides(
     """Encode sides; an overlong error is renumbered to the preference it belongs to."""
     conversations = [side for side in sides if isinstance(side, Conversation)]
     if len(conversations) != len(sides):
-        raise AssertionError("texts are encoded with encode_text_pairs")
+        raise AssertionError("encode texts with encode_text_pairs")
     try:
         return encode_conversations(conversations, encoder, rules)
     except OverlongError as error:

@@ -55,7 +55,7 @@ TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
 # Schema description of a text column named "text".
 PLAIN_TEXT_NOTE = "text -> plain text"
 # Schema description of texts next to media of the same name.
-CAPTIONS_NOTE = "texts beside media of the same name -> text with media"
+CAPTIONS_NOTE = "texts next to media of the same name -> text with media"
 _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
 _TEXT_KINDS = ("text", "code")
@@ -67,7 +67,7 @@ _PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {
 }
 
 _PREFERENCE_LABELS = {
-    "": "documents that are no preferences",
+    "": "documents that are not preferences",
     "pairs": "preference pairs",
     "labels": "labelled answers",
 }
@@ -204,7 +204,7 @@ class RecordParsers:
             if not location:
                 raise
             # In a manifest file, mapping: and text_field: replace the command-line options.
-            message = f"{location}: {error} (mapping: there)"
+            message = f"{location}: {error} (use mapping: in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -313,8 +313,8 @@ def check_no_mixed_preferences(sources: Sequence[Source], record_parsers: Record
     if len(first) > 1:
         contents = " and ".join(f"{_PREFERENCE_LABELS[kind]} ({name})" for kind, name in first.items())
         raise InputError(
-            f"The inputs hold {contents}: a store holds preferences of one kind and nothing else. Prepare them into "
-            "stores of their own."
+            f"The inputs hold {contents}: a store of preferences holds one kind of preferences and no other "
+            "documents. Prepare them into separate stores."
         )
 
 
@@ -398,10 +398,12 @@ def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader
 
 
 _LATE_MEDIA = (
-    "the first records of the file have none: keep records with images or audio in a file of their own, or leave the "
-    "column out"
+    "the first records of the file have no media: keep records with images or audio in a separate file, or leave "
+    "the column out"
 )
-_PREFERENCE_MEDIA = "images and audio of preferences are not read yet: write conversations, or leave the column out"
+_PREFERENCE_MEDIA = (
+    "images and audio in preferences are not supported yet: write conversations, or leave the column out"
+)
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
@@ -426,8 +428,8 @@ def _make_preference_parser(
 ) -> RecordParser:
     if chat.train_on not in (None, "completion"):
         raise InputError(
-            f"{source.name} holds preferences ({schema.description}), of which the answer is trained and nothing else: "
-            f"leave --train-on {chat.train_on} out"
+            f"{source.name} holds preferences ({schema.description}), of which only the answer is trained: leave "
+            f"--train-on {chat.train_on} out"
         )
     record_reader = make_record_reader(schema)
     record_kind: RecordKind = "labels"
@@ -458,9 +460,8 @@ def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordRead
         if isinstance(pair, PreferencePair) and isinstance(pair.chosen, str) is not is_text:
             actual_kind, expected_kind = ("texts", "messages")[:: -1 if is_text else 1]
             raise UnusableRecordError(
-                f"its answers are {actual_kind} where those of the first records are {expected_kind}: write them "
-                "alike, or keep "
-                "them in files of their own"
+                f"its answers are {actual_kind} where those of the first records are {expected_kind}: use one "
+                "form, or keep them in separate files"
             )
         return pair
 

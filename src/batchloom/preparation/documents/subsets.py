@@ -50,8 +50,8 @@ class SubsetRule:
         """
         filled = {*existing_subsets} | {name for unit in shards for name, (_, count) in unit.items() if count}
         return [
-            f"There is no {name} subset: the input has too few different documents to spare one. Give more, cut it "
-            f"into more (text: --split-on paragraph), or say --{name}-fraction 0."
+            f"There is no {name} subset: the input has too few distinct documents. Add data, cut texts into "
+            f"smaller documents (--split-on paragraph), or set --{name}-fraction 0."
             for name in self.list_required()
             if name not in filled
         ]

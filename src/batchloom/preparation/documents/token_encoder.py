@@ -160,12 +160,12 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
             faults.append(
                 EncodeFault(
                     number,
-                    f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: these ids "
-                    "were made by another tokenizer, name that one with --tokenizer",
+                    f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: another "
+                    "tokenizer made these ids, name it with --tokenizer",
                 )
             )
         elif row.trained is not None and not row.trained.any():
-            dropped.append(EncodeFault(number, "nothing to train: none of its tokens is"))
+            dropped.append(EncodeFault(number, "nothing to train: none of its tokens is trained"))
         elif row.ids.size:
             numbers.append(number)
     usable_rows = [rows[number] for number in numbers]

@@ -79,8 +79,8 @@ def choose_job_tokenizer(
         # Without any text (for example only bad records) the job ends soon with its own message.
         if tokenizer.vocab_size < size and any(training_texts):
             on_note(
-                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
-                "More text, or a smaller number, gives as many as asked."
+                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that occur at least "
+                "twice. Add text, or request a smaller number."
             )
     else:
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
@@ -89,9 +89,9 @@ def choose_job_tokenizer(
         on_note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
     if tokenizer.lossy:
         on_note(
-            f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
-            "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
-            "256 bytes, or choose another --tokenizer."
+            f"Tokenizer {tokenizer.name!r} has no token for unknown characters: they are left out of the documents "
+            "and not counted. Give its tokenizer.json an unk_token, byte_fallback or all 256 bytes, or choose "
+            "another --tokenizer."
         )
     return tokenizer
 
@@ -185,8 +185,8 @@ def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
     """
     if recipe.dtype == "uint16" and tokenizer.vocab_size > UINT16_IDS:
         raise InputError(
-            f"--dtype uint16 holds ids up to {UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
-            f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
+            f"--dtype uint16 holds ids up to {UINT16_IDS - 1:,}, and tokenizer {tokenizer.name!r} has "
+            f"{tokenizer.vocab_size:,} ids; leave --dtype out, or give int32."
         )
     return choose_token_dtype(recipe.dtype, tokenizer.vocab_size)
 
@@ -196,6 +196,6 @@ def _check_no_token_rows(sources: Sequence[Source], record_parsers: RecordParser
     for source in sources:
         if record_parsers.get_parser(source).record_kind == "tokens":
             raise InputError(
-                f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
-                "the one that made them with --tokenizer, or leave this source out"
+                f"{source.name} holds token ids, which a newly trained tokenizer cannot have made: name the "
+                "tokenizer that made them with --tokenizer, or leave this source out"
             )

@@ -63,9 +63,9 @@ def import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
 def _check_import_spec(spec: ImportSpec) -> list[str]:
     problems = []
     if not spec.inputs:
-        problems.append("inputs: there are none; name at least one prefix or file")
+        problems.append("inputs: no inputs; name at least one prefix or file")
     if any(not isinstance(path, str) or not path for path in (*spec.inputs, *spec.val)):
-        problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} holds something that is no path")
+        problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} contains a value that is not a path")
     problems += _check_choice("how", spec.how, _LINK_MODES)
     if spec.dtype is not None:
         problems += _check_choice("dtype", spec.dtype, FLAT_DTYPES)
@@ -75,7 +75,7 @@ def _check_import_spec(spec: ImportSpec) -> list[str]:
         if value is None and name != "tokens_per_shard":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not bound <= value < 2**31:
-            problems.append(f"{name}: {value!r} is no whole number from {bound} to {2**31 - 1:,}")
+            problems.append(f"{name}: {value!r} is not a whole number from {bound} to {2**31 - 1:,}")
     value = spec.val_fraction
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         problems.append(f"val_fraction: {value!r} is not in [0, 1)")
@@ -92,20 +92,20 @@ def _check_combinations(spec: ImportSpec) -> list[str]:
     problems = []
     if (spec.tokenizer is None) == (spec.vocab_size is None):
         problems.append(
-            "tokenizer: say what the ids mean: either --tokenizer, or --vocab-size where nobody knows it (batchloom "
-            "check PREFIX tells the highest id)"
+            "tokenizer: give the meaning of the ids: either --tokenizer, or --vocab-size if the tokenizer is "
+            "unknown (batchloom check PREFIX prints the highest id)"
         )
     if spec.tokenizer is None and spec.end_token is not None:
-        problems.append("end_token: is a word of a tokenizer; without --tokenizer give --eod ID")
+        problems.append("end_token: names a token of a tokenizer; without --tokenizer give --eod ID")
     if spec.eod is not None and spec.vocab_size is not None and spec.eod >= spec.vocab_size:
-        problems.append(f"eod: {spec.eod} is not of a vocabulary of {spec.vocab_size} ids")
+        problems.append(f"eod: {spec.eod} is outside a vocabulary of {spec.vocab_size} ids")
     if spec.eod is not None and spec.document_tokens is not None:
-        problems.append("document_tokens: a document ends at --eod or after so many tokens, not both")
+        problems.append("document_tokens: a document ends at --eod or after a number of tokens, not both")
     if spec.val_fraction and spec.val:
-        problems.append("val_fraction: --val names the files of val already; leave one of them out")
+        problems.append("val_fraction: --val already names the files of val; leave one of them out")
     if spec.val_fraction and spec.how != "copy":
         problems.append(
-            f"val_fraction: a file that is linked is one subset as a whole; give --copy, or name files of its own "
+            "val_fraction: a linked file belongs to one subset as a whole; give --copy, or name separate files "
             f"with --val (how is {spec.how!r})"
         )
     return problems

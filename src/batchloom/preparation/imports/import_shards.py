@@ -62,12 +62,14 @@ def choose_linked_dtype(file: TokenFile) -> str:
     if file.header:
         reason = "its ids begin after a header"
     elif file.starts is not None:
-        reason = "its documents lie in another order than its index names them"
+        reason = "its documents are stored in another order than its index lists them"
     elif name not in _COMPATIBLE_DTYPES:
         reason = f"its ids are {name}, and a store holds uint16 or int32"
     else:
         return _COMPATIBLE_DTYPES[name]
-    raise InputError(f"{file.token_input.path} cannot be a shard as it is: {reason}. Give --copy to write shards anew.")
+    raise InputError(
+        f"{file.token_input.path} cannot be used as a shard unchanged: {reason}. Give --copy to write new shards."
+    )
 
 
 def link_shard(
@@ -165,10 +167,9 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
             with wrap_write_errors(destination):
                 raise
         raise OutputError(
-            f"{path} cannot be linked into {destination.parent} ({os.strerror(error.errno or 0)}: the other file "
-            "system, or "
-            "another owner's file). Give an --out beside it, or --copy, or --symlink, which leaves the store dependent "
-            "on the file where it is."
+            f"{path} cannot be linked into {destination.parent} ({os.strerror(error.errno or 0)}: another file "
+            "system, or another owner's file). Give an --out next to it, or --copy, or --symlink, which makes the "
+            "store depend on the file at its present path."
         ) from error
 
 

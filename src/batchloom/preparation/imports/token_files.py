@@ -25,7 +25,7 @@ from batchloom.store.write import write_chunks
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _CHUNK_SIZE = 1 << 22
 _MAX_HEADER_BYTES = 10_000
-_HINT = "give --eod ID (the id that ends each document) or --document-tokens N (pieces of N tokens)"
+_HINT = "give --eod ID (the id that ends each document) or --document-tokens N (documents of N tokens)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
             token_inputs.append(_find_input(path, label))
             continue
         if (path / STORE_MARKER_NAME).exists():
-            raise InputError(f"{path_text} is a store already: open it, or name a prefix inside it.")
+            raise InputError(f"{path_text} is already a store: open it, or name a prefix inside it.")
         prefixes = sorted(index_path.with_suffix("") for index_path in path.glob("*.idx"))
         if not prefixes:
             raise InputMissingError(
-                f"{path_text} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files one by one."
+                f"{path_text} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files individually."
             )
         token_inputs += [_find_input(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
     return token_inputs
@@ -124,9 +124,9 @@ def _find_input(path: Path, label: str) -> TokenInput:
         remedy = "name a Megatron prefix (NAME.bin with NAME.idx), a flat file of ids, or a .npy"
         raise InputMissingError(describe_missing_path(str(tokens), remedy)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{tokens} is neither a file nor a folder; write what it gives into a file first.")
+        raise InputError(f"{tokens} is neither a file nor a folder; write its data into a file first.")
     if not status.st_size:
-        raise InputMissingError(f"{tokens} is empty: it has 0 bytes; name a file with something in it.")
+        raise InputMissingError(f"{tokens} is empty: it has 0 bytes; name a file that is not empty.")
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
@@ -165,8 +165,8 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
     stem = token_input.path.with_suffix("")
     if cutting.document_tokens is not None:
         raise InputError(
-            f"{stem}.idx says where documents end; leave --document-tokens out, or name {token_input.path.name} alone, "
-            "away from its index."
+            f"{stem}.idx defines where documents end; leave --document-tokens out, or name {token_input.path.name} "
+            "in a folder without its index."
         )
     shard, lengths = map_prefix(stem)
     if not lengths.size:
@@ -196,24 +196,23 @@ def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], ite
 def _check_dtype(path: Path, declared_dtype: str | None, dtype: np.dtype[Any]) -> None:
     if declared_dtype is not None and np.dtype(declared_dtype) != dtype.newbyteorder("="):
         raise InputError(
-            f"--dtype says {declared_dtype}, and {path} says {dtype.name} of itself; leave --dtype out for files "
-            "that say it."
+            f"--dtype is {declared_dtype}, and {path} declares {dtype.name}; leave --dtype out for files that "
+            "declare their dtype."
         )
 
 
 def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
     if dtype is None:
         raise InputError(
-            f"{path} does not say what its ids are: give --dtype (uint16 for most vocabularies below 65,536, else "
-            "uint32 or int32)."
+            f"{path} does not declare the dtype of its ids: give --dtype (uint16 for most vocabularies below "
+            "65,536, else uint32 or int32)."
         )
     token_dtype = np.dtype(dtype).newbyteorder("<")
     view = map_file(path)
     if len(view) % token_dtype.itemsize:
         raise InputError(
-            f"{path} has {len(view):,} bytes, no multiple of the {token_dtype.itemsize} of {dtype}: another "
-            "--dtype, or a "
-            "file cut short."
+            f"{path} has {len(view):,} bytes, which is not a multiple of the {token_dtype.itemsize} bytes of "
+            f"{dtype}: give another --dtype, or replace the file if it is truncated."
         )
     return np.frombuffer(view, token_dtype)
 
@@ -228,12 +227,12 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     start, header = _parse_npy_header(view)
     descr, shape = header.get("descr"), header.get("shape")
     if not isinstance(descr, str) or not _is_shape(shape):
-        raise InputError(f"{path} is no .npy file, or is damaged; save ids with numpy.save.")
+        raise InputError(f"{path} is not a .npy file, or is damaged; save ids with numpy.save.")
     ordered = header.get("fortran_order") is False or len(shape) == 1
     if not re.fullmatch(r"[<>|=]?[iu][1248]", descr) or len(shape) not in (1, 2) or not ordered:
         raise InputError(
-            f"{path} holds {descr} numbers of shape {shape}; wanted are integers (i or u) of one dimension, or of two "
-            "(a row is a document), in C order."
+            f"{path} holds {descr} numbers of shape {shape}; expected are integers (i or u) of one dimension, or "
+            "of two (a row is a document), in C order."
         )
     dtype, count = np.dtype(descr), math.prod(shape)
     if not count:
@@ -241,7 +240,7 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     if len(view) - start != count * dtype.itemsize:
         raise InputError(
             f"{path} has {len(view) - start:,} bytes after its header, and {count:,} ids of {descr} take "
-            f"{count * dtype.itemsize:,}: it is cut short or damaged."
+            f"{count * dtype.itemsize:,}: it is truncated or damaged."
         )
     return np.frombuffer(view, dtype, offset=start).reshape(shape), start
 
@@ -286,7 +285,7 @@ def _iter_document_lengths(
         return
     eod = cutting.end_id if cutting.eod is None else cutting.eod
     if eod is None:
-        raise InputError(f"{path} does not say where documents end: {_HINT}.")
+        raise InputError(f"{path} does not define where documents end: {_HINT}.")
     last = -1
     for start in range(0, tokens.size, _CHUNK_SIZE):
         ends = start + np.flatnonzero(tokens[start : start + _CHUNK_SIZE] == eod)
@@ -294,7 +293,7 @@ def _iter_document_lengths(
             yield _check_lengths(np.diff(ends, prepend=last), path)
             last = int(ends[-1])
     if last < 0:
-        raise InputError(f"{path} holds no id {eod}, which should end documents: {_HINT}.")
+        raise InputError(f"{path} does not contain id {eod}, which should end documents: {_HINT}.")
     if last + 1 < tokens.size:
         yield _check_lengths(np.array([tokens.size - 1 - last]), path)
 
@@ -325,7 +324,7 @@ def _read_mask_sidecar(path: Path, tokens: int) -> LossMask | None:
     beyond = int(mask.bits[-1]) >> (tokens % 8 or 8) if tokens else 0
     if mask.count() != mask.trained or beyond:
         raise StoreError(
-            f"{mask_path} says {mask.trained:,} trained tokens and marks {mask.count():,}: it is damaged. Export it "
-            "anew."
+            f"{mask_path} declares {mask.trained:,} trained tokens and marks {mask.count():,}: it is damaged. "
+            "Export it again."
         )
     return mask if mask.trained < tokens else None

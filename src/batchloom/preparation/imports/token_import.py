@@ -156,8 +156,8 @@ def _resolve_import_tokenizer(spec: ImportSpec) -> Tokenizer | None:
         return None
     if parse_train_spec(spec.tokenizer) is not None:
         raise TokenizerError(
-            f"{spec.tokenizer} would be learned from texts, and these are ids already: name the tokenizer that made "
-            "them, or give --vocab-size"
+            f"{spec.tokenizer} would train a tokenizer on texts, and the inputs hold ids: name the tokenizer that "
+            "made them, or give --vocab-size"
         )
     return resolve_tokenizer(spec.tokenizer, end_token=spec.end_token)
 
@@ -198,9 +198,9 @@ def _find_finished_import(
         if manifest.recipe.get(name) != value
     ]
     if report is None or report.sources != _make_reported_sources(token_inputs):
-        differences.append("inputs: they are other files, or were written anew")
+        differences.append("inputs: other files, or files that were written again")
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
-        differences.append(f"tokenizer: {spec.tokenizer} is not what it was")
+        differences.append(f"tokenizer: {spec.tokenizer} has changed")
     if differences:
         raise StoreConflictError(
             f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
@@ -260,8 +260,8 @@ class _ImportRun:
             self._work.begin(job)
         elif self._work.job() != job:
             raise StoreConflictError(
-                f"{self._work.out} holds unfinished work of another job; delete {self._work.path} to begin anew, or "
-                "choose another --out."
+                f"{self._work.out} holds unfinished work of another job; delete {self._work.path} to start over, "
+                "or choose another --out."
             )
 
     def _make(self) -> Manifest:
@@ -288,8 +288,8 @@ class _ImportRun:
         if len(dtypes) > 1:
             first_description, second_description = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
             raise InputError(
-                f"{first_description}, {second_description}, and a store has one dtype: import them apart, or give "
-                "--copy."
+                f"{first_description}, {second_description}, and a store has one dtype: import them separately, or "
+                "give --copy."
             )
         shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
         for part, imported_file in enumerate(files):
@@ -330,8 +330,8 @@ class _ImportRun:
         if len(lasts) == 1:
             return int(lasts.pop())
         self._note(
-            "Documents do not all end with the same id, and no --eod is given: id 0 is recorded as the end token, "
-            "which only fills padding."
+            "Documents do not all end with the same id, and --eod is not given: id 0 is recorded as the end "
+            "token, and is used for padding only."
         )
         return 0
 
@@ -389,8 +389,7 @@ class _ImportRun:
         if self._tokenizer and not has_end:
             self._note(
                 f"Not every document of {token_input.name} ends with {tokenizer.name!r}'s end token "
-                f"{tokenizer.end_id}; they "
-                "stay as they are."
+                f"{tokenizer.end_id}; the documents are not changed."
             )
         count = len(imported_file.file.lengths)
         return SourceEntry(

@@ -111,9 +111,9 @@ class VocabularyCheck:
         most = int(np.iinfo(file.tokens.dtype).max)
         if self._vocab_size - 1 > most:
             raise InputError(
-                f"{file.token_input.path} holds {file.tokens.dtype.name} ids, which end at {most:,}; {self._whose} has "
-                f"{self._vocab_size:,}: the ids were made by another tokenizer, or cut when they were written. Name "
-                "the one that made them with --tokenizer or --vocab-size."
+                f"{file.token_input.path} holds {file.tokens.dtype.name} ids, which end at {most:,}; {self._whose} "
+                f"has {self._vocab_size:,}: the ids were made by another tokenizer, or truncated when they were "
+                "written. Name the tokenizer that made them with --tokenizer or --vocab-size."
             )
 
     def check(self, file: TokenFile, batch: TokenBatch) -> None:
@@ -125,7 +125,6 @@ class VocabularyCheck:
         document_index = int(np.searchsorted(np.cumsum(batch.lengths), token_index, side="right"))
         raise InputError(
             f"{file.token_input.path}, document {batch.first + document_index}: holds id {int(ids[token_index])}; "
-            f"{self._whose} has ids "
-            f"0 to {self._vocab_size - 1:,}. Name the tokenizer that made them with --tokenizer, or the size of its "
-            "vocabulary with --vocab-size; with a wrong --dtype ids are wrong, too."
+            f"{self._whose} has ids 0 to {self._vocab_size - 1:,}. Name the tokenizer that made them with "
+            "--tokenizer, or the size of its vocabulary with --vocab-size; a wrong --dtype also gives wrong ids."
         )

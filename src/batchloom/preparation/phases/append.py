@@ -194,15 +194,13 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
     if known_count:
         notes.append(
             f"{format_count(known_count, 'input')} of {len(listing.sources):,} "
-            f"{'is' if known_count == 1 else 'are'} in {out} "
-            f"already."
+            f"{'is' if known_count == 1 else 'are'} already in {out}."
         )
     if changed_names:
         more = f" and {len(changed_names) - 1:,} more" if len(changed_names) > 1 else ""
         notes.append(
-            f"{changed_names[0]}{more} changed since it was read for {out}: the whole of it is looked at again, and "
-            "of its "
-            "documents those that are there already are duplicates."
+            f"{changed_names[0]}{more} changed since it was read for {out}: it is read again as a whole, and its "
+            "documents that the store already holds are duplicates."
         )
     return replace(listing, sources=tuple(new_sources), notes=tuple(notes))
 

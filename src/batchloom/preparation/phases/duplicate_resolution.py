@@ -145,8 +145,8 @@ class _RemainingCounter:
         self._seen_count += int(np.count_nonzero(rows["seen"]))
         if remaining_rows["seen"].any():
             raise StoreConflictError(
-                f"{self._folder} and what was found to stand twice do not fit: files of the work folder were changed; "
-                "delete it to begin anew."
+                f"{self._folder} does not match the duplicates that were found: files of the work folder were "
+                "changed; delete it to start over."
             )
         codes = final_codes = sharding.membership.codes(remaining_rows["hash"])
         if sharding.base_overrides:

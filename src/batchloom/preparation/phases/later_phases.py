@@ -261,8 +261,8 @@ def run_tasks(
         deaths[number] = deaths.get(number, 0) + 1
         if deaths[number] > _MAX_TASK_DEATHS:
             raise WorkerError(
-                f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
-                "--workers 1), then give the same command again: it goes on."
+                f"A worker {reason}, {deaths[number]} times at the same task. Give workers more memory (fewer of "
+                "them: --workers 1), then give the same command again to resume."
             )
         # A worker reported dead may still be running and writing, so the retry uses other file names.
         attempt = f"{task.attempt.partition('-')[0]}-{deaths[number]}"

@@ -148,8 +148,8 @@ def _check_input_count(files: int) -> None:
     """Raise, before any work, if the manifest would be too large to read."""
     if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
         raise InputError(
-            f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which is not read. Write "
-            "them as records of JSON Lines files, or make several stores."
+            f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which cannot be read. "
+            "Write the inputs as records of JSON Lines files, or make several stores."
         )
 
 
@@ -206,11 +206,11 @@ class PhaseRunner:
         execution = self._settings.execution
         if isinstance(execution.workers, int) and execution.workers > self.units:
             self._note(
-                f"The input makes {format_count(self.units, 'unit')} of work, so no more than {self.units:,} of "
-                f"{execution.workers:,} workers have something to do."
+                f"The input makes {format_count(self.units, 'unit')} of work, so at most {self.units:,} of "
+                f"{execution.workers:,} workers are used."
             )
         if execution.engine == "ray" and execution.address is None:
-            self._note("Ray is started on this machine, which takes some seconds.")
+            self._note("Starting Ray on this machine, which takes some seconds.")
         self._prestarted_workers = prestart_workers(execution, self._worker_count)
         return self._prestarted_workers
 
@@ -236,8 +236,8 @@ class PhaseRunner:
         units_changed = self._work.follow(fingerprint([folder.name for folder in folders]))
         if units_changed and not self._has_new_exclusions:
             self._note(
-                "Packages that decide documents are of other versions than when this job was stopped: all units are "
-                "done again."
+                "Versions of packages that affect the documents changed since this job was stopped: all units are "
+                "prepared again."
             )
         self._adopt(folders)
         counters = JobCounters(self._listener, recipe.max_bad, self._listing.bytes)
@@ -247,7 +247,7 @@ class PhaseRunner:
         tokenize_phase = TokenizePhase(self._units, resumed_facts, rules, counters, crash_tracker, self._note)
         resumed = sum(unit_facts is not None for unit_facts in tokenize_phase.facts)
         if resumed:
-            self._note(f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run.")
+            self._note(f"Resuming: {resumed:,} of {self.units:,} units were finished by an earlier run.")
         workers = self._worker_count
         worker_setup = WorkerSetup(
             recipe,
@@ -297,11 +297,10 @@ class PhaseRunner:
         base_generations = read_base_generations(self._work, self._base, recipe.dedup)
         if base_generations.without_signatures:
             self._note(
-                f"{self._work.out} keeps signatures of this kind for "
+                f"{self._work.out} holds signatures of this kind for "
                 f"{len(base_generations.signatures) - base_generations.without_signatures:,} of its "
-                f"{len(base_generations.signatures):,} shards (prepare with --dedup near keeps them): near "
-                "duplicates of documents in "
-                "the others stay."
+                f"{len(base_generations.signatures):,} shards (prepare with --dedup near writes them): near "
+                "duplicates of documents in the other shards are not removed."
             )
         sharding = ShardingSettings(
             membership=context.membership,
@@ -427,7 +426,7 @@ class PhaseRunner:
                 batches_folder = stream_folder / folder.name
                 adopted_count += adopt_unit(unit, batches_folder, folder, self._attempt, context)
         if adopted_count:
-            self._note(f"Going on: {adopted_count:,} of {self.units:,} units were read by a stream already.")
+            self._note(f"Resuming: {adopted_count:,} of {self.units:,} units were already read by a stream.")
 
     def _make_unit_tasks(
         self, executor: Executor, tokenize_phase: TokenizePhase, folders: list[Path]
@@ -578,10 +577,9 @@ def _describe_long_documents(
     record_name = format_record_name(source, rules, records_before, BadRecord(record, offset, None, "", ""))
     documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
     note = (
-        f"{documents_phrase} longer than a shard should be ({tokens_per_shard:,} tokens, --tokens-per-shard), so "
-        "shards are larger. The "
-        f"longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts into smaller documents "
-        "(--split-on paragraph)."
+        f"{documents_phrase} longer than a shard ({tokens_per_shard:,} tokens, --tokens-per-shard), so some shards "
+        f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
+        "into smaller documents (--split-on paragraph)."
     )
     return [note]
 
@@ -597,12 +595,12 @@ def _describe_no_documents(counters: JobCounters, facts: list[UnitFacts]) -> str
         *((n, rule) for rule, n in dropped_counts.items()),
         (empty, "empty"),
     ]
-    message = ", ".join(f"{n:,} {reason}" for n, reason in counts_by_reason if n > 0) or "the input has none"
-    message = f"No document came of {format_count(counters.records, 'record')}: {message}."
+    message = ", ".join(f"{n:,} {reason}" for n, reason in counts_by_reason if n > 0) or "the input has no records"
+    message = f"No documents were made from {format_count(counters.records, 'record')}: {message}."
     if counters.first:
-        return f"{message} The first bad one: {counters.first}. Mend the input, or name another."
+        return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
     if dropped_counts:
         flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
         more = ', "loss" or "train" flags of messages' if flags else ""
-        return f"{message} Leave fewer out (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
+        return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
     return f"{message} Name other inputs."

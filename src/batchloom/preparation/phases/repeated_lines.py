@@ -22,7 +22,7 @@ def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, se
     each batch.
     """
     if context.repeat_unit is None:
-        raise AssertionError("nobody asked for lines or paragraphs")
+        raise AssertionError("repeated lines or paragraphs are not removed in this job")
     # Drops and bad records are counted in the tokenization pass, not here.
     ingester = RecordIngester(
         normalized=context.normalize,

@@ -109,9 +109,8 @@ class TokenizePhase:
             if alteration not in self._noted_alterations:
                 self._noted_alterations.add(alteration)
                 self._note(
-                    f"{alteration}, first in {source}: batchloom doctor counts such conversations, and shows them "
-                    "as a model "
-                    "sees them."
+                    f"{alteration}, first in {source}: batchloom doctor counts such conversations and shows them "
+                    "as a model sees them."
                 )
 
     def describe_unusable(self, number: int, error: UnusableError) -> Exception:

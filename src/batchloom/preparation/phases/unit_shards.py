@@ -285,7 +285,7 @@ def _check_unchanged(path: Path, checksum: str) -> None:
     if digest.hexdigest() != checksum:
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
         raise StoreConflictError(
-            f"{path} holds other bytes than were written; delete {work} to begin anew, and look at the disk."
+            f"{path} holds other bytes than were written; delete {work} to start over, and check the disk."
         )
 
 
@@ -445,7 +445,7 @@ class SubsetWriter:
                 self._open()
             shard_indices = row_indices[begin:end]
             if self._shard is None:
-                raise AssertionError("a cutter's first stretch begins a shard")
+                raise AssertionError("the first range of a cutter must start a shard")
             shard_rows = rows[shard_indices]
             bounds = starts[shard_indices], starts[shard_indices] + shard_rows["length"]
             token_chunks = split_ranges(tokens, *bounds)

@@ -111,7 +111,7 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
     facts += [
         ("records read", f"{counts.records:,}" if counts.records else ""),
         ("left out", dropped),
-        ("kept aside as bad", f"{counts.quarantined:,}" if counts.quarantined else ""),
+        ("quarantined", f"{counts.quarantined:,}" if counts.quarantined else ""),
         *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
         ("begun", report.started),
         ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),

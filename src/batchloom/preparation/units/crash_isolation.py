@@ -116,8 +116,8 @@ def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason
     ]
     if suspected_positions and len(in_hand) == len(single):
         exclusion_reason = (
-            f"the worker that took it in hand {reason}, {count:,} times; give workers more memory "
-            "(--workers fewer), or mend or remove the record"
+            f"the worker that processed it {reason}, {count:,} times; give workers more memory (--workers fewer), "
+            "or fix or remove the record"
         )
         position = suspected_positions[0]
         return CrashState(0, (), (*state.excluded, (position, exclusion_reason)))
@@ -183,20 +183,20 @@ class CrashTracker:
         name = parts[part].source.name
         if deaths.count > MAX_DEATHS:
             raise WorkerError(
-                f"{deaths.count} workers died of unit {number} ({name}), and no single record does it; the last one "
-                f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
-                "it goes on."
+                f"{deaths.count} workers died at unit {number} ({name}), and no single record causes it; the last "
+                f"one {reason}. Give workers more memory (fewer of them: --workers 1), then give the same command "
+                "again to resume."
             )
         if len(deaths.excluded) > len(task.excluded):
             (part, record), _ = deaths.excluded[-1]
             name = parts[part].source.name
             self._note(
-                f"Record {record:,} of a part of {name} is kept aside: the worker that took it in hand {reason}, again."
+                f"Record {record:,} of a part of {name} is quarantined: the worker that processed it {reason}, again."
             )
             if self._together:
                 raise RecordExcludedError(number, deaths.excluded)
         else:
-            self._note(f"A worker of unit {number} ({name}) {reason}: the unit is done again.")
+            self._note(f"A worker of unit {number} ({name}) {reason}: the unit is retried.")
         attempt = f"{task.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
         return replace(
             task,

@@ -38,7 +38,8 @@ class UnitMediaWriter:
                     self._open[name] = (self._folder / name).open("wb")
         if first + len(media) > _MAX_DOCUMENTS:
             raise InputError(
-                f"A file that cannot be cut holds more than {_MAX_DOCUMENTS:,} documents with media; split it."
+                f"A file that cannot be split into units holds more than {_MAX_DOCUMENTS:,} documents with media; "
+                "split it into several."
             )
         rows = np.zeros(sum(map(len, media)), MEDIA_ROW_DTYPE)
         encoded_locations = []
@@ -56,7 +57,7 @@ class UnitMediaWriter:
     def _fill(self, row: NDArray[np.void], placed_medium: PlacedMedium, document: int, size: int) -> None:
         medium = placed_medium.medium
         if medium.info is None:
-            raise AssertionError("media are looked at before they are encoded")
+            raise AssertionError("media must be inspected before they are encoded")
         number = int.from_bytes(medium.info.digest, "big")
         row["digest"] = (number & NOT_STORED, number >> 64)
         row["size"] = medium.info.size

@@ -35,14 +35,14 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
         first: description of the first bad record, if the user has just read it.
     """
     if 20 * bad <= records:
-        return "mend the input, or raise the budget, for example --max-bad 5%"
+        return "fix the input, or raise the budget, for example --max-bad 5%"
     count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
     if not reason:
-        return "mend the input: a budget is for single records"
+        return "fix the input: a budget is for single records"
     is_first_fault = _VALUE_PATTERN.sub("0", reason) in _VALUE_PATTERN.sub("0", first)
-    fault = "this fault" if is_first_fault else "the commonest fault"
+    fault = "this fault" if is_first_fault else "the most common fault"
     reason_suffix = "" if is_first_fault else f" ({reason})"
-    return f"mend {fault}, which {count:,} of them have{reason_suffix}; a budget is for single records"
+    return f"fix {fault}, which {count:,} of them have{reason_suffix}; a budget is for single records"
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:

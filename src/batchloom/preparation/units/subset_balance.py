@@ -244,7 +244,7 @@ def describe_missed_shares(
         splits: the inputs have plain-text files, which can be split into more documents.
     """
     total = sum(tokens.values())
-    reason = "documents stay whole" if balance else "hashes alone choose, without a look at their length"
+    reason = "documents stay whole" if balance else "hashes alone decide, and document lengths are ignored"
     remedies = [
         "Add data",
         *(["leave --no-balance-subsets out"] if texts and not balance else []),

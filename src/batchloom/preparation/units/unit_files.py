@@ -193,8 +193,8 @@ class UnitFiles:
             first = rows[fresh]
             if self._rows + len(rows) > _MAX_DOCUMENTS:
                 raise InputError(
-                    f"A file that cannot be cut holds more than {_MAX_DOCUMENTS:,} documents, too many to number; "
-                    "unpack it, split it into several, or say --dedup none."
+                    f"A file that cannot be split into units holds more than {_MAX_DOCUMENTS:,} documents, too "
+                    "many to number; unpack it, split it into several, or set --dedup none."
                 )
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
             keys = make_duplicate_keys(first["hash"], first["side"] == BAD)

@@ -208,5 +208,5 @@ class UnitReportMerger:
     def report(self) -> UnitReport:
         """Return the merged report of all units."""
         if self._waiting:
-            raise AssertionError(f"unit {self._next} has told nothing")
+            raise AssertionError(f"unit {self._next} has no report")
         return self._statistics.report(self._stages)

@@ -171,7 +171,7 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     except (OSError, *JSON_DECODE_ERRORS) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else error
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
-        raise StoreConflictError(f"{path} cannot be read ({why}); delete {work} to begin anew.") from error
+        raise StoreConflictError(f"{path} cannot be read ({why}); delete {work} to start over.") from error
 
 
 def attempt_folder(destination: Path, attempt: str) -> Path:

@@ -46,9 +46,9 @@ class ExecutionSettings:
             hint = suggest(self.engine, _EXECUTOR_NAMES) if isinstance(self.engine, str) else ""
             problems.append(f"engine: {quote_value(self.engine)} is none of {', '.join(_EXECUTOR_NAMES)}{hint}")
         if self.address is not None and self.engine != "ray":
-            problems.append("address: is that of a Ray cluster; give --engine ray with it")
+            problems.append("address: applies to Ray clusters only; give --engine ray with it")
         if self.memory is not None and (as_int(self.memory) is None or self.memory < 1):
-            problems.append(f"memory: {quote_value(self.memory)} is no number of bytes above 0")
+            problems.append(f"memory: {quote_value(self.memory)} is not a number of bytes above 0")
         raise_problems(problems)
 
 

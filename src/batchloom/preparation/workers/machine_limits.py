@@ -40,7 +40,7 @@ def compute_worker_count(
     elif isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
         worker_count = workers
     else:
-        raise SettingsError([f"workers: {workers!r} is no number of workers; give 1 or more, or auto"])
+        raise SettingsError([f"workers: {workers!r} is not a number of workers; give 1 or more, or auto"])
     return max(1, min(worker_count, task_count))
 
 

@@ -251,7 +251,7 @@ class ProcessPool:
                 remedy = (
                     "Give more (--memory-per-worker)."
                     if worker.end_reason
-                    else "What they said stands above, on standard error; give --workers 1 to work without processes."
+                    else "Their messages are above, on standard error; give --workers 1 to work without processes."
                 )
                 raise WorkerError(
                     f"{self._deaths} worker processes ended one after the other before they could do any "
@@ -274,7 +274,7 @@ def _stop_worker(worker: _PoolWorker) -> str:
         worker.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(_EXIT_SECONDS)
-        return worker.end_reason or "closed its pipe and did not end"
+        return worker.end_reason or "closed its pipe and did not exit"
     return worker.end_reason or _describe_exit(status)
 
 
@@ -284,7 +284,7 @@ def _describe_exit(status: int) -> str:
     if status < 0:
         signal_name = signal.strsignal(-status)
         return f"was killed by signal {-status}" + (f" ({signal_name})" if signal_name else "")
-    return f"ended by itself with exit code {status}"
+    return f"exited with code {status}"
 
 
 def _start_worker(module: str = "") -> _PoolWorker:

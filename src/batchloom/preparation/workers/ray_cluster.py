@@ -41,7 +41,7 @@ _CONNECT_SECONDS = 5.0
 # Shared memory for tasks and results of a local Ray; both are small.
 _OBJECT_BYTES = 128 << 20
 _NODE_DIED = "was on a node of the Ray cluster that died"
-_RESUME_HINT = "what is done stays, so mend the cluster and give the same command again"
+_RESUME_HINT = "finished work is kept, so fix the cluster and give the same command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,9 @@ class RayExecutor:
                 self._start_tasks()
                 self._wait_for_event(max(0.0, min(deadline - time.monotonic(), _POLL_SECONDS)))
             except self._ray.exceptions.RayError as error:
-                raise WorkerError(f"The Ray cluster is gone ({_first_line(error)}); {_RESUME_HINT}.") from error
+                raise WorkerError(
+                    f"The connection to the Ray cluster was lost ({_first_line(error)}); {_RESUME_HINT}."
+                ) from error
             if time.monotonic() >= deadline:
                 break
         if not self._events:
@@ -271,11 +273,11 @@ class RayExecutor:
         except errors.WorkerCrashedError:
             return TaskLoss(task.number, exit_reason or "died on a node of the Ray cluster (out of memory?)")
         except errors.ObjectLostError:
-            return TaskLoss(task.number, "was done, and its result died with its node")
+            return TaskLoss(task.number, "finished, but its result was lost with its node")
         if isinstance(result, UnreachableFolder):
             return OutputError(
-                f"The node {result.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
-                "at the same path on every node (a shared file system), or leave that node out."
+                f"Node {result.node} of the Ray cluster cannot see {self._job.shared}; give a folder that has the "
+                "same path on every node (a shared file system), or leave that node out."
             )
         return restore_error(result) if isinstance(result, TaskFailure) else result
 
@@ -332,9 +334,8 @@ def _check_reachable(address: str) -> None:
     """Raise if nothing listens at an address; Ray itself would retry for minutes."""
     if address.startswith("ray://"):
         raise InputError(
-            f"{quote_value(address)} is an address of Ray's client, which is not used; run the command on a node "
-            f"of the "
-            "cluster and give --address auto, or HOST:PORT."
+            f"{quote_value(address)} is an address of the Ray client, which is not supported; run the command on a "
+            "node of the cluster and give --address auto, or HOST:PORT."
         )
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
@@ -348,12 +349,12 @@ def _describe_connection_error(address: str | None, error: Exception) -> str:
     if "ersion mismatch" in str(error):
         versions = " ".join(str(error).split())
         return (
-            f"The Ray cluster at {quote_value(address)} is of another Python or Ray than this process ({versions}); "
-            "install the same on all nodes."
+            f"The Ray cluster at {quote_value(address)} runs another version of Python or Ray than this process "
+            f"({versions}); install the same versions on all nodes."
         )
     return (
-        f"There is no Ray cluster at {quote_value(address)} ({reason}); give --address HOST:PORT as `ray start --head` "
-        "told it, auto on a node of the cluster, or none."
+        f"There is no Ray cluster at {quote_value(address)} ({reason}); give --address HOST:PORT as printed by "
+        "`ray start --head`, auto on a node of the cluster, or leave it out."
     )
 
 
@@ -365,7 +366,7 @@ def _describe_task_error(error: Exception) -> str:
             f"A node of the Ray cluster cannot load batchloom ({text.strip().splitlines()[-1]}); install the same "
             "batchloom, with the same extras, in the Python of every node."
         )
-    return f"A task of the Ray cluster failed before its work began: {text}"
+    return f"A task of the Ray cluster failed before it started: {text}"
 
 
 def _first_line(error: Exception) -> str:

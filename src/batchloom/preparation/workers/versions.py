@@ -37,7 +37,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     if differing:
         raise WorkerError(
             f"A worker has {', '.join(differing)}: it would write other bytes. Install the same versions on every "
-            "node, then give the same command again: it goes on."
+            "node, then give the same command again to resume."
         )
 
 

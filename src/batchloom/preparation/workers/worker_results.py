@@ -59,7 +59,7 @@ def restore_error(failure: TaskFailure) -> Exception:
     An error that is no :class:`BatchloomError` carries the traceback of the worker.
     """
     if failure.error is None:
-        return WorkerError(f"A worker raised what cannot be sent on as it is; this is its text:\n{failure.text}")
+        return WorkerError(f"A worker raised an error that cannot be pickled; its text:\n{failure.text}")
     if not isinstance(failure.error, BatchloomError):
         failure.error.add_note(f"In a worker process:\n{failure.text}")
     return failure.error
