@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         GPTDataLoader(CONFIG, "bytes", tmp_path / "nowhere")
     narrow = shards(tmp_path / "narrow", np.arange(1001), [1001], "<u2")
-    with pytest.raises(ValueError, match=r"2,002 bytes, which is not a multiple of the 4 bytes of uint32"):
+    with pytest.raises(ValueError, match=r"2,002 bytes, no multiple of the 4 of uint32"):
         GPTDataLoader(CONFIG, "bytes", narrow)
     wide = shards(tmp_path / "wide", np.arange(1000), [1000], "<u2")
     with pytest.raises(ValueError, match=r"they are not uint32 \(config.dtype\)"):

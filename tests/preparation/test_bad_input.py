@@ -372,7 +372,7 @@ def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
     assert "The first: " in text
     assert "--max-bad 5%" not in text
     assert text.endswith("which 150 of them have; a budget is for single records.") or (
-        "Mend the commonest fault, which 150 of them have (template t.jinja leaves out tool calls of turn 2: choose "
+        "Fix the most common fault, which 150 of them have (template t.jinja leaves out tool calls of turn 2: choose "
         "one that writes them, such as --template plain)" in text
     )
     # The remedy that is named works.
@@ -392,7 +392,7 @@ def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
         make(source, tmp_path / "out")
     text = one_sentence(error)
     assert "The first: Invalid JSON on line 1" in text
-    assert re.search(r"Mend the commonest fault, which 5\d of them have \(messages\[1\]\.content", text)
+    assert re.search(r"Fix the most common fault, which 5\d of them have \(messages\[1\]\.content", text)
 
 
 def test_a_tokenizer_that_found_no_text_says_nothing_of_pairs(tmp_path):

@@ -106,7 +106,7 @@ def test_a_store_says_in_its_recipe_that_documents_moved_and_is_made_again():
     by_hash = make("in.jsonl", "t", val_fraction=0.2, balance_subsets=False)
     assert "balance_subsets" not in read_manifest(Path("t")).recipe
     assert abs(share_of(result) - 0.2) < abs(share_of(by_hash) - 0.2)
-    assert "hashes alone choose" in share_note(by_hash)
+    assert "hashes alone decide" in share_note(by_hash)
     for store in ("s", "t"):
         again = batchloom.prepare(recipe=store, out=f"{store}2")
         assert f"{store}2 is the same as {store}, to the byte." in again.notes

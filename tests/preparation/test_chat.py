@@ -301,7 +301,7 @@ def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
 
 
 def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
-    with pytest.raises(InputError, match=r"of 60 records: 60 overlong\. .*--max-tokens"):
+    with pytest.raises(InputError, match=r"from 60 records: 60 overlong\. .*--max-tokens"):
         make(tmp_path, ASKED, max_tokens=5)
 
 

@@ -200,7 +200,7 @@ def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
 REFUSALS = {
     "beyond": ({"vocab_size": 200}, "document 0: holds id 256; a vocabulary of that size has ids 0 to 199"),
     "another tokenizer": ({"vocab_size": 100_277}, "uint16 ids, which end at 65,535; a vocabulary of that size has 100,277"),
-    "dtype of a prefix": ({"vocab_size": 300, "dtype": "int32"}, "--dtype says int32, and .*bin says uint16"),
+    "dtype of a prefix": ({"vocab_size": 300, "dtype": "int32"}, "--dtype is int32, and .*bin declares uint16"),
     "pieces of a prefix": ({"vocab_size": 300, "document_tokens": 5}, "idx defines where documents end"),
     "learned": ({"tokenizer": "train:512"}, "the inputs hold ids"),
 }  # fmt: skip
@@ -225,7 +225,7 @@ FLAT_REFUSALS = {
     "no dtype": ({"eod": 256}, "does not declare the dtype of its ids: give --dtype"),
     "cut short": ({"dtype": "uint32", "eod": 256}, "has 13 bytes, which is not a multiple of the 4 bytes of uint32"),
     "no end": ({"dtype": "uint8"}, "does not define where documents end: give --eod ID"),
-    "no such end": ({"dtype": "uint8", "eod": 77}, "holds no id 77, which should end documents"),
+    "no such end": ({"dtype": "uint8", "eod": 77}, "does not contain id 77, which should end documents"),
     "int64": ({"dtype": "uint8", "eod": 5}, "its ids are uint8, and a store holds uint16 or int32. Give --copy"),
 }  # fmt: skip
 

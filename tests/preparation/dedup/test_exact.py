@@ -110,7 +110,7 @@ def test_the_number_of_partitions_is_arithmetic():
 
 
 def test_a_file_that_failed_is_not_there(tmp_path):
-    with pytest.raises(AssertionError, match="go down"), open_key_writer(tmp_path / "keys") as add:
+    with pytest.raises(AssertionError, match="decrease"), open_key_writer(tmp_path / "keys") as add:
         add(make_key_records(np.zeros((2, 2), np.uint64), np.array([1, 0]), np.array([0, 0])))
     assert list(tmp_path.iterdir()) == []
 

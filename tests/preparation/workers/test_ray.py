@@ -87,7 +87,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
         for token in tmp_path.iterdir():
             token.unlink()
         crew.submit(0, ("square", 1))
-        with pytest.raises(OutputError, match=r"The node .* does not see .* on every node"):
+        with pytest.raises(OutputError, match=r"Node .* cannot see .* on every node"):
             until(crew, TaskResult)
 
 

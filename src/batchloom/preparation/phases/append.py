@@ -194,7 +194,7 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
     if known_count:
         notes.append(
             f"{format_count(known_count, 'input')} of {len(listing.sources):,} "
-            f"{'is' if known_count == 1 else 'are'} already in {out}."
+            f"{'is' if known_count == 1 else 'are'} in {out} already."
         )
     if changed_names:
         more = f" and {len(changed_names) - 1:,} more" if len(changed_names) > 1 else ""
