@@ -113,7 +113,7 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
         ("left out", dropped),
         ("quarantined", f"{counts.quarantined:,}" if counts.quarantined else ""),
         *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
-        ("begun", report.started),
+        ("started", report.started),
         ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),
         ("workers", f"{report.workers:,} ({report.crew})"),
         ("units of work", _format_units(report)),
