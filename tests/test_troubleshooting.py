@@ -201,10 +201,10 @@ HERE = {
     "was compacted away when generation ... was made": lambda _: compacted(),
     "The state was made on generation ... is open": lambda _: another_generation(),
     "global_batch_size: ... cannot be shared by": lambda _: shared(),
-    "cannot be dealt evenly to ... ranks": lambda _: loader_of(world_size=4),
+    "cannot be divided evenly among ... ranks": lambda _: loader_of(world_size=4),
     "rows of a step ... cannot be cut into micro-batches of ...": lambda _: loader_of(
         world_size=2, micro_batch_size=3),
-    "processes cannot stand in a mesh": lambda _: loader_of(world_size=3, mesh=Mesh(tensor=2)),
+    "processes cannot form a mesh": lambda _: loader_of(world_size=3, mesh=Mesh(tensor=2)),
     "labels: 'aligned' are for models to shift": lambda _: loader_of(
         world_size=2, mesh=Mesh(context=2), labels="aligned"),
     "each document into ... in the varlen form, and align is ...": lambda _: loader_of(

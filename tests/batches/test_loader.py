@@ -264,7 +264,7 @@ def test_a_group_names_the_order_that_its_settings_do(store):
 
 
 def test_ranks_that_cannot_be(store):
-    with pytest.raises(PlanError, match="cannot be dealt evenly to 5 ranks"):
+    with pytest.raises(PlanError, match="cannot be divided evenly among 5 ranks"):
         make(store, rank=0, world_size=5)
     with pytest.raises(PlanError, match="rank 3 of world_size 3 does not exist"):
         make(store, rank=3, world_size=3)

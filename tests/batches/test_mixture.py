@@ -188,7 +188,7 @@ def test_an_edit_in_mid_run_changes_what_was_not_made_and_nothing_before(stores)
     rest = list(batches)
     assert all(same(one, other) for one, other in zip(plain[1:10], rest[:9], strict=True))
     assert all((batch["input_ids"][batch["labels"] >= 0] >= 80).all() for batch in rest[9:])
-    with pytest.raises(SettingsError, match=r"ban\.a: there is no document 120; there are 120"):
+    with pytest.raises(SettingsError, match=r"ban\.a: document 120 does not exist; the source has 120"):
         loader.edit(Edit(step=60, ban={"a": [120]}))
 
 
@@ -259,7 +259,7 @@ def test_a_single_store_takes_bans_and_other_sizes(stores):
     loader.edit(Edit(step=8, seq_len=16, global_batch_size=16))
     for batch in loader:
         assert same(expected(loader, batch.step), batch)
-    with pytest.raises(SettingsError, match="one store has none; start with a Mixture"):
+    with pytest.raises(SettingsError, match="a single store has no weights; start with a Mixture"):
         loader.edit(Edit(step=30, weights={"data": 1}))
 
 
@@ -319,7 +319,7 @@ def as_conversations(manifest):
 
 def test_what_cannot_be_mixed_is_refused_by_name(tmp_path, stores):
     other = write_store(tmp_path / "gpt2", [[1, 2, 3]] * 9, tokenizer="gpt2")
-    with pytest.raises(PlanError, match="'a' and 'other' were made with different tokenizers"):
+    with pytest.raises(PlanError, match="'a' and 'other' were prepared with different tokenizers"):
         Mixture({"a": 1, "other": 1}, stores={"a": stores["a"], "other": other})
     with pytest.raises(SettingsError, match="stores.a: '/data/a' is a path; open it"):
         Mixture({"a": 1}, stores={"a": "/data/a"})
@@ -370,7 +370,7 @@ def test_a_plan_of_a_mixture_can_be_given(stores):
 def test_an_edit_past_the_end_would_let_none_come_before_it(tmp_path):
     store = write_store(tmp_path / "s", [[7] * 9] * 60)
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
-    with pytest.raises(PlanError, match="The run has 10 steps, and an edit at step 11"):
+    with pytest.raises(PlanError, match="The run has 10 steps, and after an edit at step 11"):
         loader.edit(Edit(step=11, skip=1))
     loader.edit(Edit(step=10, skip=1))
 

@@ -145,20 +145,20 @@ def test_values_are_told_where_no_stores_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("weights: {wbe: 1}", "weights.wbe: names no source; there are web; did you mean 'web'?"),
+        ("weights: {wbe: 1}", "weights.wbe: unknown source; the sources are web; did you mean 'web'?"),
         ("weights: {web: -1}", "weights.web: -1 is neither 0 nor a number from"),
         ("weights: {web: .nan}", "weights.web: nan is neither 0 nor a number"),
-        ("weights: {web: 0}", "weights: all are 0"),
+        ("weights: {web: 0}", "weights: all weights are 0"),
         (
             "weights: {web: 1}\nunit: tokns",
             "unit: 'tokns' is none of tokens, documents, epochs; did you mean",
         ),
         ("weights: {web: 1}\nexhausted: [1]", "exhausted: [1] is none of"),
         ("weights: {web: 1}\ntemperature: hot", "temperature: 'hot' is not a number from"),
-        ("weights: {web: 1}\nsources: {wbe: {epochs: 1}}", "sources.wbe: there is no such source"),
+        ("weights: {web: 1}\nsources: {wbe: {epochs: 1}}", "sources.wbe: unknown source"),
         (
             "weights: {web: 1}\nstages: [{step: 2, weights: {x: 1}}]",
-            "stages[0].weights.x: names no source",
+            "stages[0].weights.x: unknown source",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_file_that_is_no_mapping_or_no_yaml(tmp_path):
 
 def test_a_store_of_another_tokenizer_is_named(stores, tmp_path):
     write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
-    with pytest.raises(PlanError, match="'web' and 'gpt2' were made with different tokenizers"):
+    with pytest.raises(PlanError, match="'web' and 'gpt2' were prepared with different tokenizers"):
         read_mixture("stores/web=1,stores/gpt2=1")
 
 

@@ -151,7 +151,7 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
         (["explain", "s", *SIZES, "--step", "-1"], "is no step"),
         (["explain", "s", *SIZES, "--step", "0", "--rank", "1"], "world_size: missing"),
         (["explain", "s", *SIZES, "--step", "0", "--rank", "2", "--world-size", "2"], "rank 2 of"),
-        (["explain", "s", *SIZES, "--step", "0", "--world-size", "3"], "cannot be dealt evenly"),
+        (["explain", "s", *SIZES, "--step", "0", "--world-size", "3"], "cannot be divided evenly"),
         (["explain", "s", *SIZES, "--step", "0", "--row", "4"], "There is no row 4: there are 4"),
         (["explain", "s", *SIZES, "--step", "0", "--text", "-1"], "no number of characters"),
         (["when", "s", *SIZES], "give the number of a document, or a record"),

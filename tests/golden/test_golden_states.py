@@ -89,7 +89,7 @@ def test_a_state_of_the_first_windows_names_what_goes_on_with_it(
     again = _store(workspace, packing="window_16")
     assert again.plan.identity["spec"]["packing"] == "window_16@2"
     saved = EXPECTED.read("store, first windows: state")
-    with pytest.raises(StateError, match="give packing='window_16@1' to go on with it"):
+    with pytest.raises(StateError, match="give packing='window_16@1' to continue it"):
         again.load_state_dict(saved)
     again = _store(workspace, packing="window_16@1")
     assert again.plan.identity["spec"]["packing"] == "window_16"

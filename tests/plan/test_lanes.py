@@ -155,7 +155,7 @@ def test_default_lanes_divide_the_batch_and_have_stretches(batch, stretches, lan
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
-    with pytest.raises(PlanError, match=r"lanes 5 do not divide global_batch_size 12.*3, 4, 6"):
+    with pytest.raises(PlanError, match=r"lanes 5 does not divide global_batch_size 12.*3, 4, 6"):
         check_lanes(5, 12)
     with pytest.raises(PlanError, match=r"6 lanes.*4 ranks. World sizes that fit: 1, 2, 3, 6"):
         check_lane_world(6, 0, 4)

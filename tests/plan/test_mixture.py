@@ -380,27 +380,27 @@ def test_groups_sizes_temperature_and_caps():
         ({"a": 5e-324, "b": 1}, {}, "weights.a: 5e-324 is neither"),
         ({"g": {"weight": 1, "sources": {"a": 1e308, "b": 1}}}, {}, "weights.g.sources.a: 1e"),
         ("size", {"temperature": None}, "temperature: None is not a number"),
-        ("size", {"sources": {"a": {"epochs": 2}}}, "sources.a: .* is no SourceSpec"),
-        ("size", {"sources": None}, "sources: None is no mapping"),
-        ("size", {"stages": [{"step": 3}]}, r"stages\[0\]: .* is no Stage"),
-        ("size", {"stages": 3}, "stages: 3 is no list"),
-        ({"a": 1}, {"most_epochs": 2}, "most_epochs: it shapes weights by size"),
-        ({"a": 1}, {"sources": {"a": SourceSpec(epochs=1)}}, "sources.a.epochs: with exhausted"),
-        ({"a": 0, "b": 0}, {}, "weights: all are 0"),
-        ({"aa": 1}, {}, "weights.aa: names no source; there are a, b; did you mean 'a'"),
+        ("size", {"sources": {"a": {"epochs": 2}}}, "sources.a: .* is not a SourceSpec"),
+        ("size", {"sources": None}, "sources: None is not a mapping"),
+        ("size", {"stages": [{"step": 3}]}, r"stages\[0\]: .* is not a Stage"),
+        ("size", {"stages": 3}, "stages: 3 is not a list"),
+        ({"a": 1}, {"most_epochs": 2}, "most_epochs: applies only to weights by size"),
+        ({"a": 1}, {"sources": {"a": SourceSpec(epochs=1)}}, "sources.a.epochs: not allowed with exhausted"),
+        ({"a": 0, "b": 0}, {}, "weights: all weights are 0"),
+        ({"aa": 1}, {}, "weights.aa: unknown source; the sources are a, b; did you mean 'a'"),
         ({}, {}, "is neither a mapping"),
         ({"g": {"weight": 1}}, {}, "weights.g.sources: missing"),
-        ({"g": {"weight": 1, "sources": {"a": 0}}}, {}, "weights.g.sources: all are 0"),
-        ({"a": 1, "g": {"weight": 1, "sources": ["a"]}}, {}, "has a weight already"),
+        ({"g": {"weight": 1, "sources": {"a": 0}}}, {}, "weights.g.sources: all weights are 0"),
+        ({"a": 1, "g": {"weight": 1, "sources": ["a"]}}, {}, "already has a weight"),
         ({"a": 1}, {"unit": "token"}, "unit: 'token' is none of .*did you mean 'tokens'"),
         ({"a": 1}, {"exhausted": "end"}, "exhausted: 'end' is none"),
         ("size", {"temperature": 0}, "temperature: 0 is not a number from"),
-        ({"a": 1}, {"temperature": 2}, "temperature: it shapes weights by size"),
-        ({"a": 1}, {"sources": {"z": SourceSpec()}}, "sources.z: there is no such source"),
+        ({"a": 1}, {"temperature": 2}, "temperature: applies only to weights by size"),
+        ({"a": 1}, {"sources": {"z": SourceSpec()}}, "sources.z: unknown source"),
         (
             {"a": 1},
             {"stages": [Stage(weights={"b": 1}, step=5), Stage(weights={"a": 1}, step=5)]},
-            "does not ascend",
+            "not in ascending order",
         ),
         (
             {"a": 1},
@@ -423,7 +423,7 @@ def test_an_end_is_asked_for():
     mixture = Mixture({"a": 1}, stores=stores([4]))
     with pytest.raises(SettingsError, match="steps: missing"):
         Plan(mixture, PlanSpec(seq_len=4, global_batch_size=1))
-    with pytest.raises(SettingsError, match="epochs of their own"):
+    with pytest.raises(SettingsError, match="only epochs per source"):
         Plan(mixture, PlanSpec(seq_len=4, global_batch_size=1, epochs=2))
 
 
@@ -449,7 +449,7 @@ def test_a_share_no_period_meets_is_refused_by_name():
 def test_weights_that_cannot_be_met_later_are_refused_before_anything_is_served(later):
     spec = PlanSpec(seq_len=16, global_batch_size=2, steps=10)
     edits = [] if later else [Edit(step=5, weights={"a": 1, "b": 1e-7})]
-    with pytest.raises(PlanError, match="Source 'b' has .*no period of at most"):
+    with pytest.raises(PlanError, match="Source 'b' has .*No period of at most"):
         Plan(Mixture({"a": 1}, stores=stores([5] * 30, [6] * 30), **later), spec, edits)
 
 
@@ -508,7 +508,7 @@ def test_a_bound_of_epochs_that_cannot_be_kept_is_refused():
     assert np.bincount(rows.sources).tolist() == pytest.approx([400, 400], abs=1)
     mixture = Mixture("size", stores=stores([16] * 600, [16] * 400), most_epochs=1)
     plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=8, steps=100))
-    with pytest.raises(SettingsError, match="by size are bounded by most_epochs"):
+    with pytest.raises(SettingsError, match="by size are limited by most_epochs"):
         plan.edited(Edit(step=5, global_batch_size=64))
     plan.edited(Edit(step=5, global_batch_size=64, weights={"a": 1}))
     # Of a group it is of the group's share of the run.
@@ -547,7 +547,7 @@ def test_states_of_other_mixtures_name_what_differs():
         with_journal(plan, state).resume(state)
     grown = Plan(Mixture({"a": 1, "b": 1}, stores=stores([5] * 30, [6] * 30, [4] * 9)), spec)
     added = grown.edited(Edit(step=3, weights={"a": 1, "c": 1}))
-    with pytest.raises(StateError, match="journal adds source 'c' at step 3: give its store"):
+    with pytest.raises(StateError, match="journal adds source 'c' at step 3: add its store"):
         with_journal(plan, added.state(8))
 
 
@@ -557,15 +557,15 @@ def test_states_of_other_mixtures_name_what_differs():
         ({"step": 3}, "changes nothing"),
         ({"step": -1, "skip": 1}, "step: -1 is not"),
         ({"step": 3, "weights": {"a": -1}}, "weights.a: -1 is neither"),
-        ({"step": 3, "weights": {"x": 1}}, "weights.x: names no source"),
-        ({"step": 3, "weights": {"a": 1, "b": 1e-7}}, "Source 'b' has .*no period"),
-        ({"step": 3, "ban": {"a": 99}}, "there is no document 99"),
+        ({"step": 3, "weights": {"x": 1}}, "weights.x: unknown source"),
+        ({"step": 3, "weights": {"a": 1, "b": 1e-7}}, "Source 'b' has .*No period"),
+        ({"step": 3, "ban": {"a": 99}}, "document 99 does not exist"),
         ({"step": 3, "ban": {"a": None}}, "ban.a: None is no"),
-        ({"step": 3, "ban": {"a": [99]}}, "there is no document 99"),
-        ({"step": 3, "ban": {"x": [1]}}, "ban.x: there is no such source"),
-        ({"step": 3, "ban": {"a": ["b"]}}, "'b' is no number of a document"),
+        ({"step": 3, "ban": {"a": [99]}}, "document 99 does not exist"),
+        ({"step": 3, "ban": {"x": [1]}}, "ban.x: unknown source"),
+        ({"step": 3, "ban": {"a": ["b"]}}, "'b' is not a document number"),
         ({"step": 3, "seq_len": 0}, "seq_len: 0 is not"),
-        ({"step": 1, "skip": 1}, "lies before the edit at step 2"),
+        ({"step": 1, "skip": 1}, "precedes the edit at step 2"),
     ],
 )
 def test_edits_that_cannot_be(edit, sentence):
@@ -582,7 +582,7 @@ def test_edits_that_leave_out_more_than_can_be_counted():
     huge = Edit(step=3, skip=(1 << 48) - 1, global_batch_size=1 << 16)
     plan = plan.edited(huge)
     assert len(plan.rows(*plan.positions_of(3))) == 1 << 16
-    with pytest.raises(PlanError, match="no run has more than"):
+    with pytest.raises(PlanError, match="a run has at most"):
         plan.edited(huge)
 
 

@@ -252,7 +252,7 @@ def test_a_table_of_another_plan_is_refused_when_it_contradicts():
         other.orders.order(0).adopt(plan.orders.order(0).count_all() + wrong)
         with pytest.raises(PlanError, match="another plan's"):
             other.rows(0, 50)
-    with pytest.raises(PlanError, match="does not belong to this plan"):
+    with pytest.raises(PlanError, match="and this plan has"):
         plan.orders.order(0).adopt(np.ones(3, np.int64))
 
 

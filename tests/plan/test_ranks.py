@@ -54,7 +54,7 @@ def test_a_micro_batch_divides_or_is_refused_with_what_does(size, world, micro):
 
 
 def test_a_world_that_does_not_divide_can_be_filled_up():
-    with pytest.raises(PlanError, match="fill up with rows that carry no loss: uneven='pad'"):
+    with pytest.raises(PlanError, match="pad with rows that carry no loss: uneven='pad'"):
         check_world(10, 0, 4)
     check_world(10, 3, 4, "pad")
     with pytest.raises(PlanError, match="rank 4 of world_size 4 does not exist"):
@@ -94,7 +94,7 @@ def test_a_mesh_that_does_not_fit_is_refused_with_what_does():
         Mesh(tensor=0, slices="zigzg", order=("tensor", "data"))
     assert "mesh.tensor: 0 is not a whole number" in str(caught.value)
     assert "did you mean 'zigzag'?" in str(caught.value)
-    assert "does not name tensor, context, data, pipeline" in str(caught.value)
+    assert "must name tensor, context, data, pipeline" in str(caught.value)
 
 
 @pytest.mark.parametrize("context", [2, 3, 5])

@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     append("b.jsonl", val_fraction=0.05)
     capsys.readouterr()
     assert run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"]) == 0
-    assert "begun on generation 1 of s and goes on with it" in capsys.readouterr().out
+    assert "started on generation 1 of s and continues with it" in capsys.readouterr().out
     assert steps_of(tmp_path / "halves") == steps_of(tmp_path / "whole")
 
 

@@ -177,11 +177,11 @@ def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, cap
 
     states = [go_on(None, 5, keep=out)]
     states.append(go_on(states[0], 9, keep=out))
-    assert "nothing is kept there" not in caplog.text
+    assert "and from here on it does not" not in caplog.text
     states.append(go_on(states[1], 12))
-    assert caplog.text.count(f"nothing is kept there from here on: give keep={out} (--keep) to go on") == 1
+    assert caplog.text.count(f"and from here on it does not. Give keep={out} (--keep) to continue") == 1
     go_on(states[2], 15)
-    assert caplog.text.count("nothing is kept there") == 2
+    assert caplog.text.count("and from here on it does not") == 2
     stream = small_stream(inputs, keep=out, **asked)
     loader = Loader(stream, output="numpy", prefetch=0)
     loader.load_state_dict(states[2])
@@ -189,7 +189,7 @@ def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, cap
     stream.finish(workers=1)
     assert merge_states(states[2:])["keep"] == str(out)
     go_on(states[2], 15)
-    assert caplog.text.count("nothing is kept there") == 2
+    assert caplog.text.count("and from here on it does not") == 2
 
 
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
@@ -230,7 +230,7 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
     stream.finish(workers=1)
     store = open_store(tmp_path / "kept")
     assert store.manifest.subset_overrides
-    assert "no plan over it can repeat the stream" in caplog.text
+    assert "No plan of this store can repeat the stream" in caplog.text
     with pytest.raises(PlanError, match="no stretches"):
         read_range_bounds(store)
 
@@ -345,7 +345,7 @@ def test_inputs_that_change_while_a_stream_keeps_are_told_at_its_end(tmp_path):
 @pytest.mark.parametrize("keep", [3, "\0", "", b"x", True])
 def test_what_is_no_folder_is_not_kept_in(tmp_path, keep):
     lines = write_texts(tmp_path / "a.jsonl", 20)
-    with pytest.raises(SettingsError, match=r"keep: .* is no path; name the folder of the store"):
+    with pytest.raises(SettingsError, match=r"keep: .* is not a path; name the folder of the store"):
         keeping(lines, keep)
 
 
@@ -382,7 +382,7 @@ def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
 def test_what_a_plan_in_the_order_of_lanes_cannot_do_is_refused(kept, ask):
     lanes = PlanOptions(order="lanes", lanes=4)
     loader = Loader(kept, seq_len=32, global_batch_size=8, steps=12, plan=lanes)
-    with pytest.raises(PlanError, match=r"in the order of lanes .* Make a plan of pools over"):
+    with pytest.raises(PlanError, match=r"in the order of lanes .* Plan the store in pools"):
         ask(loader)
 
 

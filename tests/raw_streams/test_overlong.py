@@ -10,7 +10,7 @@ from batchloom.batches import PlanOptions
 from raw_streams.streams import rows_of, small_stream, texts, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 20, "lanes": 2}
-CUT = "conversations too: overlong='drop'"
+CUT = "including conversations. overlong='drop'"
 
 
 def asked(count: int, words: int = 3) -> list[dict]:

@@ -251,9 +251,9 @@ def test_a_loader_of_a_stream_is_as_any_other(lines):
 
 
 def test_what_cannot_be_is_refused(lines, tmp_path):
-    with pytest.raises(PlanError, match="lanes 3 do not divide"):
+    with pytest.raises(PlanError, match="lanes 3 does not divide"):
         small_stream(lines, lanes=3)
-    with pytest.raises(PlanError, match="8 lanes cannot be dealt evenly to 3 ranks"):
+    with pytest.raises(PlanError, match="8 lanes cannot be divided evenly among 3 ranks"):
         Loader(small_stream(lines, global_batch_size=24, lanes=8), rank=0, world_size=3)
     with pytest.raises(SettingsError, match="steps"):
         small_stream(lines, steps=None)
@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused(lines, tmp_path):
         small_stream(tmp_path / "none.jsonl")
     packed = tmp_path / "p.jsonl.gz"
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    with pytest.raises(PlanError, match=r"1 stretches, too few for 8 lanes.*lanes=1"):
+    with pytest.raises(PlanError, match=r"1 record ranges, too few for 8 lanes.*lanes=1"):
         small_stream(packed, lanes=8)
     assert small_stream(packed).lanes == 1
     pairs = write_lines(
@@ -272,15 +272,15 @@ def test_what_cannot_be_is_refused(lines, tmp_path):
     )
     with pytest.raises(InputError, match="preferences"):
         list(Loader(small_stream(pairs, lanes=1), output="numpy"))
-    with pytest.raises(SettingsError, match="made up"):
+    with pytest.raises(SettingsError, match="is synthetic"):
         batchloom.stream("dummy", seq_len=8, global_batch_size=1, steps=1)
 
 
 NOTHING = [
-    ("e.jsonl", b"", {}, "was dealt no record|holds no|empty"),
+    ("e.jsonl", b"", {}, "received no record|holds no|empty"),
     ("b.jsonl", b'{"text": ""}\n' * 30, {}, r"of 30 records: 30 empty. Name other inputs.$"),
     ("blank.txt", b"\n\n  \n", {}, r"of 1 record: 1 empty. Name other inputs.$"),
-    ("x.txt", b"\xff\xfe\x00\x01\x02", {}, r"1 bad. The first bad one: x.txt.* Mend the input"),
+    ("x.txt", b"\xff\xfe\x00\x01\x02", {}, r"1 bad. The first bad record: x.txt.* Fix the input"),
     (
         "t.jsonl",
         b'{"text": "abcdef"}\n' * 9,

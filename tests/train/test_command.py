@@ -94,7 +94,7 @@ def test_a_run_of_the_first_windows_goes_on_with_them(store, config, tmp_path, c
     settings = out / "run.json"
     settings.write_text(settings.read_text().replace("window_8@1", "window_8"))
     assert train("--data", store.path, "--out", out, "--resume") == 1
-    assert "give packing='window_8@1' to go on with it" in capsys.readouterr().err
+    assert "give packing='window_8@1' to continue it" in capsys.readouterr().err
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_8@1") == 0
     assert steps_of(out) == steps_of(whole)
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_4@1") == 1
@@ -118,7 +118,7 @@ def test_resuming_by_settings_that_are_none(store, config, tmp_path, capsys, cha
     (out / "run.json").write_text(json.dumps({**settings, **change}))
     assert train(*words, "--resume") == 1
     shown = capsys.readouterr().err
-    assert f"{out}/run.json holds no settings of a run ({said})" in shown
+    assert f"{out}/run.json does not hold the settings of a run ({said})" in shown
     assert "log.jsonl has under run" in shown
 
 
@@ -163,7 +163,7 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--stop-at", str(10**30)], 2, "--stop-at: 1000000000000000000000"),
         (["--data", "s", "--seq-len", "9" * 5000], 2, "--seq-len"),
         (["--data", "s", "--config-file", "."], 2, ".: is a folder, a pipe or a device"),
-        (["--data", "s", "--config-file", "wide"], 1, "takes 1,430,524.2 GiB to train and this"),
+        (["--data", "s", "--config-file", "wide"], 1, "needs 1,430,524.2 GiB to train, and this"),
         (
             ["--data", "s", "--global-batch-size", "16777216", "--seq-len", "16777216"],
             1,

@@ -69,26 +69,26 @@ def change_tensors(folder, name, change):
 
 
 CHECKPOINT_DAMAGE = {
-    "no state": (lambda c: (c / "state.json").unlink(), "state.json is not there"),
+    "no state": (lambda c: (c / "state.json").unlink(), "state.json does not exist"),
     "no JSON": (lambda c: (c / "state.json").write_text("{"), "state.json is not JSON"),
     "no UTF-8": (lambda c: (c / "state.json").write_bytes(b'{"\xff"'), "is not UTF-8 at byte 2"),
     "a list": (lambda c: (c / "state.json").write_text("[]"), "holds list, not a JSON object"),
-    "empty": (lambda c: (c / "state.json").write_text("{}"), "its check does not fit"),
+    "empty": (lambda c: (c / "state.json").write_text("{}"), "its check does not match"),
     "too deep": (lambda c: (c / "state.json").write_text("[" * 200_000), "nested too deep"),
     "too large": (lambda c: os.truncate(c / "state.json", 1 << 29), "536,870,912 bytes"),
     "a folder": (
         lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),
         "state.json is a folder, a pipe or a device",
     ),
-    "another step": (lambda c: sealed(c, {"step": 3}), "says step 3 and lies in the folder"),
-    "a step as text": (lambda c: sealed(c, {"step": "4"}), "says step '4' and lies in the folder"),
-    "a loader as list": (lambda c: sealed(c, {"loader": []}), "its check does not fit"),
+    "another step": (lambda c: sealed(c, {"step": 3}), "says step 3 and is in the folder"),
+    "a step as text": (lambda c: sealed(c, {"step": "4"}), "says step '4' and is in the folder"),
+    "a loader as list": (lambda c: sealed(c, {"loader": []}), "its check does not match"),
     "no weights": (lambda c: (c / MODEL).unlink(), f"{MODEL} cannot be read: No such file"),
     "a flipped bit": (lambda c: flip(c / MODEL), f"{MODEL} has the checksum"),
     "a flipped bit of a moment": (lambda c: flip(c / OPTIMIZER), f"{OPTIMIZER} has the checksum"),
     "cut weights": (
         lambda c: ((c / MODEL).write_bytes((c / MODEL).read_bytes()[:-9]), sealed(c)),
-        f"{MODEL} is no safetensors file",
+        f"{MODEL} is not a safetensors file",
     ),
     "another shape": (
         lambda c: change_tensors(c, MODEL, lambda t: t.update({"norm.gain": torch.ones(31)})),
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, 
     refused = refusal(store, run)
     assert f"{newest}/" in refused
     assert said in refused
-    assert f"Delete the folder {newest}; --resume then goes on" in refused
+    assert f"Delete the folder {newest}; --resume then continues" in refused
     shutil.rmtree(newest)
     _, lines = run_training(store, run, SHORT, resume=True)
     assert "resume from the checkpoint of step 2" in lines
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, 
 def test_a_checkpoint_under_another_name(store, run):
     newest = RunFolder(run).find_newest_checkpoint()
     newest.rename(newest.with_name("step_00000009"))
-    assert "says step 4 and lies in the folder step_00000009" in refusal(store, run)
+    assert "says step 4 and is in the folder step_00000009" in refusal(store, run)
 
 
 def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):

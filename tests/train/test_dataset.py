@@ -56,7 +56,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
     out = capsys.readouterr().out
     assert "is prepared already" in out
-    assert "as the run was begun\n" in out
+    assert "as the run was started\n" in out
     assert len(steps_of(home / "run")) == 3
 
 
@@ -69,14 +69,14 @@ def test_a_run_that_goes_on_tells_where_its_file_says_otherwise_now(home, capsys
     assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
     (line,) = said_by(capsys, "order")
     assert "packing first_fit of 256 tokens" in line
-    assert line.endswith(f"as the run was begun, not as {home / 'sft.yaml'} says now: packing wrap")
+    assert line.endswith(f"as the run was started; {home / 'sft.yaml'} now says packing wrap")
 
 
 def test_options_win_over_the_file_and_that_is_said(home, capsys):
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     assert train(home, *words, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
     (line,) = said_by(capsys, "order")
-    assert line.endswith("; --seq-len 64 wins over packing_length 256; --packing wrap wins over packing first_fit")
+    assert line.endswith("; --seq-len 64 overrides packing_length 256; --packing wrap overrides packing first_fit")
     settings = json.loads((home / "run/run.json").read_text())
     assert (settings["seq_len"], settings["order"]["packing"]) == (64, "wrap")
     assert open_store(home / "run/data").tokenizer.name == "train:300"
@@ -86,7 +86,7 @@ def test_what_is_too_long_can_be_kept_from_the_command_line(home, capsys):
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     assert train(home, *words, "--overlong", "split") == 0
     (line,) = said_by(capsys, "order")
-    assert line.endswith("--overlong split wins over filter_overlong, which says drop")
+    assert line.endswith("--overlong split overrides filter_overlong, which says drop")
     assert json.loads((home / "run/run.json").read_text())["order"]["overlong"] == "split"
 
 
@@ -119,7 +119,7 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
         ]
         assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
         out = capsys.readouterr().out
-        assert f"{name}.yaml says nothing of it" in out
+        assert f"{name}.yaml sets none of these" in out
         assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (name == "list")
     settings = json.loads((home / "list/run.json").read_text())
     assert settings["order"] == {

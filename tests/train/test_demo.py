@@ -27,7 +27,7 @@ def check_stages(folder, steps, printed):
         f"$ batchloom check {folder}/store",
         ">>> loader = batchloom.Loader(",
         f"$ batchloom train --data {folder}/store --out {folder}/run --max-iters {steps}",
-        "the unigram entropy, is ",
+        "the unigram entropy, reached by guessing",
         "def ",
         f"Loss curve: {folder}/run/loss.png",
     ):
@@ -59,7 +59,7 @@ def test_again_in_its_own_folder(demo):
     folder, _ = demo
     code, printed, _ = run_demo(folder, 1)
     assert code == 1
-    assert "The store was finished already" in printed
+    assert "The store is already finished" in printed
     assert "The run of an earlier demo is replaced" in printed
 
 

@@ -39,7 +39,7 @@ def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, words, tmp_pat
     capsys.readouterr()
     assert train("--data", store, "--out", halves, "--resume") == 0
     told = capsys.readouterr().out
-    assert f"The run was begun on generation 1 of {store} and goes on with it; the newest is 3." in told
+    assert f"The run was started on generation 1 of {store} and continues with it; the newest is 3." in told
     assert "150 documents" in told
     assert steps_of(halves) == steps_of(whole)
 
@@ -76,9 +76,9 @@ def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(store, wo
     assert train(*words, "--out", tmp_path / "two", "--stop-at", 3) == 0
     capsys.readouterr()
     assert train("--data", store, "--out", tmp_path / "one", "--resume") == 0
-    assert "was begun on generation 1" in capsys.readouterr().out
+    assert "was started on generation 1" in capsys.readouterr().out
     assert train("--data", store, "--out", tmp_path / "two", "--resume") == 0
-    assert "was begun on" not in capsys.readouterr().out
+    assert "was started on" not in capsys.readouterr().out
 
 
 def test_generations_are_of_stores(words, tmp_path, capsys):

@@ -121,12 +121,12 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     run_training(store, out, {"steps": 12}, stop_at=4)
     late = leave_request(out, Edit(step=2, skip=1))
     path = leave_request(out, edit)
-    with pytest.raises(StateError, match="The same edit waits for the run already"):
+    with pytest.raises(StateError, match="The same edit is already pending"):
         submit_edit(out / "edits", edit, 0, lambda: False)
-    with pytest.raises(StateError, match=r"asked for the edit in .*000001.*It is taken up first"):
+    with pytest.raises(StateError, match=r"received the edit in .*000001.*That edit must be applied first"):
         edit_run(out, store.path, Edit(step=8, skip=1))
     _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    assert f"edit   {path.name} is taken, and holds after 6 steps" in said
+    assert f"edit   {path.name} is accepted, and applies after 6 steps" in said
     assert any(f"{late.name} is refused: Step 2 was given" in line for line in said)
     assert "Step 2 was given" in json.loads(late.read_text())["refused"]
     assert [one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"] == [6]
@@ -144,9 +144,9 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
         ({}, "missing 1 required"),
         ({"step": 8, "skpi": 1}, "skpi"),
         ({"step": "x", "skip": 1}, "step: "),
-        ({"step": 8, "ban": {"data": "5"}}, "'5' is no number of a document"),
-        ({"step": 8, "weights": 5}, "one store has none"),
-        ({"step": 8, "ban": {"data": [10**9]}}, "there is no document"),
+        ({"step": 8, "ban": {"data": "5"}}, "'5' is not a document number"),
+        ({"step": 8, "weights": 5}, "a single store has no weights"),
+        ({"step": 8, "ban": {"data": [10**9]}}, "does not exist"),
         ({"step": 4, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
     ],
 )
@@ -168,10 +168,10 @@ def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, s
     path = leave_request(out, Edit(step=6, global_batch_size=6))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())
-    with pytest.raises(TrainError, match=rf"took the edit in .*{path.name} before .*batch_size"):
+    with pytest.raises(TrainError, match=rf"applied the edit in .*{path.name} before .*batch_size"):
         run_training(store, out, {"steps": 12, "batch_size": 4}, resume=True)
     path.write_text("{")
-    with pytest.raises(StateError, match="is not JSON.* Mend the file; or delete it"):
+    with pytest.raises(StateError, match="is not JSON.* Fix the file, or delete it"):
         run_training(store, out, {"steps": 12}, resume=True)
     path.unlink()
     run_training(store, out, {"steps": 12}, resume=True)
@@ -192,7 +192,7 @@ def test_a_run_is_held_until_its_process_dies(tmp_path, store):
             edit_run(RunFolder(out).find_newest_checkpoint(), store.path, edit)
         said = []
         assert edit_run(out, store.path, edit, dry_run=True, print_line=said.append).checkpoint
-        assert "in use: what its newest checkpoint has not yet is left out" in said[0]
+        assert "in use: changes since its newest checkpoint are not included" in said[0]
     run_training(store, out, {"steps": 12}, resume=True)
     assert len(journal_of(out)) == 1
 
@@ -203,7 +203,7 @@ def test_a_run_that_ends_meanwhile_is_edited_as_one_that_stands_still(tmp_path, 
     with holding(out, 1.5):
         found = edit_run(out, store.path, Edit(step=4, skip=1), print_line=said.append)
     assert found.checkpoint == RunFolder(out).find_newest_checkpoint()
-    assert said[1:] == ["The run ended meanwhile."]
+    assert said[1:] == ["The run ended in the meantime."]
     assert not list((out / "edits").iterdir())
     assert len(journal_of(out)) == 1
 
@@ -266,7 +266,7 @@ def test_what_is_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkey
     _, said = run_training(store, out, {"steps": 12}, resume=True)
     asking.join(60)
     assert "the edit is withdrawn" in told[0]
-    assert any(line.endswith("was deleted: it is withdrawn") for line in said)
+    assert any(line.endswith("was deleted, so the edit is withdrawn") for line in said)
     assert journal_of(out) == []
     assert not list((out / "edits").iterdir())
     assert tokens_of(out) == tokens_by_plan(store, 12)
@@ -277,7 +277,7 @@ def test_a_request_whose_answer_a_kill_cut_short_is_found_again(tmp_path, store)
     run_training(store, out, {"steps": 12}, stop_at=4)
     path = leave_request(out, edit)
     path.rename(f"{path}.claimed")
-    with pytest.raises(StateError, match=rf"asked for the edit in .*{path.name} while"):
+    with pytest.raises(StateError, match=rf"received the edit in .*{path.name} while"):
         edit_run(out, store.path, Edit(step=8, skip=1))
     path.rename(f"{path}.claimed")
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
@@ -316,7 +316,7 @@ def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path,
     older = RunFolder(out).find_newest_checkpoint()
     leave_request(out, Edit(step=9, skip=1))
     for place in (out, older):
-        with pytest.raises(StateError, match="It is taken up first"):
+        with pytest.raises(StateError, match="That edit must be applied first"):
             edit_run(place, store.path, edit, dry_run=dry_run)
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     for place, number in ((older, 1), (out, 2)):

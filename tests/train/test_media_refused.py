@@ -38,7 +38,7 @@ def test_models_for_other_data_are_refused(families, tmp_path):
     seeing, hearing, llava = (families[name] for name in ("qwen2_vl", "qwen2_audio", "llava"))
     write_model(tmp_path / "text", vocab_size=512)
     for family, init, said in (
-        (seeing, tmp_path / "text", "LlamaForCausalLM, which takes text alone, and the store"),
+        (seeing, tmp_path / "text", "LlamaForCausalLM, which accepts only text, and the store"),
         (
             hearing,
             seeing.folder,
@@ -52,7 +52,7 @@ def test_models_for_other_data_are_refused(families, tmp_path):
         ),
     ):
         refused(family, init, tmp_path, said)
-    with pytest.raises(InputError, match="own GPT takes text alone: .*train --init FOLDER"):
+    with pytest.raises(InputError, match="own GPT accepts only text: .*train --init FOLDER"):
         run_training(seeing.store, tmp_path / "run", {"steps": 1})
 
 
@@ -61,7 +61,7 @@ def test_a_model_with_too_few_ids_or_patches_of_another_size_is_refused(families
     few = make_llava(family, tmp_path / "few", vocab_size=250)
     refused(family, few, tmp_path, r"has ids up to 294 and the model in .* has 250", TrainError)
     large = make_llava(family, tmp_path / "large", patch_size=7)
-    said = "LlavaForConditionalGeneration of .* cannot take documents of .* with their media: .*own processor"
+    said = "LlavaForConditionalGeneration of .* cannot process documents of .* with their media: .*own processor"
     refused(family, large, tmp_path, said, TrainError)
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_sees_is_refused_for_text(families, tmp_path):
     file.write_text("".join(json.dumps({"text": f"Line {n}. " * 9}) + "\n" for n in range(60)))
     family = families["llava"]
     made = batchloom.prepare(file, out=tmp_path / "text", tokenizer=str(family.processor))
-    with pytest.raises(InputError, match="no causal language model, and the store holds text alone"):
+    with pytest.raises(InputError, match="not a causal language model, and the store holds only text"):
         run_training(
             batchloom.open_store(made.path),
             tmp_path / "run",

@@ -89,7 +89,7 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     edit_run(newest, mixture, Edit(step=10, global_batch_size=2, seq_len=16))
     outcome, said = run_mixture(mixture, tmp_path / "run", resume=True)
     assert outcome.step == 12
-    assert "2 edits in the journal, the last holds after 10 steps" in said
+    assert "2 edits in the journal, the last applies after 10 steps" in said
     entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
     assert [e["tokens"] for e in entries if e["step"] > 10] < [40] * 2
     kept = json.loads((RunFolder(tmp_path / "run").find_newest_checkpoint() / "state.json").read_text())
@@ -105,7 +105,7 @@ def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
             submit_edit(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
     _, said = run_mixture(mixture, out, resume=True)
     assert "mix    math 100.00% of the sequences, after 8 steps" in said
-    assert "is refused: weights.wbe: names no source; there are code, math, web" in said
+    assert "is refused: weights.wbe: unknown source; the sources are code, math, web" in said
     taken, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
     assert taken["taken"]["added"].keys() == {"math"}
     assert "refused" in refused
@@ -121,21 +121,23 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
     before = state.read_bytes()
     for edit, error, words in (
         (Edit(step=2, weights={"web": 1}), PlanError, "Step 2 was done already"),
-        (Edit(step=4, weights={"wbe": 1}), SettingsError, "weights.wbe: names no source"),
-        (Edit(step=4, ban={"web": [150]}), SettingsError, "there is no document 150"),
+        (Edit(step=4, weights={"wbe": 1}), SettingsError, "weights.wbe: unknown source"),
+        (Edit(step=4, ban={"web": [150]}), SettingsError, "document 150 does not exist"),
     ):
         with pytest.raises(error, match=words):
             edit_run(out, mixture, edit)
     without = Mixture({"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")})
     edit_run(out, mixture, Edit(step=5, weights={"math": 1}))
-    with pytest.raises(StateError, match="adds source 'math' at step 5: give its store, too"):
+    with pytest.raises(StateError, match="adds source 'math' at step 5: add its store to"):
         edit_run(out, without, Edit(step=7, skip=1))
     edited = state.read_bytes()
     state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
-    with pytest.raises(StateError, match=r"edit 0 of the journal has another step, weights, added than"):
+    with pytest.raises(
+        StateError, match=r"edit 0 of the journal differs from its fingerprint in one of step, weights, added"
+    ):
         edit_run(out, mixture, Edit(step=7, skip=1))
     state.write_bytes(before.replace(b'"step": 3', b'"step": 4', 1))
-    with pytest.raises(StateError, match="its check does not fit"):
+    with pytest.raises(StateError, match="its check does not match"):
         edit_run(out, mixture, Edit(step=5, skip=1))
 
 

@@ -246,26 +246,26 @@ def stating(folder, name, **entries):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (shutil.rmtree, "there is no folder .* hf download"),
-        (lambda f: without(f, "config.json"), "config.json is not there"),
+        (shutil.rmtree, "is not a folder.* hf download"),
+        (lambda f: without(f, "config.json"), "config.json does not exist"),
         (lambda f: without(f, "model.safetensors"), "has no model.safetensors"),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-            "a pickle, which can run code .*save_pretrained",
+            "A pickle can run code .*save_pretrained",
         ),
         (
             lambda f: stating(f, "config.json", auto_map={"AutoModelForCausalLM": "x.Y"}),
-            "auto_map: it asks for code",
+            "auto_map: it needs code",
         ),
         (
             lambda f: stating(f, "config.json", attn_implementation="org/kernel"),
-            "'org/kernel': it asks for code",
+            "'org/kernel': it needs code",
         ),
         (lambda f: stating(f, "config.json", quantization_config={}), "are quantized"),
         (lambda f: stating(f, "config.json", model_type="lama"), "cannot load .*lama"),
         (
             lambda f: stating(f, "config.json", architectures=["BertForMaskedLM"]),
-            "holds BertForMaskedLM, no causal",
+            "holds BertForMaskedLM, which is not a causal",
         ),
         (lambda f: stating(f, "config.json", num_hidden_layers=3), "lack 9 of those"),
         (lambda f: stating(f, "config.json", hidden_size=64), "cannot load|lack"),
@@ -290,7 +290,7 @@ def test_weights_in_several_files(store, llama, tmp_path):
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
     names = json.loads(index.read_text())["weight_map"]
     index.write_text(json.dumps({"weight_map": {**names, "lm_head.weight": "../x.safetensors"}}))
-    with pytest.raises(InputError, match=r"names '../x.safetensors', which is no file beside it"):
+    with pytest.raises(InputError, match=r"names '../x.safetensors', which is not a file in this folder"):
         finetune(store, tmp_path / "m", tmp_path / "other", {"steps": 1})
 
 
@@ -373,7 +373,7 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
     ("words", "said"),
     [
         (["--init", "x", "--model-name", "tiny"], "--model-name and --init exclude each other"),
-        (["--init", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B. It takes a local folder"),
+        (["--init", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B is not a folder"),
         (["--init", "LLAMA", "--config-file", "shape.json"], "--init exclude each other"),
         (["--init", "LLAMA", "--attn-implementation", "sdpaa"], "'sdpaa' is none of 'sdpa'"),
         (["--attn-implementation", "sdpa"], "--attn-implementation: goes with --init"),

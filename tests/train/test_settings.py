@@ -74,7 +74,7 @@ def test_numbers_that_are_not_finite_are_told_at_once(value):
 )
 def test_absurd_sizes_are_refused_by_their_bound(name, most):
     assert getattr(make_settings(PLAIN, {name: most}), name) == most
-    with pytest.raises(SettingsError, match=f"{name}: {most + 1} is above {most}, the most"):
+    with pytest.raises(SettingsError, match=f"{name}: {most + 1} is above {most}, the maximum"):
         make_settings(PLAIN, {name: most + 1})
     with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
         make_settings(PLAIN, {name: 10**4000})

@@ -65,7 +65,7 @@ def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
     more = tmp_path / "more.jsonl"
     more.write_text(lines.read_text() * 10)
     _, said = run_stream(more, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"})
-    assert any("0 of 1 units of the input are kept" in line for line in said)
+    assert any("0 of 1 units of the input are in" in line for line in said)
 
 
 def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
@@ -75,7 +75,9 @@ def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
     assert not any("is unfinished" in line for line in said)
     _, said = run_stream(lines, out, resume=True)
     command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --no-balance-subsets --out {kept}"
-    assert f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it" in said
+    assert (
+        f"keep   {kept} is unfinished, and nothing was written to it since --resume; finish it with: {command}" in said
+    )
     assert run_command_line(shlex.split(command)[1:]) == 0
     _, said = run_stream(lines, out, {"steps": 22}, resume=True)
     assert not any("is unfinished" in line for line in said)

@@ -239,5 +239,5 @@ def test_ranks_of_which_some_have_the_data_are_refused(tmp_path, config):
     done = run_ranks(WORKER, tmp_path, tmp_path / "RANK", *words, *more)
     assert any(one.returncode for one in done)
     said = "".join(one.stdout + one.stderr for one in done)
-    assert "is absent for 1 of 2 ranks and there for the others" in said
+    assert "is missing for 1 of 2 ranks only" in said
     assert "Falling back" not in said

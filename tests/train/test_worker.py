@@ -208,7 +208,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     assert worlds_of(history) == [1, 2, 1]
     # What was killed had made steps that were made again.
     assert len([one for one in heard(tmp_path / "heard") if one["rank"] == 0]) > len(history)
-    assert "waited for the others in vain" in (tmp_path / "first.log").read_text()
+    assert "lost contact with the other ranks" in (tmp_path / "first.log").read_text()
     assert os.path.exists(tmp_path / "run" / "loss.png")
 
 
@@ -224,16 +224,16 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
         ),
         (
             {"dataset_name": "wiki"},
-            "dummy: 'wiki' is no setting of it.* or leave it out. Real data",
+            "dummy: 'wiki' is no setting of it.* or leave it out. For real data",
         ),
         ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
-        ({"tokenizer_name": "gpt2"}, "goes with huggingface only; made-up data has no text"),
+        ({"tokenizer_name": "gpt2"}, "goes with huggingface only; synthetic data has no text"),
         ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
         ({"batch_size": 0}, "batch_size: 0 is not"),
         ({"overlong": "spilt"}, "overlong: 'spilt' is none of split, drop, .*mean 'split'"),
         (
             {"model_size": "mediun"},
-            "'mediun' is no size; give one of tiny, medium; did you mean 'medium'",
+            "'mediun' is not a size; give one of tiny, medium; did you mean 'medium'",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_said_of_the_options(capsys):
     said = capsys.readouterr().err
     assert "--tokenizer: 'gpt2' goes with huggingface only" in said
     assert "--num-steps: 0 is not" in said
-    assert "Real data is of another --dataset-type, huggingface or store" in said
+    assert "For real data give --dataset-type huggingface or store" in said
     assert command(words) == 2
     assert "--dataset-type: missing; give one of" in capsys.readouterr().err
 
@@ -267,7 +267,7 @@ def test_a_worker_whose_peers_never_come_is_ended(tmp_path, number):
         while not listens(int(port)) and time.monotonic() < ends:
             time.sleep(0.02)
         line = alone.out.read_text()
-        assert line == f"rank 0 of 2 waits for the others at 127.0.0.1:{port}\n"
+        assert line == f"rank 0 of 2 waits for the other ranks at 127.0.0.1:{port}\n"
         alone.send_signal(number)
         assert alone.wait().returncode == -number
 
@@ -284,7 +284,7 @@ def test_a_run_goes_on_and_another_is_refused(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all("source=synthetic" in line for line in lines)
     assert any(
-        line.startswith("worker w1 (rank 0 of 1)  2 sequences of each step (the same as each other); ")
+        line.startswith("worker w1 (rank 0 of 1)  2 sequences of each step (the same on every worker); ")
         and "effective global batch 2 = 2 local x 1 worker; steps 1 to 2" in line
         for line in lines
     )

@@ -78,7 +78,7 @@ def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
         return None
     name = os.fspath(keep) if isinstance(keep, os.PathLike) else keep
     if not is_valid_path(name):
-        raise SettingsError([f"keep: {quote_value(keep)} is no path; name the folder of the store"])
+        raise SettingsError([f"keep: {quote_value(keep)} is not a path; name the folder of the store"])
     refuse_url(name, "keep")
     return Path(name)
 
@@ -172,7 +172,7 @@ class StreamStoreWriter:
             OutputError: it cannot be written.
         """
         if self.finished:
-            _LOG.info("%s is a store already: nothing is kept.", self.out)
+            _LOG.info("%s is a finished store already: the stream does not write to it.", self.out)
             return None
         if rank == 0:
             with rename_out_in_errors():
@@ -213,9 +213,9 @@ class StreamStoreWriter:
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
             _LOG.warning(
-                "The input is so small that prepare moved a document into a subset that would have been empty "
-                "(subset_overrides in the manifest of %s): no plan over it can repeat the stream. Stream with "
-                "val_fraction=0 and test_fraction=0 for that.",
+                "The input is small, so prepare moved a document into a subset that would have been empty "
+                "(subset_overrides in the manifest of %s). No plan of this store can repeat the stream. To get one, "
+                "stream with val_fraction=0 and test_fraction=0.",
                 self.out,
             )
             return

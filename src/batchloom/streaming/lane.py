@@ -390,9 +390,9 @@ class LaneReader:
             reading = self._task.record_parsers.get_parser(source)
             if reading.preferences:
                 raise InputError(
-                    f"{source.name} holds preferences ({reading.detected}), of which some answers are not to be "
-                    "imitated: a stream would train them, too. Prepare them (batchloom prepare), which preference "
-                    "trainers read; or say what is to be trained, with mapping= as docs/preferences.md tells."
+                    f"{source.name} holds preferences ({reading.detected}), and a stream would also train on the "
+                    "rejected answers. Prepare them (batchloom prepare) for a preference trainer, or select the "
+                    "trained part with mapping= (docs/preferences.md)."
                 )
             templated = templated or reading.templated
         if templated and self._task.chat is None:

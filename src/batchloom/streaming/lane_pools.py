@@ -151,8 +151,7 @@ class WorkerPools:
         if pending_pool.deaths > _MAX_WORKER_DEATHS:
             raise WorkerError(
                 f"A worker of the stream {event.reason}, {pending_pool.deaths} times at the same pool (lane "
-                f"{pending_pool.task.lane}). Give it more memory (fewer workers, smaller pool_size), or workers=0 "
-                "to see "
-                "what it dies of; prepare finds the record."
+                f"{pending_pool.task.lane}). Give it more memory (fewer workers, smaller pool_size), or workers=0 to "
+                "see the cause; batchloom prepare finds the record."
             )
         executor.submit(event.number, pending_pool.task)

@@ -317,7 +317,7 @@ class RankFeed:
             epoch = f" in epoch {pool.epoch}" if pool.epoch else ""
             raise TooManyBadRecordsError(
                 f"{bad:,} of the first {records:,} records of this rank's lanes are bad{epoch}, and max_bad "
-                f"{self._share.max_bad} allows {most:,}{last}. Mend the input, or allow more (max_bad=)."
+                f"{self._share.max_bad} allows {most:,}{last}. Fix the input, or allow more (max_bad=)."
             )
 
     def tokens(self, step: int) -> int:
@@ -336,7 +336,9 @@ class RankFeed:
             with self._lock:
                 before, position = lane.cursor(step * self._round)
             if before > step * self._round:
-                raise PlanError(f"Step {step} lies behind this stream, which does not go back.")
+                raise PlanError(
+                    f"Step {step} precedes the current position of this stream, and a stream cannot go back."
+                )
             cursors[lane.lane] = (position, before)
         return cursors
 

@@ -187,11 +187,11 @@ class StreamOrder:
 
     def __post_init__(self) -> None:
         if self.steps is None:
-            raise SettingsError(["steps: missing; a stream has no length of its own"])
+            raise SettingsError(["steps: missing; a stream has no fixed length"])
         self.spec("split")
         lanes = self.lanes
         if lanes is not None and (as_int(lanes) is None or lanes < 1):
-            raise SettingsError([f"lanes: {quote_value(lanes)} is no whole number of at least 1"])
+            raise SettingsError([f"lanes: {quote_value(lanes)} is not a whole number of at least 1"])
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
         """Return the settings of the order, with a default overlong policy."""
@@ -254,7 +254,7 @@ class Stream:
     ) -> None:
         if parse_synthetic_input(recipe.inputs):
             raise SettingsError(
-                [f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"]
+                [f"inputs: {recipe.inputs[0]} is synthetic and needs no stream; use open_store({recipe.inputs[0]!r})"]
             )
         if settings.keep is not None:
             check_keep(recipe.inputs, settings.keep)
@@ -267,7 +267,7 @@ class Stream:
         with pause_gc():
             self._listing = list_inputs(recipe, self._spool, exclude=settings.keep)
         if not self._listing.sources:
-            raise InputMissingError("The inputs hold no file to read; name others.")
+            raise InputMissingError("The inputs hold no file to read; name other inputs.")
         for note in self._listing.notes:
             _LOG.info("%s", note)
         if weights := describe_unused_weights(recipe.sources):
@@ -326,9 +326,9 @@ class Stream:
         check_lanes(lanes, order.global_batch_size)
         if lanes > count:
             raise PlanError(
-                f"The input can be cut into {count} stretches, too few for {lanes} "
-                f"lanes: packed files are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
-                "unpacked files, or prepare the input (batchloom prepare)."
+                f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed files are "
+                f"read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or uncompressed files, or "
+                "prepare the input (batchloom prepare)."
             )
         return lanes
 
@@ -416,8 +416,8 @@ class Stream:
         position, cursors, self._kept_in = read_stream_state(state, self._facts, rank_lanes)
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
-                "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s (--keep) to "
-                "go on keeping, or end that store with batchloom prepare.",
+                "The stream wrote its documents to the store %s, and from here on it does not. Give keep=%s "
+                "(--keep) to continue that store, or finish it with batchloom prepare.",
                 *(self.abandoned, self.abandoned),
             )
         return position // self.spec.global_batch_size, cursors
@@ -485,7 +485,7 @@ class Stream:
             BatchloomError: any error of ``prepare``.
         """
         if self.keeping is None:
-            raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
+            raise SettingsError(["keep: missing; give stream(keep=FOLDER) to write a store"])
         return self.keeping.finish(self._range_groups, progress or log_note, ExecutionSettings(workers=workers))
 
     def _make_worker_setup(self) -> WorkerSetup:
@@ -521,13 +521,13 @@ class Stream:
             if share
         ]
         _LOG.info(
-            "%r: %s a rank; up to two pools of %s documents a lane are held in memory, %s in all here. Duplicates stay"
-            "%s.",
+            "%r: %s per rank; up to two pools of %s documents per lane are in memory, %s in total on this rank. "
+            "Duplicates are not removed%s.",
             self,
             format_count(workers, "worker") if workers else "no worker",
             f"{self.spec.pool_size:,}",
             f"{2 * lane_count * self.spec.pool_size:,}",
-            f"; documents are left out by hash: {' and '.join(left_out_shares)}" if left_out_shares else "",
+            f"; documents are excluded by hash: {' and '.join(left_out_shares)}" if left_out_shares else "",
         )
 
 

@@ -43,16 +43,16 @@ class RecordCounts:
         """
         nonzero_reasons = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
         if not nonzero_reasons:
-            return "it was dealt no record of the input", "Give more input"
+            return "the lane received no record of the input", "Give more input"
         reason_text = ", ".join(f"{count:,} {reason}" for reason, count in nonzero_reasons)
-        first = f". The first bad one: {bad[0]}" if bad else ""
-        why = f"no document to train on came of {format_count(self.records, 'record')}: {reason_text}{first}"
+        first = f". The first bad record: {bad[0]}" if bad else ""
+        why = f"no document to train on remains of {format_count(self.records, 'record')}: {reason_text}{first}"
         return why, _suggest_remedy(nonzero_reasons[0][0])
 
 
 def _suggest_remedy(reason: str) -> str:
     if reason == _BAD_PREFIX:
-        return "Mend the input, or name another"
+        return "Fix the input, or name another"
     if reason == _EMPTY_REASON:
         return "Name other inputs"
     if reason.startswith(_SHARE_PREFIX):

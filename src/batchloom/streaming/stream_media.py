@@ -47,8 +47,8 @@ class PoolMedia:
     def remedy(self) -> str:
         """Advice for a medium that cannot be read."""
         return (
-            "Bring it back, or leave the record out. Of a store (batchloom prepare) a run can serve padding for "
-            "documents whose media are gone."
+            "Restore it, or remove the record. From a store (batchloom prepare) a run can serve padding for "
+            "documents with missing media."
         )
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
@@ -62,8 +62,8 @@ class PoolMedia:
         path, begin = medium.blob
         if not path.exists():
             raise StoreError(
-                f"the file is gone in which it was laid aside ({path}): go on from the last state, and do not clear "
-                "the folder for temporary files under a run."
+                f"its temporary file {path} is missing. Resume from the last state, and do not clear the folder for "
+                "temporary files during a run."
             )
         return read_blob(path, begin, medium.size)
 

@@ -31,8 +31,8 @@ def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
     setting = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
     if packing == "wrap" or overlong in ("split", "truncate"):
         raise PlanError(
-            f"{setting} cuts documents, and one with images or audio is never cut: give packing='best_fit' and "
-            "overlong='drop' or 'error'."
+            f"{setting} cuts documents, and documents with images or audio are never cut: give packing='best_fit' "
+            "and overlong='drop' or 'error'."
         )
 
 
@@ -67,9 +67,9 @@ def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) 
 def describe_cut_conversations(spec: PlanSpec) -> str:
     """Return the warning that conversations mixed with texts are cut."""
     return (
-        f"The inputs hold texts and conversations, and documents longer than seq_len {spec.seq_len} are cut, "
-        f"conversations too: overlong='drop' leaves all of them out, stream(max_tokens={spec.seq_len}) conversations "
-        "alone."
+        f"The inputs hold texts and conversations, and all documents longer than seq_len {spec.seq_len} are cut, "
+        f"including conversations. overlong='drop' drops them all; stream(max_tokens={spec.seq_len}) drops only "
+        "conversations."
     )
 
 

@@ -69,7 +69,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if state[name] != first[name]:
                 raise StateError(
                     f"The states of the ranks do not belong together: {name} is {first[name]!r} and {state[name]!r}. "
-                    "Take all of them at the same step of the same stream."
+                    "Save all of them at the same step of the same stream."
                 )
     cursors = {int(lane): (LanePosition(*cursor[:-1]), cursor[-1]) for lane, cursor in lanes.items()}
     return make_stream_state(_parse_identity(first), first["position"], cursors)
@@ -119,8 +119,8 @@ def read_stream_state(
     missing = [lane for lane in rank_lanes if str(lane) not in lanes]
     if missing:
         raise StateError(
-            f"The state knows of lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: "
-            "it is that of one rank. Gather the states of all ranks with batchloom.streaming.merge_states."
+            f"The state has lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: it "
+            "is the state of a single rank. Merge the states of all ranks with batchloom.streaming.merge_states."
         )
     cursors = {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
     return int(state["position"]), cursors, saved_identity.keep
@@ -140,11 +140,12 @@ def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         raise StateError(f"This is not the state of a stream ({error!r}). Give what state_dict() returned.") from error
     if version != ORDER_VERSION:
         raise StateError(
-            f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the version that "
-            "wrote it, or start without it."
+            f"The state has order_version {version}, and this batchloom writes {ORDER_VERSION}. Continue with the "
+            "version that wrote it, or start without it."
         )
     if not checksum_matches or not sound:
         raise StateError(
-            "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
+            "The state was changed after it was saved: its check does not match its fields. Use the state as it was "
+            "saved."
         )
     return state

@@ -61,8 +61,9 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
     size, most = len(_encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
     if size > most:
         raise PlanError(
-            f"The journal of edits would have {size:,} bytes, and a checkpoint keeps up to {most:,}: a banned document "
-            "takes some 20. Ban fewer; or remove them from the store (batchloom remove), and start a run on that."
+            f"The journal of edits would have {size:,} bytes, and a checkpoint can hold {most:,}; a banned document "
+            "takes about 20. Ban fewer documents; or remove them from the store (batchloom remove) and start a run "
+            "on the result."
         )
 
 
@@ -88,8 +89,8 @@ def read_checkpoint_step(checkpoint: Path) -> int:
 def raise_damaged_file(file: Path, fault: object) -> NoReturn:
     """Raise StateError for a damaged file of a checkpoint, with a remedy."""
     raise StateError(
-        f"The checkpoint cannot be used: {file} {fault}. Delete the folder {file.parent}; --resume "
-        "then goes on from the checkpoint before it, or from the start where there is none."
+        f"The checkpoint cannot be used: {file} {fault}. Delete the folder {file.parent}; --resume then continues "
+        "from the checkpoint before it, or from the start if there is none."
     )
 
 
@@ -121,10 +122,10 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
         _check_journal_unchanged(file, loader)
         raise_damaged_file(
             file,
-            "was changed after it was written: its check does not fit its fields (batchloom edit adds edits)",
+            "was changed after it was written: its check does not match its fields (to add edits, use batchloom edit)",
         )
     if step != read_checkpoint_step(path):
-        raise_damaged_file(file, f"says step {step!r} and lies in the folder {path.name}")
+        raise_damaged_file(file, f"says step {step!r} and is in the folder {path.name}")
     return read_checkpoint_step(path), loader, checksums
 
 
@@ -138,8 +139,8 @@ def _check_journal_unchanged(file: Path, loader: Any) -> None:
         fields = ", ".join(name for name in edits[number] if name != "fingerprint")
         raise_damaged_file(
             file,
-            f"was changed by hand: its check does not fit, and edit {number} of the journal has another {fields} than "
-            "its fingerprint says (batchloom edit adds edits)",
+            f"was changed by hand: its check does not match, and edit {number} of the journal differs from its "
+            f"fingerprint in one of {fields} (to add edits, use batchloom edit)",
         )
 
 
@@ -154,7 +155,7 @@ def _read_tensors(file: Path, checksums: dict[str, Any], expected_tensors: Mappi
     except OSError as error:
         raise_damaged_file(file, f"cannot be read: {error.strerror or error}")
     except SafetensorError as error:
-        raise_damaged_file(file, f"is no safetensors file: {error}")
+        raise_damaged_file(file, f"is not a safetensors file: {error}")
     for name in sorted({*tensors, *expected_tensors}):
         actual, expected = (_describe_tensor(group.get(name)) for group in (tensors, expected_tensors))
         if actual != expected:
@@ -236,9 +237,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
     if len(text) > MAX_RUN_FILE_BYTES:
         raise OutputError(
-            f"{path} was not written: it would have {len(text):,} bytes, and more than {MAX_RUN_FILE_BYTES:,} are "
-            f"not read. "
-            "Give fewer stores or edits."
+            f"{path} was not written: it would have {len(text):,} bytes, more than the limit of "
+            f"{MAX_RUN_FILE_BYTES:,}. Give fewer stores or edits."
         )
     partial_path.write_text(text, "utf-8")
     fsync_path(partial_path)

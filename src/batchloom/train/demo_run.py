@@ -60,11 +60,12 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
     val_loss = math.inf if outcome.val_loss is None else outcome.val_loss
     unigram = _compute_unigram_loss(store, val)
     print_line(
-        f"\nval loss {val_loss:.3f} nats a token; guessing by frequency alone, the unigram entropy, is {unigram:.3f}."
+        f"\nval loss {val_loss:.3f} nats per token; the unigram entropy, reached by guessing from token frequencies, "
+        f"is {unigram:.3f}."
     )
     print_line("\nWhat the model writes after 'def ':")
     print_line(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
-    print_line(f"\nAll of it took {time.perf_counter() - start_time:.0f} seconds.")
+    print_line(f"\nTotal time: {time.perf_counter() - start_time:.0f} seconds.")
     if not val_loss < unigram:
         raise TrainError(
             f"The val loss {val_loss:.3f} is not below the unigram entropy {unigram:.3f} "
@@ -76,14 +77,12 @@ def _claim_folder(out: Path) -> None:
     """Create the demo's folder, or reuse an earlier demo's; refuse any other folder."""
     mark = out / _DEMO_MARKER_FILE
     if out.exists() and not mark.is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputError(f"{out} holds something that is not a demo's. Give --out a new or empty folder.")
+        raise OutputError(f"{out} holds files that are not from the demo. Give --out a new or empty folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
-        raise OutputError(
-            f"{out} cannot be written: {error.strerror}. Give --out a folder you may write to."
-        ) from error
+        raise OutputError(f"{out} cannot be written: {error.strerror}. Give --out a writable folder.") from error
 
 
 def _collect_corpus(folder: Path) -> tuple[int, int]:
@@ -100,7 +99,7 @@ def _collect_corpus(folder: Path) -> tuple[int, int]:
             path.write_bytes(content)
         files, size = files + 1, size + len(content)
     if not files:
-        raise InputMissingError("This Python carries neither its topics nor its sources as text.")
+        raise InputMissingError("This Python installation has neither its topics nor its sources as text.")
     return files, size
 
 
@@ -118,7 +117,7 @@ def _iter_texts() -> Iterator[tuple[str, str]]:
 def _prepare_store(text: Path, data: Path, print_line: PrintLine) -> None:
     print_line(f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} --val-fraction {VAL_FRACTION}")
     result = batchloom.prepare([str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION)
-    prefix = "The store was finished already: " if result.already_done else ""
+    prefix = "The store is already finished: " if result.already_done else ""
     subsets = ", ".join(
         f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
         for name, subset in result.subsets.items()

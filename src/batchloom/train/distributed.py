@@ -61,8 +61,8 @@ class RankGroup:
             if not _is_collective_error(error):
                 raise
             raise TrainError(
-                f"Rank {self.rank} waited for the others in vain: one of them stopped, and its own "
-                f"message says why ({str(error).splitlines()[0]})."
+                f"Rank {self.rank} lost contact with the other ranks: one of them stopped, and its own message gives "
+                f"the cause ({str(error).splitlines()[0]})."
             ) from error
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
@@ -165,8 +165,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     index, count = int(number) if number else local_rank, torch.cuda.device_count()
     if index >= count:
         raise InputError(
-            f"--device {name}: GPU {index} was asked for and torch {torch.__version__} sees "
-            f"{count}. Use --device cpu, start fewer ranks, or install a torch built for your GPU."
+            f"--device {name}: GPU {index} does not exist; torch {torch.__version__} sees {count}. Use --device cpu, "
+            "start fewer ranks, or install a torch built for your GPU."
         )
     return torch.device("cuda", index)
 
@@ -214,13 +214,12 @@ def join_ranks(
     try:
         with _exit_on_signals():
             if print_line is not None and world_size > 1:
-                print_line(f"rank {rank} of {world_size} waits for the others at {address}")
+                print_line(f"rank {rank} of {world_size} waits for the other ranks at {address}")
             dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:
         raise TrainError(
-            f"Rank {rank} of {world_size} cannot reach the others at {address} ({str(error).splitlines()[0]}). "
-            "Start all "
-            "ranks with torchrun, and see that this address can be reached."
+            f"Rank {rank} of {world_size} cannot reach the other ranks at {address} ({str(error).splitlines()[0]}). "
+            "Start all ranks with torchrun, and make sure that this address is reachable."
         ) from error
     try:
         ranks = RankGroup(rank, world_size, local_rank, torch_device)
@@ -262,6 +261,6 @@ def _read_rank_variables(names: tuple[str, ...]) -> tuple[int, int, int]:
             return rank, world_size, local_rank
     variables_text = ", ".join(f"{name}={value!r}" for name, value in variables.items())
     raise TrainError(
-        f"The environment says {variables_text}, which is no rank of a run. Start with torchrun "
-        "--nproc-per-node N, or unset RANK and WORLD_SIZE."
+        f"The environment says {variables_text}, which is not a valid rank. Start with torchrun --nproc-per-node N, "
+        "or unset RANK and WORLD_SIZE."
     )

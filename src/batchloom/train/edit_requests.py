@@ -102,7 +102,8 @@ def _wrap_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Make room, then go on with --resume: it takes the edit up."
+            f"{path} cannot be written: {error.strerror}. Make room, then continue with --resume, which applies the "
+            "edit."
         ) from error
 
 
@@ -169,18 +170,19 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
             raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
         if "fault" in request:
             raise StateError(
-                f"{request['fault']}: the answer cannot be read. What the run says, and its log.jsonl, tell whether it "
-                "took the edit."
+                f"{request['fault']}, so the answer cannot be read. The output of the run and its log.jsonl show "
+                "whether it applied the edit."
             )
         if "refused" in request:
-            raise PlanError(f"The run refused the edit, and goes on as before. {request['refused']}")
+            raise PlanError(f"The run refused the edit and continues without it. {request['refused']}")
         if is_ended:
             path.unlink()
             return None
         if time.monotonic() > deadline:
             raise TrainError(
-                f"The run gave no answer within {patience:g} s; it looks for edits between steps. The request stays in "
-                f"{path}, which will have the answer; delete it to withdraw the edit, or it is taken up later."
+                f"The run gave no answer within {patience:g} s; it reads edits between steps. The request stays in "
+                f"{path}, and the answer will be written there. Delete that file to withdraw the edit; otherwise it "
+                "is applied later."
             )
         time.sleep(_POLL_SECONDS)
 
@@ -191,7 +193,7 @@ def _write_request(folder: Path, edit: Edit) -> Path:
     for path, request in list_pending_requests(folder, ()):
         if request.get("edit") == plain and "taken" not in request:
             raise StateError(
-                f"The same edit waits for the run already, in {path}. Wait for the answer there, or delete it."
+                f"The same edit is already pending in {path}. Wait for the answer there, or delete the file."
             )
     names = _list_request_names(folder)
     number = 1 + (int(names[-1].split("-")[0]) if names else 0)
@@ -205,7 +207,8 @@ def _write_request(folder: Path, edit: Edit) -> Path:
         fsync_path(folder)
     except OSError as error:
         raise OutputError(
-            f"{folder} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
+            f"{folder} cannot be written: {error.strerror}. The run did not receive the edit. Make room, or fix the "
+            "folder."
         ) from error
     return path
 
@@ -236,10 +239,10 @@ class EditInbox:
         for fault in (request["fault"] for _, request in requests if "fault" in request):
             if first:
                 raise StateError(
-                    f"{fault}, and edits that this run took may be known there alone. Mend the file; or delete it to "
-                    "go on without."
+                    f"{fault}, and it may be the only record of an edit that this run applied. Fix the file, or "
+                    "delete it to continue without the edit."
                 )
-            run.log.print_line(f"edit   {fault}: not taken")
+            run.log.print_line(f"edit   {fault}: not applied")
         return [path_and_request for path_and_request in requests if "fault" not in path_and_request[1]]
 
 
@@ -261,11 +264,12 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
         refusal = _find_refusal(run, plain, path.name)
         if applied_fingerprint and refusal is not None:
             raise TrainError(
-                f"The run took the edit in {path} before it was stopped, and cannot take it again: {refusal} Go on "
-                "with what it was stopped with; or delete that file to go on without the edit."
+                f"The run applied the edit in {path} before it was stopped, and cannot apply it again: {refusal} "
+                "Resume with the data and settings it was stopped with, or delete that file to continue without the "
+                "edit."
             )
         if not run.ranks.total(float(run.ranks.first and _claim_request(path)))[0]:
-            run.log.print_line(f"edit   {path.name} was deleted: it is withdrawn")
+            run.log.print_line(f"edit   {path.name} was deleted, so the edit is withdrawn")
         elif refusal is None:
             _apply_edit(run, path, plain, step)
             is_applied = True
@@ -316,9 +320,8 @@ def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None
     difference = find_differing_rank([verdict["fingerprint"] for verdict in verdicts])
     if difference is not None:
         raise TrainError(
-            f"With the edit in {name} the ranks would have different orders: {difference}. It was not taken. Give "
-            "every "
-            "rank the same stores, and go on with --resume."
+            f"With the edit in {name} the ranks would have different orders: {difference}. It was not applied. Give "
+            "every rank the same stores, and continue with --resume."
         )
     return None
 
@@ -344,7 +347,7 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
     _answer_request(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
-    run.log.print_line(f"edit   {path.name} is taken, and holds after {format_count(edit.step, 'step')}")
+    run.log.print_line(f"edit   {path.name} is accepted, and applies after {format_count(edit.step, 'step')}")
     for line in after:
         if line not in before:
             run.log.print_line(line)

@@ -98,7 +98,7 @@ def run_worker(
             train(run, resume=has_run, between=session.between)
         except _WorkersStopped:
             log.print_line(
-                f"A worker leaves: step {session.step} of {config.num_steps} is saved, and the same command goes on."
+                f"A worker leaves: step {session.step} of {config.num_steps} is saved. Continue with the same command."
             )
         return session.end()
 
@@ -144,14 +144,14 @@ class _WorkerSession:
         if previous_size != size and step < run.settings.steps:
             loader.edit(Edit(step=step, global_batch_size=size, note=format_count(workers, "worker")))
             run.log.print_line(
-                f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not "
+                f"workers  {workers} now: from step {step + 1} on a step has {size} sequences instead of "
                 f"{previous_size}"
             )
         self._first, self._start_time = step, time.perf_counter()
         self._leave.heeded = True
         if step >= run.settings.steps:
             return
-        share = "the same as each other" if is_replicated(loader.store) else "no other has them"
+        share = "the same on every worker" if is_replicated(loader.store) else "on this worker only"
         self._print_line(
             f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
             f"{format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
@@ -192,8 +192,7 @@ def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
         ]
         if differences:
             raise TrainError(
-                f"The workers were asked for different things: {'; '.join(differences)}. Start all of them with the "
-                "same "
+                f"The workers have different settings: {'; '.join(differences)}. Start all of them with the same "
                 "options."
             )
 
@@ -219,7 +218,7 @@ def _read_initial_batch_size(folder: RunFolder) -> int:
     """Return the initial sequences per step of a run from ``run.json``."""
     value = as_int(folder.read().get("global_batch_size"))
     if value is None:
-        raise folder.make_damaged_error("names no global_batch_size")
+        raise folder.make_damaged_error("has no global_batch_size")
     return value
 
 

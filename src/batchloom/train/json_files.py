@@ -22,10 +22,10 @@ def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
         if not stat.S_ISREG(file_status.st_mode):
             raise ValueError("is a folder, a pipe or a device, not a file")
         if file_status.st_size > most:
-            raise ValueError(f"has {file_status.st_size:,} bytes; more than {most:,} are not read")
+            raise ValueError(f"has {file_status.st_size:,} bytes; the limit is {most:,}")
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise ValueError("is not there") from error
+        raise ValueError("does not exist") from error
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     return parse_json_object(content)

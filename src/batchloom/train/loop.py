@@ -101,8 +101,8 @@ def _run_steps(run: TrainRun, *, resume: bool, stop_at: int | None, between: Cal
     val_loss, parameters = None, count_parameters(run)
     if start_step >= last:
         log.print_line(
-            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets how "
-            "many."
+            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets the "
+            "number of steps."
         )
     step, meter = start_step, Meter(run.loader, exchange=False)
     between(start_step)
@@ -165,14 +165,13 @@ def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
         return
     invalid_id = lowest if lowest < 0 else highest
     if store.vocab_size is not None or lowest < 0:
-        remedy = "the data is damaged: batchloom check says where"
+        remedy = "the data is damaged: batchloom check shows where"
     elif isinstance(run.settings.model, PretrainedSettings):
         remedy = "the data was made for another model"
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.location.name} holds id {invalid_id} and the model has {rows} of them: "
-        f"{remedy}."
+        f"Step {batch.step + 1} of {store.location.name} holds id {invalid_id}, and the model has {rows} ids: {remedy}."
     )
 
 

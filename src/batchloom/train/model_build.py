@@ -63,8 +63,8 @@ def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> Mode
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
-                "The data holds images or audio, and the trainer's own GPT takes text alone: finetune a model that "
-                "sees or hears, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
+                "The data holds images or audio, and the trainer's own GPT accepts only text: finetune a multimodal "
+                "model, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
         vocab_size = _choose_vocabulary_size(store, settings.model)
         return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
@@ -132,13 +132,13 @@ def _build_pretrained(
         sizes = rows, settings.seq_len
         distance = check_media_isolation(model, examples, store, sizes, packed=packed)
         if not examples.with_media(settings.seq_len):
-            log.print_line("note   the first steps hold no images or audio: the model was tried on texts alone")
+            log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     elif packed:
         distance = model.prove_isolation(store, settings.seq_len, rows)
     if packed:
         log.print_line(
-            f"packed documents do not see each other: their tokens' losses are those of the documents "
-            f"alone ({distance:.1e} nats apart)"
+            "packed documents do not see each other: the losses of their tokens match those of the documents alone "
+            f"({distance:.1e} nats apart)"
         )
     return model
 
@@ -148,11 +148,11 @@ def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
     store_vocab_size, model_vocab_size = store.vocab_size, shape.vocab_size
     if store_vocab_size is None and model_vocab_size is None:
         problem = (
-            f"missing; {store.location.name} does not say which tokenizer made it: set it in a "
-            "--config-file to more than its largest id"
+            f"missing; {store.location.name} does not name its tokenizer: set it in a --config-file to more than the "
+            "store's largest id"
         )
         raise SettingsError([f"model.vocab_size: {problem}"])
     if store_vocab_size is not None and model_vocab_size is not None and model_vocab_size < store_vocab_size:
-        problem = f"{model_vocab_size} is below the {store_vocab_size} ids of the store; leave it unset"
+        problem = f"{model_vocab_size} is less than the {store_vocab_size} ids of the store; leave it unset"
         raise SettingsError([f"model.vocab_size: {problem}"])
     return pad_vocabulary(model_vocab_size or store_vocab_size or 0)

@@ -255,8 +255,8 @@ def _make_val_loader(
         return None
     if not has_val_targets:
         log.print_line(
-            f"val    none{source_note}: what would be looked at of the val subset has nothing to predict, no two "
-            "tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
+            f"val    none{source_note}: the evaluated part of the val subset has nothing to predict: no sequence "
+            "holds two tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
         )
         return None
     return loader
@@ -411,8 +411,8 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
     if refused_names:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         raise StateError(
-            f"--resume goes on with the same model, data and order, but {fields}. Give what "
-            f"the run was started with, or another --out for a new run."
+            f"--resume needs the same model, data and order, but {fields}. Give the settings the run was started "
+            "with, or another --out for a new run."
         )
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
 
@@ -472,8 +472,8 @@ def _announce_store(run: TrainRun) -> None:
         print_line(line)
     if run.settings.order.noise_prob:
         print_line(
-            f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
-            "(noise_prob); labels stay the true ones"
+            f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by random tokens "
+            "(noise_prob); labels are unchanged"
         )
     if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
         weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_MAX_LISTED])
@@ -484,5 +484,5 @@ def _announce_store(run: TrainRun) -> None:
         )
         print_line(
             f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
-            "drawn in proportion to their tokens (weights are of stores: --mixture)"
+            "drawn in proportion to their tokens (--mixture weights whole stores)"
         )

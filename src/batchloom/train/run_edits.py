@@ -99,7 +99,7 @@ def edit_run(
     folder.read()
     if dry_run:
         if folder.is_locked():
-            print_line(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
+            print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
         else:
             _check_no_pending_edits(folder, run_path)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=False)
@@ -117,15 +117,14 @@ def edit_run(
             if is_single_checkpoint:
                 raise TrainError(
                     f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give "
-                    "the "
-                    "folder of the run: it is asked to take the edit."
+                    "the folder of the run: the edit is sent to it."
                 )
-            print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is handed to it.")
+            print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is sent to it.")
             answer = submit_edit(folder.edits, edit, patience, acquire_lock)
             if answer is not None:
                 mixture_before, mixture_after = answer["before"], answer["after"]
                 return EditResult(None, answer["number"], answer["taken"], mixture_before, mixture_after)
-            print_line("The run ended meanwhile.")
+            print_line("The run ended in the meantime.")
         restore_claimed_requests(folder.edits)
         _check_no_pending_edits(folder, run_path)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=True)
@@ -146,8 +145,8 @@ def _edit_checkpoint(
     checkpoint = run_path if is_checkpoint(run_path) else folder.find_newest_checkpoint()
     if checkpoint is None:
         raise StateError(
-            f"{run_path} has no checkpoint yet, and edits are kept in one: let the run do its first --save-interval "
-            "steps, or start it anew with other settings."
+            f"{run_path} has no checkpoint yet, and edits are stored in checkpoints: let the run do its first "
+            "--save-interval steps, or restart it with other settings."
         )
     step, state, checksums = read_checkpoint_state(checkpoint)
     settings = make_settings(
@@ -155,8 +154,8 @@ def _edit_checkpoint(
     )
     if edit.step < step:
         raise PlanError(
-            f"Step {edit.step} was done already: {checkpoint.name} is taken after {step} steps, numbered from 0, so "
-            f"the first that can change is {step}."
+            f"Step {edit.step} was done already: {checkpoint.name} was saved after {step} steps. Steps count from 0, "
+            f"so the first that can change is {step}."
         )
     with join_ranks("cpu") as ranks:
         if isinstance(data, Mixture):
@@ -169,9 +168,8 @@ def _edit_checkpoint(
     loader.load_state_dict(state)
     if edit.step > settings.steps:
         print_line(
-            f"The run has {format_count(settings.steps, 'step')} so far: the edit holds when --max-iters makes it "
-            f"longer, "
-            "and no other can come before it."
+            f"The run has {format_count(settings.steps, 'step')} so far: the edit applies once --max-iters extends "
+            "it, and no earlier edit is possible after it."
         )
     steps = max(settings.steps, edit.step + 1)
     mixture_before = describe_mixture(loader.plan, steps)
@@ -185,7 +183,7 @@ def _edit_checkpoint(
             write_state(checkpoint, read_checkpoint_step(checkpoint), loader.state_dict(), checksums)
         except OSError as error:
             raise OutputError(
-                f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed; make room, or mend the folder."
+                f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed. Make room, or fix the folder."
             ) from error
     return EditResult(checkpoint, len(journal), journal[-1], mixture_before, mixture_after)
 
@@ -205,7 +203,7 @@ def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
     pending_requests = list_pending_requests(folder.edits, journal)
     if pending_requests:
         raise StateError(
-            f"The run was asked for the edit in {pending_requests[0][0]} while it trained, and ended before a "
-            "checkpoint had it. "
-            "It is taken up first: go on with batchloom train --resume and edit the run then, or delete that file."
+            f"The run received the edit in {pending_requests[0][0]} while it trained, and ended before a checkpoint "
+            "stored it. That edit must be applied first: continue with batchloom train --resume and edit the run "
+            "then, or delete that file."
         )

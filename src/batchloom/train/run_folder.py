@@ -91,8 +91,8 @@ class RunFolder:
             newest = self.find_newest_checkpoint()
             progress_note = f"up to step {read_checkpoint_step(newest)}" if newest else "without a checkpoint yet"
             raise TrainError(
-                f"{self.path} holds a run already ({progress_note}). Go on with it: --resume; "
-                "or start another one: --out with another folder."
+                f"{self.path} holds a run already ({progress_note}). Continue it with --resume, or start another "
+                "run: --out with another folder."
             )
         with self._wrap_errors():
             is_occupied = self.path.exists() and (
@@ -110,8 +110,8 @@ class RunFolder:
         """
         if not self.has_run:
             raise TrainError(
-                f"--resume: {self.path} holds no run. Give --out the folder of a run, "
-                "or leave --resume away to start one there."
+                f"--resume: {self.path} holds no run. Give --out the folder of a run, or leave out --resume to start "
+                "one there."
             )
         try:
             return read_json_object(self._run, MAX_RUN_FILE_BYTES)
@@ -121,8 +121,8 @@ class RunFolder:
     def make_damaged_error(self, fault: str) -> StateError:
         """Return the error for a ``run.json`` that does not describe a run."""
         return StateError(
-            f"{self._run} {fault}. Write into it what the last line of kind start in "
-            f"{self.log.name} has under run, or start another run: --out with another folder."
+            f"{self._run} {fault}. Copy the value of run from the last line of kind start in {self.log.name} into "
+            "it, or start another run: --out with another folder."
         )
 
     def begin(self, run: dict[str, Any]) -> None:
@@ -161,19 +161,19 @@ class RunFolder:
                 descriptor,
                 self._lock,
                 busy=lambda: (
-                    f"{self.path} is in use by {self.read_holder()}, and two would write over each other's "
-                    "checkpoints. "
-                    "Wait until it ends, or stop it; for another run give another --out."
+                    f"{self.path} is in use by {self.read_holder()}, and two processes would write over each other's "
+                    "checkpoints. Wait until it ends, or stop it; for another run give another --out."
                 ),
-                ended=f"{self._lock} was just deleted or replaced; give the command again.",
+                ended=f"{self._lock} was just deleted or replaced; run the command again.",
             )
         except StoreConflictError:
             raise
         except OSError as error:
             _LOG.warning(
-                "%s cannot be locked (%s), and nothing tells whether another process trains this run. Two that train "
-                "write over each other's checkpoints. An edit of a run that trains goes into a checkpoint which that "
-                "run never reads again, and is lost with its next one: stop a run to edit it.",
+                "%s cannot be locked (%s), so batchloom cannot detect another process that trains this run. Two "
+                "such processes overwrite each other's checkpoints. An edit of a training run goes into a "
+                "checkpoint that the run never reads again, and is lost with its next one: stop a run before you "
+                "edit it.",
                 self.path,
                 error.strerror,
             )
@@ -221,8 +221,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise OutputError(
-                f"{self.path} cannot be written: {error.strerror}. Give --out a folder you may "
-                "write to, on a disk with room."
+                f"{self.path} cannot be written: {error.strerror}. Give --out a writable folder, on a disk with free "
+                "space."
             ) from error
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]) -> Path:
@@ -244,8 +244,8 @@ class RunFolder:
                 old.rename(old.with_suffix(PARTIAL_SUFFIX))
         except (OSError, SafetensorError) as error:
             raise OutputError(
-                f"The checkpoint of step {step} cannot be written to {path}: {error}. Make room or "
-                "mend the folder, then go on from the checkpoint before it with --resume."
+                f"The checkpoint of step {step} cannot be written to {path}: {error}. Make room or fix the folder, "
+                "then continue from the checkpoint before it with --resume."
             ) from error
         finally:
             self._clear_partial()
@@ -288,8 +288,8 @@ class RunFolder:
             fsync_path(self.path)
         except (OSError, SafetensorError) as error:
             raise OutputError(
-                f"The model cannot be written to {self.model}: {error}. Make room or mend the folder; "
-                "--resume writes it again."
+                f"The model cannot be written to {self.model}: {error}. Make room or fix the folder; --resume writes "
+                "it again."
             ) from error
         finally:
             for folder in (partial_path, old):

@@ -39,7 +39,7 @@ def find_initial_generation(
     newest.reader.files.read_manifest(number)
     if ranks.first:
         _LOG.info(
-            "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
+            "The run was started on generation %d of %s and continues with it; the newest is %d.",
             number,
             newest.location.name if newest.location.is_remote else data,
             newest.location.generation,

@@ -105,9 +105,9 @@ class DataRequest:
         problems = _find_exclusive_options(self, *combinations(source_fields, 2))
         if all(getattr(self, source_field) is None for source_field in source_fields):
             problems.append(
-                "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
-                "--input-file with a file to prepare in memory, --stream with inputs to read as the run goes on, or "
-                "--dataset-config with a YAML file"
+                "--data: missing; give the folder of a store (batchloom prepare makes one), --mixture with several "
+                "stores, --input-file with a file to prepare in memory, --stream with inputs to read during the "
+                "run, or --dataset-config with a YAML file"
             )
         if self.tokenizer is not None and self.data is not None:
             problems.append(
@@ -213,8 +213,8 @@ class TrainRequest:
             str(self.folder.path).encode()
         except UnicodeEncodeError:
             problems.append(
-                f"--out: {str(self.folder.path)!r} is not UTF-8, and safetensors reads no file of "
-                "such a name: give a folder whose name is"
+                f"--out: {str(self.folder.path)!r} is not UTF-8, and safetensors cannot read such a path: give a "
+                "folder with a UTF-8 name"
             )
         raise_problems(problems)
 
@@ -287,7 +287,7 @@ class TrainRequest:
         try:
             make_settings(run_description, {})
         except SettingsError as error:
-            raise self.folder.make_damaged_error(f"holds no settings of a run ({error})") from error
+            raise self.folder.make_damaged_error(f"does not hold the settings of a run ({error})") from error
         return make_settings(run_description, self._config_changes)
 
 
@@ -375,12 +375,10 @@ def _describe_interrupted_run(request: TrainRequest) -> tuple[str, ...]:
     if not folder.has_run:
         if request.data.dataset_config is None or not folder.data.exists():
             return ()
-        return (
-            f"Stopped before the run began; its data in {folder.data} stays, and the same command goes on with it.",
-        )
+        return (f"Stopped before the run began. Its data in {folder.data} stays; continue with the same command.",)
     newest = folder.find_newest_checkpoint()
     if newest is None:
         message = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
-        return (f"Stopped the run in {folder.path}; {message}. Begin it anew with --resume.",)
+        return (f"Stopped the run in {folder.path}; {message}. Start it again with --resume.",)
     message = f"Stopped the run in {folder.path}; its newest checkpoint is of step {read_checkpoint_step(newest)}. "
-    return (f"{message}Go on with the same command and --resume.",)
+    return (f"{message}Continue with the same command and --resume.",)

@@ -56,7 +56,7 @@ class RunLog:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             raise OutputError(
-                f"{self._path} cannot be written: {error.strerror}. Make room, then go on with --resume."
+                f"{self._path} cannot be written: {error.strerror}. Make room, then continue with --resume."
             ) from error
 
     def step(self, entry: dict[str, Any], steps: int) -> None:
@@ -102,8 +102,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             fault = str(error)
         if fault:
             raise StateError(
-                f"{path}, line {number} {fault}. Delete that line, or the whole log: a run goes on "
-                "without it, only the curve then begins later."
+                f"{path}, line {number} {fault}. Delete that line, or the whole log: a run continues without it, and "
+                "only the curve begins later."
             )
         entries.append(entry)
     return entries
@@ -113,11 +113,11 @@ def _find_entry_fault(entry: dict[str, Any]) -> str:
     """Describe the error of an entry as the end of a sentence; empty if it is valid."""
     kind, step, loss = (entry.get(name) for name in ("kind", "step", "loss"))
     if kind not in _ENTRY_KINDS:
-        return f"has {kind!r:.40} for kind, none of {', '.join(_ENTRY_KINDS)}"
+        return f"has {kind!r:.40} for kind, which is none of {', '.join(_ENTRY_KINDS)}"
     if not isinstance(step, int) or isinstance(step, bool):
-        return f"has {step!r:.40} for step, no whole number"
+        return f"has {step!r:.40} for step, which is not a whole number"
     if kind in _LOSS_KINDS and (not isinstance(loss, int | float) or isinstance(loss, bool)):
-        return f"has {loss!r:.40} for loss, no number"
+        return f"has {loss!r:.40} for loss, which is not a number"
     return ""
 
 
@@ -133,7 +133,7 @@ def truncate_log(path: Path, last_step: int) -> None:
         partial_path.rename(path)
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Mend the folder, then go on with --resume."
+            f"{path} cannot be written: {error.strerror}. Fix the folder, then continue with --resume."
         ) from error
 
 

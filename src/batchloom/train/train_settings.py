@@ -87,7 +87,7 @@ class PretrainedSettings:
 
     def problems(self) -> list[str]:
         """List the problems that can be found without reading the folder."""
-        return [] if self.init else ["model.init: names no folder"]
+        return [] if self.init else ["model.init: does not name a folder"]
 
 
 # Overrides of the defaults of TrainSettings: a pretrained model needs smaller updates.
@@ -218,8 +218,8 @@ def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
         value = getattr(spec, name)
         if value is None or least <= value <= most:
             continue
-        side = f"above {_format_number(most)}, the most" if value > most else f"below {_format_number(least)}"
-        fault = "no number" if isinstance(value, float) and math.isnan(value) else side
+        side = f"above {_format_number(most)}, the maximum" if value > most else f"below {_format_number(least)}"
+        fault = "not a number" if isinstance(value, float) and math.isnan(value) else side
         problems.append(f"{name}: {_format_number(value)} is {fault}")
     return problems
 
@@ -259,8 +259,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise InputMissingError(
-            f"{path}: no such file; --config-file takes a JSON file such as those that "
-            f"--model-name names ({', '.join(list_model_names())})"
+            f"{path}: no such file; --config-file takes a JSON file such as those behind --model-name "
+            f"({', '.join(list_model_names())})"
         )
     try:
         return read_json_object(path)
@@ -329,8 +329,8 @@ def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
         )
         fitting = " or ".join(str(n) for n in (lower_multiple, upper_multiple) if n)
         problem = (
-            f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can "
-            "(--global-batch-size), and any number can with --uneven pad"
+            f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can (--global-batch-size), and "
+            "any number can with --uneven pad"
         )
         raise SettingsError([f"global_batch_size: {problem}"])
     if share % rows:

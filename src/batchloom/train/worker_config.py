@@ -77,7 +77,7 @@ class WorkerConfig:
         for name, options in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
             value = getattr(self, name)
             if value not in options:
-                fault = "missing" if not value else f"{quote_value(value)} is no {name.split('_')[1]}"
+                fault = "missing" if not value else f"{quote_value(value)} is not a {name.split('_')[1]}"
                 problems.append(f"{name}: {fault}; give one of {', '.join(options)}{suggest(str(value), options)}")
         if self.overlong not in (None, *_OVERLONG_POLICIES):
             problems.append(
@@ -92,7 +92,7 @@ class WorkerConfig:
         if kind in _DATASET_NAME_HELP and not name:
             problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
         if kind in DATASET_TYPES and kind != HUGGINGFACE_TYPE and self.tokenizer_name is not None:
-            why = "a store has its own" if kind == STORE_TYPE else "made-up data has no text"
+            why = "a store has its own" if kind == STORE_TYPE else "synthetic data has no text"
             problems.append(
                 f"tokenizer_name: {quote_value(self.tokenizer_name)} goes with {HUGGINGFACE_TYPE} only; {why}"
             )
@@ -101,8 +101,7 @@ class WorkerConfig:
                 parse_synthetic_spec(self.data_source)
             except ValueError as error:
                 problems.append(
-                    f"dataset_name: {error}; or leave it out. Real data is of another dataset_type, "
-                    f"{HUGGINGFACE_TYPE} or "
+                    f"dataset_name: {error}; or leave it out. For real data give dataset_type {HUGGINGFACE_TYPE} or "
                     f"{STORE_TYPE}"
                 )
         return problems

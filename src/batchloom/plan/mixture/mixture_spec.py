@@ -85,7 +85,7 @@ class Stage:
         begin_fields = [name for name in ("step", "tokens") if getattr(self, name) is not None]
         problems = []
         if len(begin_fields) != 1:
-            problems.append("step: a stage begins either at a step or after a number of tokens; give one")
+            problems.append("step: a stage begins at a step or after a number of tokens; give exactly one of the two")
         problems += [
             f"{name}: {quote_value(getattr(self, name))} is not a whole number from 1 on"
             for name in begin_fields
@@ -156,7 +156,7 @@ class Mixture:
         problems = []
         sized = any(uses_size_weights(weights) for weights in (self.weights, *(s.weights for s in self.stages)))
         problems += [
-            f"{name}: it shapes weights by size, and the weights are given; weights='size' uses it"
+            f"{name}: applies only to weights by size, and explicit weights are given; use weights='size'"
             for name, idle in (
                 ("temperature", self.temperature == 1),
                 ("most_epochs", self.most_epochs is None),
@@ -165,8 +165,8 @@ class Mixture:
         ]
         if self.exhausted == "repeat":
             problems += [
-                f"sources.{name}.epochs: with exhausted='repeat' it goes on without end; give exhausted='stop' or "
-                "'redistribute'"
+                f"sources.{name}.epochs: not allowed with exhausted='repeat', where sources repeat without end; give "
+                "exhausted='stop' or 'redistribute'"
                 for name, source_spec in self.sources.items()
                 if source_spec.epochs is not None
             ]
@@ -174,19 +174,19 @@ class Mixture:
 
     def _stores_problems(self) -> list[str]:
         if not isinstance(self.stores, Mapping) or not self.stores:
-            return ["stores: a mapping of at least one name to its open store"]
-        problems = [f"stores: {quote_value(name)} is no name" for name in self.stores if not is_text(name)]
+            return ["stores: must be a mapping of at least one name to an open store"]
+        problems = [f"stores: {quote_value(name)} is not a name" for name in self.stores if not is_text(name)]
         if len(self.stores) > MAX_SOURCES:
-            problems.append(f"stores: {len(self.stores)} sources, more than {MAX_SOURCES}")
+            problems.append(f"stores: {len(self.stores)} sources are more than the maximum of {MAX_SOURCES}")
         problems += [
             f"stores.{name}: {quote_value(store)} is a path; open it: open_store({quote_value(store)})"
             if isinstance(store, str) or hasattr(store, "__fspath__")
-            else f"stores.{name}: {type(store).__name__} is no open store"
+            else f"stores.{name}: {type(store).__name__} is not an open store"
             for name, store in self.stores.items()
             if not hasattr(store, "lengths")
         ]
         problems += [
-            f"sources.{name}: there is no such source{suggest(str(name), self.stores)}"
+            f"sources.{name}: unknown source{suggest(str(name), self.stores)}"
             for name in (self.sources if isinstance(self.sources, Mapping) else ())
             if name not in self.stores
         ]
@@ -197,17 +197,17 @@ def _list_kind_problems(sources: object, stages: object) -> list[str]:
     """List entries of ``sources`` and ``stages`` that have the wrong type."""
     problems = []
     if not isinstance(sources, Mapping):
-        problems.append(f"sources: {quote_value(sources)} is no mapping of names to SourceSpec")
+        problems.append(f"sources: {quote_value(sources)} is not a mapping of names to SourceSpec")
     else:
         problems += [
-            f"sources.{name}: {quote_value(source_spec)} is no SourceSpec"
+            f"sources.{name}: {quote_value(source_spec)} is not a SourceSpec"
             for name, source_spec in sources.items()
             if not isinstance(source_spec, SourceSpec)
         ]
     if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)):
-        return [*problems, f"stages: {quote_value(stages)} is no list of Stage"]
+        return [*problems, f"stages: {quote_value(stages)} is not a list of Stage"]
     return problems + [
-        f"stages[{number}]: {quote_value(stage)} is no Stage"
+        f"stages[{number}]: {quote_value(stage)} is not a Stage"
         for number, stage in enumerate(stages)
         if not isinstance(stage, Stage)
     ]
@@ -267,7 +267,7 @@ def list_weight_problems(weights: object, stores: Mapping[str, object], path: st
             )
     top_weights = [w.get("weight") if isinstance(w, Mapping) else w for w in weights.values()]
     if not problems and not any(top_weights):
-        problems.append(f"{path}: all are 0; at least one source needs a weight above 0")
+        problems.append(f"{path}: all weights are 0; at least one source needs a weight above 0")
     return problems
 
 
@@ -293,7 +293,7 @@ def _list_group_problems(
         for name, weight in inner.items():
             problems += _list_number_problems(weight, f"{path}.sources.{name}")
         if not problems and not any(inner.values()):
-            problems.append(f"{path}.sources: all are 0")
+            problems.append(f"{path}.sources: all weights are 0; at least one source needs a weight above 0")
     return problems
 
 
@@ -303,9 +303,9 @@ def _list_number_problems(weight: object, path: str) -> list[str]:
 
 def _list_name_problems(name: object, stores: Mapping[str, object], path: str, weighted_names: set[str]) -> list[str]:
     if not isinstance(name, str) or name not in stores:
-        return [f"{path}: names no source; there are {', '.join(map(str, stores))}{suggest(str(name), stores)}"]
+        return [f"{path}: unknown source; the sources are {', '.join(map(str, stores))}{suggest(str(name), stores)}"]
     if name in weighted_names:
-        return [f"{path}: the source has a weight already"]
+        return [f"{path}: the source already has a weight"]
     weighted_names.add(name)
     return []
 
@@ -316,7 +316,7 @@ def _list_order_problems(stages: Sequence[Stage]) -> list[str]:
         return ["stages: some begin at a step and some after tokens; use one of the two for all"]
     stage_starts = [stage.step if stage.step is not None else stage.tokens for stage in stages]
     if stage_starts != sorted(set(stage_starts)):  # type: ignore[type-var]
-        return [f"stages: they begin at {stage_starts}, which does not ascend"]
+        return [f"stages: their starts {stage_starts} are not in ascending order"]
     return []
 
 
@@ -331,7 +331,7 @@ def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
     for name, fingerprint in fingerprints.items():
         if first and fingerprint != first[1]:
             raise PlanError(
-                f"Sources {first[0]!r} and {name!r} were made with different tokenizers ({first[1][:12]} and "
-                f"{fingerprint[:12]}): the same id would be different text. Prepare one of them again with the "
+                f"Sources {first[0]!r} and {name!r} were prepared with different tokenizers ({first[1][:12]} and "
+                f"{fingerprint[:12]}): one id would stand for different text. Prepare one of them again with the "
                 "tokenizer of the other."
             )

@@ -64,9 +64,9 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
                 (tokens, documents),
             )
     raise PlanError(
-        f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
-        f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split' (not for "
-        "documents with images or audio)."
+        f"Source {name!r} gives no sequence: all of its documents are empty, or longer than seq_len {spec.seq_len} "
+        "with overlong='drop'. Leave it out, raise seq_len or use overlong='split' (not for documents with images "
+        "or audio)."
     )
 
 
@@ -129,8 +129,7 @@ def _weigh_by_size(sizes: Mapping[str, float], temperature: float, caps: EpochCa
     if max_tokens < caps.tokens:
         raise PlanError(
             f"most_epochs {caps.most_epochs:g} allows {max_tokens:,.0f} tokens of {', '.join(sizes)}, and the run "
-            "asks for "
-            f"{caps.tokens:,} of them. Give fewer steps, or a most_epochs of at least "
+            f"needs {caps.tokens:,}. Give fewer steps, or a most_epochs of at least "
             f"{caps.tokens / (max_tokens / caps.most_epochs):.3g}."
         )
     remaining_tokens, shares = float(caps.tokens), {}
@@ -189,9 +188,9 @@ def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False
         period *= 2
     worst = int(relative_errors.argmax())
     raise PlanError(
-        f"Source {names[worst]!r} has {target_shares[worst]:.2g} of the sequences, which no period of at most "
-        f"{MAX_PERIOD:,} "
-        f"meets within 1 %. Give it at least {1 / (2 * _MAX_SHARE_ERROR * MAX_PERIOD):.2g}, or weight 0."
+        f"Source {names[worst]!r} has {target_shares[worst]:.2g} of the sequences. No period of at most "
+        f"{MAX_PERIOD:,} sequences meets this share within 1 %. Give it at least "
+        f"{1 / (2 * _MAX_SHARE_ERROR * MAX_PERIOD):.2g}, or weight 0."
     )
 
 

@@ -25,7 +25,8 @@ _SOURCE_PATTERN = re.compile(
     re.I,
 )
 _FORMS_HINT = (
-    "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, code=5T tokens/4B documents'"
+    "write '15T tokens, 12B documents', or for several sources 'web=10T tokens/8B documents, code=5T tokens/4B "
+    "documents'"
 )
 
 
@@ -103,13 +104,14 @@ def parse_assumed_stores(text: str) -> dict[str, AssumedStore]:
             problems.append(f"assume: source {name!r} is named twice")
         elif not 0 < documents < 1 << 62 or not documents <= tokens < 1 << 62:
             problems.append(
-                f"assume: {tokens:,} tokens in {documents:,} documents: give at least one document, and a token in each"
+                f"assume: {tokens:,} tokens in {documents:,} documents: give at least one document, and one token "
+                "per document"
             )
         elif tokens > max_mean * documents:
             problems.append(
-                f"assume: {tokens:,} tokens in {documents:,} documents are {tokens / documents:,.0f} tokens each; "
-                f"with a mean above {max_mean:,} the longest would have more than {_MAX_TOKENS:,}, which no store can "
-                "hold. Give more documents"
+                f"assume: {tokens:,} tokens in {documents:,} documents are a mean of {tokens / documents:,.0f} "
+                f"tokens. With a mean above {max_mean:,} the longest document would have more than {_MAX_TOKENS:,} "
+                "tokens, the most a store can hold. Give more documents"
             )
         else:
             assumed_stores[name] = AssumedStore(name, tokens, documents)

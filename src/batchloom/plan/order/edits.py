@@ -52,7 +52,7 @@ class Edit:
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, _BOUNDS)
         if self.note and not is_text(self.note):
-            problems.append(f"note: {quote_value(self.note)} is no text")
+            problems.append(f"note: {quote_value(self.note)} is not text")
         object.__setattr__(self, "ban", _parse_bans(self.ban, problems))
         if not any(getattr(self, name) for name in _CHANGE_FIELDS) and self.weights is None:
             problems.append(f"step: the edit changes nothing; give one of {', '.join(_CHANGE_FIELDS)}")
@@ -62,14 +62,14 @@ class Edit:
 def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
     bans: dict[str, tuple[int, ...]] = {}
     if not isinstance(ban, Mapping):
-        problems.append(f"ban: {quote_value(ban)} is no mapping of sources to numbers of documents")
+        problems.append(f"ban: {quote_value(ban)} is not a mapping of sources to document numbers")
         return bans
     for name, numbers in ban.items():
         single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
         document_numbers = [numbers] if single else list(numbers)
         as_ints = [as_int(number) for number in document_numbers]
         invalid_numbers = [n for n, w in zip(document_numbers, as_ints, strict=True) if w is None or w < 0]
-        problems += [f"ban.{name}: {quote_value(number)} is no number of a document" for number in invalid_numbers[:3]]
+        problems += [f"ban.{name}: {quote_value(number)} is not a document number" for number in invalid_numbers[:3]]
         bans[str(name)] = tuple(sorted({w for w in as_ints if w is not None and w >= 0}))
     return bans
 
@@ -108,24 +108,24 @@ def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec,
         problems += list_weight_problems(edit.weights, stores, "weights")
     for name, numbers in edit.ban.items():
         if name not in stores:
-            problems.append(f"ban.{name}: there is no such source{suggest(name, stores)}")
+            problems.append(f"ban.{name}: unknown source{suggest(name, stores)}")
         elif numbers and numbers[-1] >= sizes[name]:
-            problems.append(f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}")
+            problems.append(f"ban.{name}: document {numbers[-1]} does not exist; the source has {sizes[name]}")
     if edit.global_batch_size and edit.global_batch_size % spec.lanes:
-        problems.append(f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {spec.lanes}")
+        problems.append(f"global_batch_size: {edit.global_batch_size} is not a multiple of lanes {spec.lanes}")
     window = spec.group_by_length
     if window and edit.global_batch_size:
         problems += list_window_problems(window, edit.global_batch_size)
     if window and edit.skip % window:
         problems.append(
-            f"skip: {edit.skip} steps are no whole windows of group_by_length {window}, inside which rows come by "
-            f"their length; {-(-edit.skip // window) * window} are"
+            f"skip: {edit.skip} steps do not end at a window of group_by_length {window}, inside which rows are "
+            f"ordered by length; give {-(-edit.skip // window) * window}"
         )
     raise_problems(problems)
     if edit.step < last:
         raise PlanError(
-            f"An edit at step {edit.step} lies before the edit at step {last}: edits are appended. Give a step from "
-            f"{last} on."
+            f"An edit at step {edit.step} precedes the edit at step {last}; edits can only be appended. Give a step "
+            f"of at least {last}."
         )
     if window and edit.step % window:
-        raise PlanError(f"An edit at step {edit.step} lies {describe_window_conflict(edit.step, window)}")
+        raise PlanError(f"An edit at step {edit.step} is {describe_window_conflict(edit.step, window)}")

@@ -123,7 +123,7 @@ class _LaneOrder:
             documents, number = documents + len(pool_documents), number + 1
         if documents:
             return describe_all_too_long(documents, shortest, self._orders.spec)
-        return "it was dealt no document", "Give more input"
+        return "the lane received no document", "Give more input"
 
     def locate(self, sequence: int) -> tuple[_LanePoolPosition, Rows]:
         """Return the pool that holds a sequence of the lane, and the rows of the pool."""
@@ -209,11 +209,11 @@ class LanePlan:
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
         self.stores, self.edits = {SOURCE: store}, ()
         if spec.steps is None:
-            raise PlanError("A plan in the order of lanes has no epochs of its own: give steps.")
+            raise PlanError("A plan in the order of lanes does not take epochs. Give steps.")
         if int(bounds[-1]) != store.lengths.size or (np.diff(bounds) < 0).any():
             raise PlanError(
-                f"The stretches end at document {int(bounds[-1])} and the subset has {store.lengths.size}: it is not "
-                "what a stream kept, or documents were appended or moved since."
+                f"The record ranges end at document {int(bounds[-1])} and the subset has {store.lengths.size} "
+                "documents. The store was not written by a stream, or documents were appended or moved since."
             )
         self.orders, self.run = LaneOrders(store, self.spec, bounds), LanePositions()
 
@@ -352,9 +352,8 @@ class LanePlan:
 def make_lane_order_error(limitation: str) -> PlanError:
     """Return the error for an operation that a plan in lane order does not support."""
     return PlanError(
-        f"A plan in the order of lanes {limitation}: it repeats a stream and nothing else. Make a plan of pools "
-        "over the "
-        "store (order='pools', another order of the same documents)."
+        f"A plan in the order of lanes {limitation}: it only repeats a stream. Plan the store in pools "
+        "(order='pools', which is another order of the same documents)."
     )
 
 

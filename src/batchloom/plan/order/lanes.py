@@ -51,8 +51,8 @@ def check_lanes(lanes: int, global_batch_size: int) -> None:
         fitting_lanes = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
         nearest_lanes = sorted(sorted(fitting_lanes, key=lambda n: abs(int(n) - lanes))[:6], key=int)
         raise PlanError(
-            f"lanes {lanes} do not divide global_batch_size {global_batch_size}: every step takes the same number of "
-            f"sequences from each lane. Lanes that fit: {', '.join(nearest_lanes)}."
+            f"lanes {lanes} does not divide global_batch_size {global_batch_size}: every step takes the same number "
+            f"of sequences from each lane. Lanes that fit: {', '.join(nearest_lanes)}."
         )
 
 
@@ -67,9 +67,9 @@ def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
     if lanes % world_size:
         fitting_sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
         raise PlanError(
-            f"{lanes} lanes cannot be dealt evenly to {world_size} ranks. World sizes that fit: {fitting_sizes}. "
-            "Lanes are part "
-            f"of a stream's order: for another world size give lanes=, a multiple of {world_size}, when it is begun."
+            f"{lanes} lanes cannot be divided evenly among {world_size} ranks. World sizes that fit: "
+            f"{fitting_sizes}. Lanes are part of a stream's order: for this world size, start the stream with lanes= "
+            f"a multiple of {world_size}."
         )
 
 
@@ -125,8 +125,8 @@ def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch
     if spec.overlong == "error" and longest > spec.seq_len:
         raise PlanError(
             f"Lane {lane} has a document of {longest} tokens, more than seq_len {spec.seq_len}, and overlong='error' "
-            "was asked for. Raise seq_len, or choose overlong='drop', or (not for documents with images or audio) "
-            "'split' or 'truncate'."
+            "is set. Raise seq_len, or choose overlong='drop', or (not for documents with images or audio) 'split' "
+            "or 'truncate'."
         )
     members = np.arange(len(lengths))
     if spec.shuffle:
@@ -151,7 +151,7 @@ def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> Plan
         return PlanError(f"There is no sequence: {why}. {remedy}.")
     fewer = next(lanes // n for n in range(2, lanes + 1) if lanes % n == 0)
     return PlanError(
-        f"Lane {lane} of {lanes} has no sequence: {why}. {remedy}; or, where other parts of the input have more, give "
+        f"Lane {lane} of {lanes} has no sequence: {why}. {remedy}; or, if other parts of the input have more, give "
         f"fewer lanes (lanes={fewer})."
     )
 
@@ -161,5 +161,5 @@ def describe_all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tupl
     longer = f"are longer than seq_len {spec.seq_len} (the shortest has {shortest:,} tokens)"
     return (
         f"all {documents:,} documents {longer}, and overlong='drop' leaves them out",
-        "Raise seq_len, or cut them (overlong='split'; documents with images or audio are not cut)",
+        "Raise seq_len, or cut them (overlong='split'; documents with images or audio are never cut)",
     )

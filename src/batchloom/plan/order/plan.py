@@ -171,9 +171,9 @@ class Plan:
             PlanError: the range is negative or reversed, or the store gives no sequence at all.
         """
         if not 0 <= start <= stop:
-            raise PlanError(f"Positions {start} to {stop} are no range of this plan.")
+            raise PlanError(f"Positions {start} to {stop} are not a range of this plan.")
         if part != WHOLE and (start % self.spec.lanes or stop % self.spec.lanes):
-            raise PlanError(f"Positions {start} to {stop} are no whole groups of {self.spec.lanes} lanes.")
+            raise PlanError(f"Positions {start} to {stop} are not multiples of {self.spec.lanes} lanes.")
         with self.orders.lock:
             return self._rows.rows(start, stop, part)
 

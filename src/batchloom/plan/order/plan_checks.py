@@ -7,7 +7,10 @@ from batchloom.plan.mixture import Mixture, PlanStore, Weights, uses_size_weight
 from batchloom.plan.order.edits import Edit, check_edit
 from batchloom.plan.packing import PlanSpec
 
-_CAPPED_HINT = "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
+_CAPPED_HINT = (
+    "are limited by most_epochs for the run's original number of tokens; an edit of batch size, seq_len or skip "
+    "must also give weights as numbers"
+)
 
 
 def check_run(
@@ -26,22 +29,22 @@ def check_run(
             subject = f"Source {name!r}" if mixture else "The store"
             raise PlanError(f"{subject} has no documents in this subset; there is nothing to plan.")
     if mixture and spec.epochs is not None:
-        raise SettingsError(["epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"])
+        raise SettingsError(["epochs: a mixture has no common epochs, only epochs per source (SourceSpec); give steps"])
     if mixture and spec.steps is None and mixture.exhausted == "repeat":
         raise SettingsError(
-            ["steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"]
+            ["steps: missing; a mixture that repeats its sources has no end; give steps, or exhausted='stop'"]
         )
     sizes = {name: store.lengths.size for name, store in stores.items()}
     last = 0
     weights: Weights = mixture.weights if mixture else {}
     for edit in edits:
         if edit.weights is not None and mixture is None:
-            raise SettingsError(["weights: one store has none; start with a Mixture to change them"])
+            raise SettingsError(["weights: a single store has no weights; start with a Mixture to change them"])
         check_edit(edit, stores, last, spec, sizes)
         if edit.weights is not None:
             weights = edit.weights
         if mixture and mixture.most_epochs and uses_size_weights(weights) and _changes_sizes(edit):
-            raise SettingsError([f"weights: missing; those by size {_CAPPED_HINT}"])
+            raise SettingsError([f"weights: missing; weights by size {_CAPPED_HINT}"])
         last = edit.step
 
 
@@ -57,6 +60,6 @@ def refuse_past_end(edit: Edit, steps: int | None) -> None:
     """
     if steps is not None and edit.step > steps:
         raise PlanError(
-            f"The run has {steps:,} steps, and an edit at step {edit.step:,} would let none come before it. Give a "
-            f"step of at most {steps:,}; or edit it when the run is made longer."
+            f"The run has {steps:,} steps, and after an edit at step {edit.step:,} no earlier edit would be "
+            f"possible. Give a step of at most {steps:,}, or extend the run first."
         )

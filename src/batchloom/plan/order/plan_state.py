@@ -175,14 +175,15 @@ def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_m
         is_unchanged = state["check"] == fingerprint(checked_fields)
     if version != ORDER_VERSION:
         raise StateError(
-            f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the "
+            f"The state has order_version {version}, and this batchloom writes {ORDER_VERSION}. Continue with the "
             "version that wrote it, or start without it."
         )
     if state_fingerprint != plan_fingerprint:
         raise StateError(describe_mismatch())
     if not is_unchanged:
         raise StateError(
-            "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
+            "The state was changed after it was saved: its check does not match its fields. Use the state as it was "
+            "saved."
         )
 
 
@@ -197,10 +198,9 @@ def _describe_other_plan(
     differences = list_differences(state_identity, identity.origin)
     if not differences and state_edits != identity.journal:
         return (
-            f"The state's journal ({len(state_edits)} edits) is not the plan's ({len(identity.journal)}): "
-            f"{_describe_first_edit(state_edits, identity.journal)}. A loader made without edits takes those of the "
-            f"state; a new edit "
-            "is given to the loader that goes on."
+            f"The state's journal ({len(state_edits)} edits) differs from the plan's ({len(identity.journal)}): "
+            f"{_describe_first_edit(state_edits, identity.journal)}. Make the loader without edits: it takes those "
+            "of the state. Then add new edits to the resumed loader."
         )
     only_mixture_differs = (
         isinstance(orders.data, Mixture) and differences and all(d.startswith("mixture.") for d in differences)
@@ -208,14 +208,13 @@ def _describe_other_plan(
     has_added_source = any(d.startswith("sources.") and " was None and is " in d for d in differences)
     if isinstance(orders.data, Mixture) and orders.data.weights == "size" and has_added_source:
         return (
-            f"The state belongs to another plan: {'; '.join(differences)}. Weights by size are of every store that is "
-            "given: give those the run began with. A source is added to weights that are numbers."
+            f"The state belongs to another plan: {'; '.join(differences)}. Weights by size cover every given store: "
+            "give the stores the run started with. Sources can be added only to weights that are numbers."
         )
     if only_mixture_differs:
         return (
-            f"The state belongs to another plan: {'; '.join(differences)}. Give the weights the run began with, and "
-            "change "
-            "them from a step on by an edit (loader.edit)."
+            f"The state belongs to another plan: {'; '.join(differences)}. Give the weights the run started with, "
+            "and change them at a later step by an edit (loader.edit)."
         )
     return describe_other_settings(state_identity, identity.origin, state_fingerprint)
 
@@ -228,13 +227,12 @@ def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], 
     bare = packing.removesuffix("@2")
     if f"spec.packing was {bare!r} and is {packing!r}" in lines:
         return (
-            f"The state belongs to another plan: {differences}. It was packed by the first version of this rule: give "
-            f"packing={bare + '@1'!r} to go on with it."
+            f"The state belongs to another plan: {differences}. It was packed by the first version of this rule: "
+            f"give packing={bare + '@1'!r} to continue it."
         )
     return (
         f"The state belongs to another plan: {differences}. Give the settings and the store the state was made "
-        "with, or start "
-        "without it."
+        "with, or start without it."
     )
 
 
@@ -242,7 +240,7 @@ def _describe_first_edit(state_edits: Any, plan_edits: list[dict[str, Any]]) -> 
     for number, (state_edit, plan_edit) in enumerate(zip(state_edits, plan_edits, strict=False)):
         if state_edit != plan_edit:
             return f"edit {number} " + "; ".join(list_differences(state_edit, plan_edit))
-    return "one has more"
+    return "one of them has more edits"
 
 
 def list_differences(old_value: Any, new_value: Any, path: str = "") -> list[str]:

@@ -64,7 +64,7 @@ class Mesh:
             hint = suggest(str(self.slices), options)
             problems.append(f"slices: {self.slices!r} is none of {', '.join(options)}{hint}")
         if sorted(self.order) != sorted(MESH_ORDER):
-            problems.append(f"order: {self.order!r} does not name {', '.join(MESH_ORDER)}, each once")
+            problems.append(f"order: {self.order!r} must name {', '.join(MESH_ORDER)}, each once")
         raise_problems([f"mesh.{problem}" for problem in problems])
 
     @property
@@ -90,8 +90,9 @@ class Mesh:
             below = world_size // self.peers * self.peers
             sizes = " or ".join(str(size) for size in (below, below + self.peers) if size)
             raise PlanError(
-                f"{world_size} processes cannot stand in a mesh of tensor {self.tensor} x context {self.context} x "
-                f"pipeline {self.pipeline}: each data-parallel rank takes {self.peers} of them. {sizes} can."
+                f"{world_size} processes cannot form a mesh of tensor {self.tensor} x context {self.context} x "
+                f"pipeline {self.pipeline}: each data-parallel rank takes {self.peers} of them. Numbers that fit: "
+                f"{sizes}."
             )
         data = world_size // self.peers
         sizes_of = {
@@ -136,10 +137,9 @@ def check_world(global_batch_size: int, rank: int, world_size: int, uneven: Unev
         below = global_batch_size // world_size * world_size
         sizes = [str(s) for s in (below, below + world_size) if s]
         raise PlanError(
-            f"global_batch_size {global_batch_size} cannot be dealt evenly to {world_size} ranks. World sizes that "
-            f"divide it: {_format_near_divisors(global_batch_size, world_size)}; global batch sizes near it that "
-            f"would: "
-            f"{', '.join(sizes)}. Or fill up with rows that carry no loss: uneven='pad'."
+            f"global_batch_size {global_batch_size} cannot be divided evenly among {world_size} ranks. World sizes "
+            f"that divide it: {_format_near_divisors(global_batch_size, world_size)}; nearby global batch sizes that "
+            f"fit: {', '.join(sizes)}. Or pad with rows that carry no loss: uneven='pad'."
         )
 
 
@@ -160,10 +160,9 @@ def count_rank_rows(
     micro = micro_batch_size or rows
     if rows % micro and uneven == "refuse":
         raise PlanError(
-            f"A rank's {rows} rows of a step (global_batch_size {global_batch_size} over {world_size} ranks) cannot be "
-            f"cut into micro-batches of {micro}. Sizes that divide it: {_format_near_divisors(rows, micro)}. Or "
-            f"fill up with rows that "
-            "carry no loss: uneven='pad'."
+            f"A rank's {rows} rows of a step (global_batch_size {global_batch_size} over {world_size} ranks) cannot "
+            f"be cut into micro-batches of {micro}. Sizes that divide it: {_format_near_divisors(rows, micro)}. Or "
+            "pad with rows that carry no loss: uneven='pad'."
         )
     return -(-rows // micro) * micro
 

@@ -94,7 +94,7 @@ def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int
         slot += 1
     if pool_rows is None or row >= len(pool_rows):
         raise PlanError(
-            f"Source {order.name!r} was not cut at row {row}: its pool has fewer rows. Use the state that was saved."
+            f"Source {order.name!r} was not cut at row {row}: its pool has fewer rows. Use the state as it was saved."
         )
     return slice_rows(pool_rows, row, len(pool_rows)), epoch, slot
 

@@ -152,8 +152,8 @@ class SourceOrder:
         counted_pools = self.counts >= 0
         if counts.shape != self.counts.shape or (counts[counted_pools] != self.counts[counted_pools]).any():
             raise PlanError(
-                f"A table of {counts.size} pools does not belong to this plan of {self.pools.count}; "
-                "delete the cached table, it will be made again."
+                f"The cached table has {counts.size} pools and this plan has {self.pools.count}. Delete the table; "
+                "it will be made again."
             )
         self.counts = counts.astype(np.int64)
         self.total = self._compute_total()
@@ -172,9 +172,9 @@ class SourceOrder:
         total = int(self.counts.sum())
         if not total:
             raise PlanError(
-                f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than "
-                f"seq_len {self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split' "
-                "(not for documents with images or audio)."
+                f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than seq_len "
+                f"{self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split' (not for documents "
+                "with images or audio)."
             )
         return total
 
@@ -507,8 +507,8 @@ class SourceOrder:
                 self._update_total()
             elif self.counts[pool] != len(rows):
                 raise PlanError(
-                    f"Pool {pool} packs into {len(rows)} sequences, the table says {self.counts[pool]}: it is "
-                    "another plan's, or the store has changed. Delete the cached table, it will be made again."
+                    f"Pool {pool} packs into {len(rows)} sequences, and the cached table says {self.counts[pool]}: "
+                    "it belongs to another plan, or the store has changed. Delete the table; it will be made again."
                 )
         lane_cache[epoch, pool] = rows
         while len(lane_cache) > self.max_cached_pools:

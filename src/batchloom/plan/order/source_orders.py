@@ -158,7 +158,7 @@ class SourceOrders:
             step, _ = self.course.step_at(change.position)
             if step % steps:
                 raise PlanError(
-                    f"A stage of the mixture begins at step {step:,}, {describe_window_conflict(step, steps)}"
+                    f"A stage of the mixture begins at step {step:,}, which is {describe_window_conflict(step, steps)}"
                 )
 
     def _check_lengths(self) -> None:
@@ -191,7 +191,7 @@ class SourceOrders:
             PlanError: the data is a mixture.
         """
         if isinstance(self.data, Mixture):
-            raise PlanError("A mixture has several stores; plan.stores names them.")
+            raise PlanError("A mixture has several stores; use plan.stores.")
         return self.data
 
     @property
@@ -321,7 +321,7 @@ class SourceOrders:
         caps = None
         if mixture.most_epochs is not None:
             if self.spec.steps is None:
-                raise SettingsError(["steps: missing; most_epochs is of a run of a known number of steps"])
+                raise SettingsError(["steps: missing; most_epochs needs a run with a known number of steps"])
             caps = EpochCap(
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,

@@ -28,7 +28,7 @@ def with_journal(plan: Plan, state: Any) -> Plan:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
         raise StateError(
-            f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
+            f"The state's journal of edits cannot be used: {error}. Use the state as it was saved."
         ) from error
 
 
@@ -38,8 +38,8 @@ def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
         for name in entry.get("added", {}):
             if name not in plan.stores:
                 raise StateError(
-                    f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, in the "
-                    f"stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
+                    f"The run's journal adds source {name!r} at step {entry['step']}: add its store to the stores of "
+                    f"the mixture (fingerprint {entry['added'][name]['store'][:12]})."
                 )
 
 
@@ -47,7 +47,7 @@ def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
     """Refuse a journal entry whose fields do not match its stored fingerprint."""
     fields = ", ".join(name for name in edit if name != "fingerprint")
     raise StateError(
-        f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of {fields} "
-        "is not what its fingerprint says. Use the journal that was saved; a new edit is appended (loader.edit, "
-        "batchloom edit)."
+        f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of "
+        f"{fields} does not match its fingerprint. Use the journal as it was saved; append a new edit instead "
+        "(loader.edit, batchloom edit)."
     )

@@ -132,8 +132,8 @@ def build_run_layout(
         position = current_range.position + (edit.step - current_range.step + edit.skip) * current_range.size
         if position > _MAX_POSITION:
             raise PlanError(
-                f"The edit at step {edit.step:,} begins at sequence {position:,}, and no run has more than "
-                f"{_MAX_POSITION:,}. Give a smaller skip or step."
+                f"The edit at step {edit.step:,} begins at sequence {position:,}, and a run has at most "
+                f"{_MAX_POSITION:,} sequences. Give a smaller skip or step."
             )
         next_range = StepRange(
             edit.step,

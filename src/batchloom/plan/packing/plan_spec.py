@@ -121,18 +121,18 @@ class PlanSpec(PackingOptions):
         if not invalid_fields & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
             problems.append(
                 f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
-                f"below it that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
+                f"smaller number that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
             )
         if not invalid_fields & {"align", "seq_len"} and self.seq_len % self.align:
             lower_multiple = self.seq_len // self.align * self.align
             fitting = " or ".join(str(n) for n in (lower_multiple, lower_multiple + self.align) if n)
-            problems.append(f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is")
+            problems.append(f"seq_len: {self.seq_len} is not a multiple of align {self.align}; give {fitting}")
         if self.steps is not None and not invalid_fields & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
             if positions > MAX_POSITIONS:
                 problems.append(
                     f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
-                    f"more than {MAX_POSITIONS}; lower one of the two"
+                    f"more than the maximum of {MAX_POSITIONS}; lower one of the two"
                 )
         if self.group_by_length and "group_by_length" not in invalid_fields:
             problems += self._list_grouping_problems(invalid_fields)
@@ -143,13 +143,13 @@ class PlanSpec(PackingOptions):
         problems = []
         if self.packing != "none" and "packing" not in invalid_fields:
             problems.append(
-                f"group_by_length: rows packed by {self.packing!r} are full, so there is nothing to group; give "
-                "packing='none', or leave it out"
+                f"group_by_length: rows packed by {self.packing!r} are full, so grouping has no effect; give "
+                "packing='none', or leave group_by_length out"
             )
         if self.lanes > 1 and "lanes" not in invalid_fields:
             problems.append(
                 f"group_by_length: with {self.lanes} lanes a position belongs to a lane and cannot be moved; give "
-                "lanes=1, or leave it out"
+                "lanes=1, or leave group_by_length out"
             )
         if "global_batch_size" not in invalid_fields:
             problems += list_window_problems(self.group_by_length, self.global_batch_size)
@@ -199,8 +199,8 @@ def describe_window_conflict(step: int, steps: int) -> str:
     """
     following = -(-step // steps) * steps
     return (
-        f"inside a window of {steps} steps (group_by_length): its rows come by their length, so that what was served "
-        f"of it is no beginning of the run. Give step={following}, or another multiple of {steps}."
+        f"inside a window of {steps} steps (group_by_length), whose rows are ordered by length: the part already "
+        f"served is not a prefix of the run. Give step={following}, or another multiple of {steps}."
     )
 
 

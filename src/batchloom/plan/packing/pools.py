@@ -199,9 +199,8 @@ class Pools:
                 first_overlong = int((lengths > self._spec.seq_len).argmax())
                 raise PlanError(
                     f"Document {start + first_overlong} of source {self._source!r} has {lengths[first_overlong]} "
-                    "tokens, more than "
-                    f"seq_len {self._spec.seq_len}, and overlong='error' was asked for. Raise seq_len, or choose "
-                    "overlong='split', 'drop' or 'truncate'."
+                    f"tokens, more than seq_len {self._spec.seq_len}, and overlong='error' is set. Raise seq_len, or "
+                    "choose overlong='split', 'drop' or 'truncate'."
                 )
 
     def left_out(self) -> ExcludedDocuments:

@@ -73,11 +73,11 @@ def describe_order(
         is_continuation: whether the run was started earlier with these settings.
     """
     order = settings.order
-    packed = "one document a sequence" if order.packing == "none" else f"packing {order.packing}"
+    packed = "one document per sequence" if order.packing == "none" else f"packing {order.packing}"
     facts = [f"{packed} of {settings.seq_len:,} tokens"]
     if order.overlong in _OVERLONG_RESULTS:
         facts.append(f"longer documents are {_OVERLONG_RESULTS[order.overlong]}")
-    facts.append("shuffled" if order.shuffle else "in their order")
+    facts.append("shuffled" if order.shuffle else "in store order")
     description = f"order  {', '.join(facts)}"
     run_order = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
     if is_continuation:
@@ -86,12 +86,12 @@ def describe_order(
             for name, value in config.plan_settings(settings.seq_len).items()
             if name in run_order and value != run_order[name]
         ]
-        differs = f", not as {config.location.file} says now: {', '.join(differences)}" if differences else ""
-        return f"{description}, as the run was begun{differs}"
+        differs = f"; {config.location.file} now says {', '.join(differences)}" if differences else ""
+        return f"{description}, as the run was started{differs}"
     if not dataset_settings:
-        return f"{description}; {config.location.file} says nothing of it"
+        return f"{description}; {config.location.file} sets none of these"
     overrides = [
-        f"{_COMMAND_OPTIONS[name]} {value} wins over {_CONFIG_KEYS[name]} {dataset_settings[name]}"
+        f"{_COMMAND_OPTIONS[name]} {value} overrides {_CONFIG_KEYS[name]} {dataset_settings[name]}"
         for name, value in run_order.items()
         if value != dataset_settings[name]
     ]

@@ -39,8 +39,8 @@ def choose_synthetic_data(
         return None
     if absent < ranks.world_size:
         raise TrainError(
-            f"{data or input_file} is absent for {absent} of {ranks.world_size} ranks and there for the others: "
-            "nothing stands in for a part of the data. Put it where every rank finds it."
+            f"{data or input_file} is missing for {absent} of {ranks.world_size} ranks only, so synthetic data "
+            "cannot replace it. Put it where every rank can read it."
         )
     if ranks.first:
         _LOG.warning("Could not load real data: %s", reason)

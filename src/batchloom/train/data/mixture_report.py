@@ -29,7 +29,7 @@ def describe_mixture(plan: Plan, steps: int) -> list[str]:
         last = plan.journal[-1]
         note = f" ({last['note']})" if "note" in last else ""
         lines.append(
-            f"edits  {format_count(len(plan.journal), 'edit')} in the journal, the last holds after "
+            f"edits  {format_count(len(plan.journal), 'edit')} in the journal, the last applies after "
             f"{format_count(last['step'], 'step')}{note}"
         )
     return lines
@@ -54,7 +54,9 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     if len(segments) > _MAX_LISTED:
         lines.append(f"mix    {len(segments) - _MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:
-        lines.append(f"mix    exhausted={exhausted}: which source runs out is found while its sequences are counted")
+        lines.append(
+            f"mix    exhausted={exhausted}: the first source to run out is known once the sequences are counted"
+        )
     exhausted_sources = sorted(
         (exhausted_at, source) for source, exhausted_at in orders.timeline.exhausted.items() if exhausted_at < end
     )
@@ -106,7 +108,7 @@ def open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGro
         stores[name] = open_store(store.location.address, store.split, **open_options)
         if ranks.first:
             _LOG.info(
-                "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
+                "The run was started on generation %d of %s and continues with it; the newest is %d.",
                 number,
                 store.location.name,
                 store.location.generation,

@@ -187,7 +187,7 @@ def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup
         return rank_state
     rank_states = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(rank_state).encode())]
     if len({state["position"] for state in rank_states}) > 1:
-        raise StateError("The ranks stand at different steps of the stream.")
+        raise StateError("The ranks are at different steps of the stream.")
     return data.stream.merged(rank_states)
 
 
@@ -195,9 +195,9 @@ def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> 
     """Print the inputs of the stream."""
     raw_stream = data.stream
     print_line(f"data   {loader.origin}: {raw_stream!r}, tokenizer {data.tokenizer.name}")
-    print_line("val    none: a stream has no val subset; its share of the documents is left out")
+    print_line("val    none: a stream has no val subset; its share of the documents is not trained on")
     if raw_stream.keeping is not None:
-        print_line(f"keep   the store of these inputs grows in {raw_stream.keeping.out}")
+        print_line(f"keep   the inputs are written to the store {raw_stream.keeping.out}")
 
 
 def check_run_stream(data: StreamData, newest: Path | None) -> None:
@@ -217,17 +217,16 @@ def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
     keeping, abandoned_folder = data.stream.keeping, data.stream.abandoned
     if abandoned_folder is not None:
         print_line(
-            f"keep   {abandoned_folder} is unfinished, nothing was kept there since --resume: "
-            f"{_make_finish_command(data, abandoned_folder)} ends it"
+            f"keep   {abandoned_folder} is unfinished, and nothing was written to it since --resume; finish it with: "
+            f"{_make_finish_command(data, abandoned_folder)}"
         )
     if keeping is None or keeping.finished:
         return
     cached_units, units = data.stream.count_cached_units()
     if cached_units < units:
         print_line(
-            f"keep   {cached_units:,} of {units:,} units of the input are kept in {keeping.out}; "
-            f"{_make_finish_command(data, keeping.out)} "
-            "reads the others"
+            f"keep   {cached_units:,} of {units:,} units of the input are in {keeping.out}; add the others with: "
+            f"{_make_finish_command(data, keeping.out)}"
         )
         return
     data.stream.finish(workers=1)

@@ -93,10 +93,9 @@ def check_media_isolation(
             raise
         message_lines = str(error).strip().splitlines()
         raise TrainError(
-            f"{type(model.model).__name__} of {model.name} cannot take documents of {store.location.name} with "
-            "their media: "
-            f"{message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the model's own "
-            "processor."
+            f"{type(model.model).__name__} of {model.name} cannot process documents of {store.location.name} with "
+            f"their media: {message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the "
+            "model's own processor."
         ) from error
     return model.check_no_leak(*distances, store)
 

@@ -36,7 +36,7 @@ def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> 
     if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
         raise TrainError(
             f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
-            f"{_format_size(batch)} and this machine has {_format_size(machine)}: lower --global-batch-size or "
+            f"{_format_size(batch)}, and this machine has {_format_size(machine)}: lower --global-batch-size or "
             "--seq-len, or start more ranks on more machines."
         )
 
@@ -53,8 +53,8 @@ def _check_needed_memory(
         kind = f"{shape.layers:,} layers of width {shape.width:,}"
         remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
     raise TrainError(
-        f"A model of {parameters:,} parameters ({kind}) takes {_format_size(needed)} to train and {device_name} "
-        f"has {_format_size(available)}: {remedy}."
+        f"A model of {parameters:,} parameters ({kind}) needs {_format_size(needed)} to train, and {device_name} has "
+        f"{_format_size(available)}: {remedy}."
     )
 
 

@@ -45,28 +45,27 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
     refuse_url(folder, "--init")
     if not folder.is_dir():
         raise InputMissingError(
-            f"--init: there is no folder {folder}. It takes a local folder with config.json and "
-            "safetensors weights; fetch a model of the Hub first: hf download ORG/NAME --local-dir "
-            "FOLDER"
+            f"--init: {folder} is not a folder. Give a local folder with config.json and safetensors weights; "
+            "download a model of the Hub first: hf download ORG/NAME --local-dir FOLDER"
         )
     try:
         config = read_json_object(folder / _CONFIG_FILE)
     except ValueError as error:
         raise InputMissingError(
-            f"--init: {folder / _CONFIG_FILE} {error}; a folder that transformers' save_pretrained wrote has one"
+            f"--init: {folder / _CONFIG_FILE} {error}; give a folder that transformers' save_pretrained wrote"
         ) from error
     kernel = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
     if "auto_map" in config or "/" in kernel:
         setting = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
         raise InputError(
-            f"--init: {folder / _CONFIG_FILE} has {setting}: it asks for code from outside transformers, and "
-            "none such is ever run. Use a model that transformers itself knows; where it knows this "
-            f"one, delete the entry from {_CONFIG_FILE}"
+            f"--init: {folder / _CONFIG_FILE} has {setting}: it needs code from outside transformers, which "
+            "batchloom never runs. Use a model that transformers itself supports; if it supports this one, delete "
+            f"the entry from {_CONFIG_FILE}"
         )
     if "quantization_config" in config:
         raise InputError(
-            f"--init: the weights in {folder} are quantized, which cannot be finetuned: take the "
-            "folder of the full weights"
+            f"--init: the weights in {folder} are quantized and cannot be finetuned: give the folder of the full "
+            "weights"
         )
     _list_weight_files(folder)
     return config
@@ -81,8 +80,8 @@ def _list_weight_files(folder: Path) -> list[Path]:
         if not pickles:
             raise InputMissingError(f"--init: {folder} has no {_WEIGHTS_FILE}: it holds no model")
         raise InputError(
-            f"--init: {folder} has its weights in {pickles[0]} only, a pickle, which can run code "
-            "when it is opened and is never loaded. If you trust it, turn it into safetensors: "
+            f"--init: {folder} has its weights only in {pickles[0]}, a pickle. A pickle can run code when it is "
+            "opened, so it is never loaded. If you trust it, convert it to safetensors: "
             "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     try:
@@ -92,8 +91,8 @@ def _list_weight_files(folder: Path) -> list[Path]:
     names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
     missing_names = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if missing_names or not names:
-        fault = f"names {missing_names[0]!r}, which is no file beside it" if missing_names else "names no file"
-        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: fetch the model again")
+        fault = f"names {missing_names[0]!r}, which is not a file in this folder" if missing_names else "names no file"
+        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: download the model again")
     return [folder / name for name in names]
 
 
@@ -119,7 +118,7 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
         TrainError: the ids of the store are other tokens in the model.
     """
     if store.manifest is None:
-        return f"{store.location.name} names no tokenizer: whether its ids are the model's cannot be compared"
+        return f"{store.location.name} names no tokenizer, so its ids cannot be compared with the model's"
     store_vocabulary, model_vocabulary = (
         _get_store_vocabulary(store),
         _get_folder_vocabulary(folder),
@@ -128,8 +127,8 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
         return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
     if store_vocabulary is None:
         return (
-            f"the store was made by {store.tokenizer.name!r} and {folder} has a {_TOKENIZER_FILE}: the "
-            "model knows other ids than the store's, unless it was trained on such"
+            f"the store was prepared with {store.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
+            "differ, unless the model was trained with the store's tokenizer"
         )
     shared_ids = store_vocabulary.keys() & model_vocabulary.keys()
     differing_ids = sorted(number for number in shared_ids if store_vocabulary[number] != model_vocabulary[number])
@@ -139,7 +138,7 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     example = (
         f", id {differing_ids[0]} is {store_vocabulary[differing_ids[0]]!r} in the store and " if differing_ids else ""
     )
-    example += f"{model_vocabulary[differing_ids[0]]!r} to the model" if differing_ids else ""
+    example += f"{model_vocabulary[differing_ids[0]]!r} in the model" if differing_ids else ""
     fact = (
         f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
         f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {unknown_ids:,} are not in it"

@@ -151,8 +151,8 @@ class PretrainedModel(nn.Module):
             expected_scores = self.logits(row, position_ids).float()
         if not bool(expected_scores.isfinite().all()):
             raise TrainError(
-                f"The scores of {self.name} on the first document of {store.location.name} are not finite: "
-                "its weights are damaged. Fetch the folder again."
+                f"The scores of {self.name} on the first document of {store.location.name} are not finite: its "
+                "weights are damaged. Download the folder again."
             )
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
@@ -204,11 +204,10 @@ class PretrainedModel(nn.Module):
         """
         if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
-                f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each "
-                f"other: on the first documents of {store.location.name} a token's loss differs by "
-                f"{packed:.2g} nats from that of the document alone. Train one document a row "
-                "(--packing none), or try another --attn-implementation (sdpa, eager, "
-                "flex_attention)."
+                f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each other: "
+                f"on the first documents of {store.location.name} the loss of a token differs by {packed:.2g} nats "
+                "from its loss in the document alone. Train one document per row (--packing none), or try another "
+                "--attn-implementation (sdpa, eager, flex_attention)."
             )
         return packed
 
@@ -282,8 +281,8 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
         _list_supported_classes(media=media).intersection(class_names) for media in (False, True)
     ):
         raise InputError(
-            f"--init: {folder} holds {', '.join(map(str, class_names))}, no causal language model: take a "
-            "folder of one, as AutoModelForCausalLM saves it"
+            f"--init: {folder} holds {', '.join(map(str, class_names))}, which is not a causal language model: give "
+            "the folder of one, as AutoModelForCausalLM saves it"
         )
     try:
         config: PretrainedConfig = hf.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -308,14 +307,13 @@ def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) 
     joined_names = ", ".join(map(str, class_names))
     if media:
         raise InputError(
-            f"--init: {folder} holds {joined_names}, which takes text alone, and the store holds images or audio: "
-            "take the "
-            "folder of a model that hears or sees, as AutoModelForMultimodalLM saves it, or prepare without --processor"
+            f"--init: {folder} holds {joined_names}, which accepts only text, and the store holds images or audio: "
+            "give the folder of a multimodal model, as AutoModelForMultimodalLM saves it, or prepare without "
+            "--processor"
         )
     raise InputError(
-        f"--init: {folder} holds {joined_names}, no causal language model, and the store holds text alone: take a "
-        "folder of "
-        "one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
+        f"--init: {folder} holds {joined_names}, which is not a causal language model, and the store holds only "
+        "text: give the folder of one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
     )
 
 
@@ -350,7 +348,7 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
             )
     except faults as error:
         if (attention := settings.attn_implementation) is not None:
-            problem = f"{attention!r} cannot be had: {_get_first_line(error)}; leave it unset"
+            problem = f"{attention!r} is not available: {_get_first_line(error)}; leave it unset"
             raise SettingsError([f"model.attn_implementation: {problem}"]) from error
         _raise_unusable_model(Path(settings.init), error)
     return model
@@ -367,21 +365,20 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
     rows, needed = _count_embedding_rows(model), store.vocab_size or 0
     if rows < needed and not store.location.on_disk:
         raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
-            f"of them: give it vocab={rows}."
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+            f"set vocab={rows}."
         )
     if rows < needed and media:
         raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} of "
-            "them: its "
-            "images or audio are those of another model's processor. Prepare the data with this model's own "
-            f"(--processor {settings.init}, if that lies there)."
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+            "the images or audio were prepared with another model's processor. Prepare the data with this model's "
+            f"own (--processor {settings.init}, if it has one)."
         )
     if rows < needed:
         raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
-            f"of them: prepare the data with --tokenizer {settings.init}, or resize the model's "
-            "embedding with transformers' resize_token_embeddings."
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+            f"prepare the data with --tokenizer {settings.init}, or resize the model's embedding with transformers' "
+            "resize_token_embeddings."
         )
 
 
@@ -415,8 +412,8 @@ def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") 
     missing_weights = sorted((*loading_info["missing_keys"], *shapes))
     if missing_weights:
         raise InputError(
-            f"--init: the weights in {folder} lack {len(missing_weights)} of those its config.json asks for, or "
-            f"have them in another shape ({missing_weights[0]}): they would be drawn at random. Fetch the "
+            f"--init: the weights in {folder} lack {len(missing_weights)} of those that its config.json lists, or "
+            f"have them in another shape ({missing_weights[0]}): they would be initialized at random. Download the "
             "folder again, or save the whole model"
         )
     dtype = read_model_config(settings).dtype
