@@ -519,7 +519,7 @@ def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     batches = iter(loader)
     next(batches)
     assert loader.first_editable_step == 5
-    with pytest.raises(PlanError, match="step 7 lies inside a window of 5 steps.*step=10"):
+    with pytest.raises(PlanError, match="step 7 is inside a window of 5 steps.*step=10"):
         loader.edit(batchloom.Edit(step=7, seq_len=32))
     loader.edit(batchloom.Edit(step=5, seq_len=32))
     assert [batch["input_ids"].shape[1] for batch in batches] == [64] * 4 + [32] * 25

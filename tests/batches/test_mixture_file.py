@@ -137,7 +137,7 @@ def test_values_are_told_where_no_stores_are_named(tmp_path):
         "stores: missing",
         "weights.web: -1",
         "unit: 'x'",
-        "weights.rest.sources.3: names",
+        "weights.rest.sources.3: unknown source",
     ):
         assert f"{file}: {words}" in told
 

@@ -241,7 +241,7 @@ def test_settings_that_cannot_be_grouped(changes, said):
 @pytest.mark.parametrize(
     ("edit", "error", "said"),
     [
-        ({"step": 4, "seq_len": 9}, PlanError, "step 4 lies inside a window of 3 steps.*step=6"),
+        ({"step": 4, "seq_len": 9}, PlanError, "step 4 is inside a window of 3 steps.*step=6"),
         ({"step": 3, "skip": 4}, SettingsError, "skip: 4 steps do not end at a window.*; give 6"),
         ({"step": 3, "global_batch_size": 1 << 21}, SettingsError, "give at most 2"),
     ],

@@ -86,7 +86,7 @@ def test_processes_stand_as_megatron_numbers_them(theirs, order, tensor, context
 
 
 def test_a_mesh_that_does_not_fit_is_refused_with_what_does():
-    with pytest.raises(PlanError, match=r"tensor 2 x context 4 x pipeline 1: .* 8 of them. 8 or 16"):
+    with pytest.raises(PlanError, match=r"tensor 2 x context 4 x pipeline 1: .* 8 of them. Numbers that fit: 8 or 16"):
         Mesh(tensor=2, context=4).get_placement(0, 12)
     with pytest.raises(PlanError, match="rank 8 of world_size 8 does not exist"):
         Mesh(tensor=2, context=4).get_placement(8, 8)
@@ -271,5 +271,5 @@ def test_alignment_is_part_of_the_order_only_where_it_is_asked_for():
     assert "align" not in plain.identity["spec"]
     assert "align" not in plain.orders.order(0).table_identity
     assert aligned.orders.order(0).table_identity["align"] == 4
-    with pytest.raises(SettingsError, match="seq_len: 10 is not a multiple of align 4; 8 or 12 is"):
+    with pytest.raises(SettingsError, match="seq_len: 10 is not a multiple of align 4; give 8 or 12"):
         PlanSpec(seq_len=10, global_batch_size=1, align=4)

@@ -103,7 +103,7 @@ def test_text_and_conversations_in_one_store(tmp_path, caplog):
     for settings in ({"seq_len": 512}, {"seq_len": 8, "overlong": "split"}, {"seq_len": 8}):
         assert "conversations too" not in caplog.text
         next(iter(batchloom.Loader(store, global_batch_size=1, output="numpy", **settings)))
-    assert "longer than seq_len 8 are cut, including conversations. overlong='drop'" in caplog.text
+    assert "longer than seq_len 8 are cut, conversations too: overlong='drop'" in caplog.text
     assert batchloom.check(store.path).sound
 
 

@@ -119,7 +119,7 @@ def test_resuming_by_settings_that_are_none(store, config, tmp_path, capsys, cha
     assert train(*words, "--resume") == 1
     shown = capsys.readouterr().err
     assert f"{out}/run.json does not hold the settings of a run ({said})" in shown
-    assert "log.jsonl has under run" in shown
+    assert "from the last line of kind start in log.jsonl" in shown
 
 
 def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsys):

@@ -199,7 +199,7 @@ def test_a_damaged_description_of_the_run(store, run, content, said):
     (run / "run.json").write_bytes(content)
     refused = refusal(store, run)
     assert f"{run}/run.json {said}" in refused
-    assert "log.jsonl has under run" in refused
+    assert "from the last line of kind start in log.jsonl" in refused
 
 
 def test_a_run_described_again_from_its_log(store, run):

@@ -75,5 +75,5 @@ def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     assert run_command_line(["demo", "--out", str(tmp_path)]) == 1
-    assert "not a demo's" in capsys.readouterr().err
+    assert "not from the demo" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["run", "run.json"]

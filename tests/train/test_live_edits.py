@@ -99,7 +99,7 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             assert command(["edit", str(out), *asked, "--global-batch-size", "3"]) == 1
             assert "2 ranks" in capfd.readouterr().err
             assert command(["edit", str(out), *asked, "--ban", "0,1,2,3,4,5,6,7"]) == 0
-            assert re.search(r"in use by process \d+ on .* handed", capfd.readouterr().out)
+            assert re.search(r"in use by process \d+ on .* sent", capfd.readouterr().out)
             assert command([*words, "--resume"]) == 1
             assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
             last = wait_for_step(process, out, other + 30)
@@ -186,7 +186,7 @@ def test_a_run_is_held_until_its_process_dies(tmp_path, store):
         with pytest.raises(StoreConflictError, match=rf"in use by process {number} on .*--out"):
             run_training(store, out, {"steps": 12}, resume=True)
         edit = Edit(step=6, skip=1)
-        with pytest.raises(TrainError, match=r"no answer within 0\.3 s.* stays in .*delete it"):
+        with pytest.raises(TrainError, match=r"no answer within 0\.3 s.* stays in .*Delete that file"):
             edit_run(out, store.path, edit, patience=0.3)
         with pytest.raises(TrainError, match="Give the folder of the run"):
             edit_run(RunFolder(out).find_newest_checkpoint(), store.path, edit)

@@ -216,7 +216,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     ("settings", "problem"),
     [
         ({"dataset_type": ""}, "dataset_type: missing; give one of dummy, distributed_dummy, "),
-        ({"dataset_type": "hugingface"}, "'hugingface' is no type.*did you mean 'huggingface'"),
+        ({"dataset_type": "hugingface"}, "'hugingface' is not a type.*did you mean 'huggingface'"),
         ({"dataset_type": "store"}, "dataset_name: missing; store is read from the folder or"),
         (
             {"dataset_type": "huggingface"},

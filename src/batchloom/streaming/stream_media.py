@@ -58,7 +58,7 @@ class PoolMedia:
             StoreError: they cannot be read.
         """
         if medium.blob is None:
-            raise AssertionError(f"a medium of {self.describe_document(medium.document)} is named only")
+            raise AssertionError(f"a medium of {self.describe_document(medium.document)} has only a name, no bytes")
         path, begin = medium.blob
         if not path.exists():
             raise StoreError(
@@ -138,7 +138,7 @@ def _write_media_bytes(media: Sequence[PlacedMedium], path: Path, file: IO[bytes
 def _make_stored_medium(placed_medium: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
     info = placed_medium.medium.info
     if info is None:
-        raise AssertionError("media are looked at before they are encoded")
+        raise AssertionError("media must be inspected before they are encoded")
     kind, location = get_facts_kind(info.facts), placed_medium.medium.location
     return StoredMedium(
         *(

@@ -115,7 +115,7 @@ def _build_pretrained(
     """Load a pretrained model and verify that it keeps packed documents apart."""
     model_settings = settings.model
     if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
-        raise AssertionError("asked for pretrained models only")
+        raise AssertionError("this is only for pretrained models")
     if note := describe_tokenizer_difference(Path(model_settings.init), store):
         log.print_line(f"note   {note}")
     examples = DocumentRows(loader) if loader.holds_media else None

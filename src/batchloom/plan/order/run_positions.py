@@ -41,7 +41,7 @@ class RunPositions:
             end = min(segment.position if end_position is None else end_position for end_position in end_positions)
             if until is None or end < until:
                 return end
-        raise AssertionError("the last segment of one store has no end but that of its epochs")
+        raise AssertionError("the last segment of a single store ends only with its epochs")
 
     @property
     def may_run_out(self) -> bool:

@@ -35,7 +35,7 @@ def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
     for lane, index in enumerate(served.tolist()):
         location = order.find(lane, index)
         if location is None:
-            raise AssertionError("without a bound an order has no end")
+            raise AssertionError("an order without a bound has no end")
         if location.cursor is None and location.pool != -1 - lane:
             return None
         lane_cuts.append((location.epoch, location.cursor.slot if location.cursor else -1, location.row))

@@ -491,7 +491,7 @@ class SourceOrder:
         if pool < 0:
             remainder_rows = self.remainders[-1 - pool]
             if remainder_rows is None:
-                raise AssertionError("there is a rest only after a cut")
+                raise AssertionError("remaining sequences exist only after a cut")
             return remainder_rows
         lane_cache = self._cached_rows.setdefault(pool % self.lanes, OrderedDict())
         rows = lane_cache.pop((epoch, pool), None)

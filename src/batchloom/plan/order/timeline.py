@@ -427,7 +427,7 @@ class Timeline:
             first = min((position for position in positions if position is not None), default=None)
             if first is not None and (until is None or first < until):
                 return SourceTail(first, segment.served(first)[number], ends)
-        raise AssertionError("a lane that was asked for more than it has is in some segment")
+        raise AssertionError("a lane that needs more sequences than it has must be in a segment")
 
     def tail(self, number: int, segment: TimelineSegment, until: int) -> SourceTail | None:
         """Return the tail of a source in a segment's era if it begins before ``until``."""

@@ -107,7 +107,7 @@ def write_processor_files(loader: Loader, out: Path) -> None:
         OSError: the files cannot be written.
     """
     if loader.media is None:
-        raise AssertionError("asked of a run with media")
+        raise AssertionError("this is only for runs with media")
     for name, text in loader.media.processor_files.items():
         (out / name).write_text(text, "utf-8")
 
