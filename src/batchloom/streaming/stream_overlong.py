@@ -83,6 +83,6 @@ def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
     remedy = "a larger seq_len" if media else "overlong='split'"
     dropped_content = "documents" if spec.overlong == "drop" else "the ends of documents"
     return (
-        f"overlong={spec.overlong!r} leaves out {dropped_content} longer than seq_len {spec.seq_len}; {remedy} "
-        f"keeps them."
+        f"overlong={spec.overlong!r} leaves out {dropped_content} longer than seq_len {spec.seq_len}; {remedy} keeps "
+        "them."
     )

@@ -449,8 +449,7 @@ def _announce_run(run: TrainRun, done: int) -> None:
     print_line(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
         f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
-        f"{format_count(rows, 'row')}) on {ranks.device.type}; "
-        f"{format_count(settings.steps, 'step')}{epochs}"
+        f"{format_count(rows, 'row')}) on {ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
         print_line(f"resume from the checkpoint of step {done}")

@@ -221,8 +221,7 @@ class LanePlan:
         spec = self.spec
         return (
             f"LanePlan({format_count(spec.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} "
-            f"sequences of "
-            f"{spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
+            f"sequences of {spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
         )
 
     def __copy__(self) -> "LanePlan":
