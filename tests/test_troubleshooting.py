@@ -194,7 +194,7 @@ HERE = {
     "holds unfinished work of another job": lambda _: changed_in_the_middle(),
     "the worker that processed it ... times; give workers more memory": lambda _: deadly(),
     "holds a finished store of another job": lambda _: prepared_twice(),
-    "no multiple of the 4 of uint32": lambda _: narrow(),
+    "not a multiple of the 4 of uint32": lambda _: narrow(),
     "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
     "has no documents in subset 'val'": lambda _: batchloom.open_store(
         write_store("s", [[1]]).path, "val"),

@@ -64,11 +64,11 @@ def losses(store, stage, folder):
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
         load_newest_engine_checkpoint(engine, folder, Loader(store, **{**SIZES, "seq_len": 32}))
     engine.save_checkpoint(str(folder), tag="without")
-    with pytest.raises(StateError, match="holds no place of a loader"):
+    with pytest.raises(StateError, match="holds no loader state"):
         load_newest_engine_checkpoint(engine, folder, again)
     other = {"batchloom": {"step": 9, "loader": loader.state_at(4)}}
     engine.save_checkpoint(str(folder), tag="changed", client_state=other)
-    with pytest.raises(StateError, match="changed.* holds the loader's place before step 4"):
+    with pytest.raises(StateError, match="changed.* holds the loader state before step 4"):
         load_newest_engine_checkpoint(engine, folder, again)
     return said
 

@@ -56,7 +56,7 @@ def keep_a_state(folder):
         with pytest.raises(StateError, match=f"of the checkpoint {folder} cannot be read .*damag"):
             ray_train.load_restored_state()
     torch.save(3, file)
-    with pytest.raises(StateError, match=f"{folder} holds 3, no state by name"):
+    with pytest.raises(StateError, match=f"{folder} holds 3, not a state by name"):
         ray_train.load_restored_state()
     file.unlink()
     with pytest.raises(StateError, match=f"{folder} holds no batchloom.pt: it was not made by"):
@@ -74,7 +74,7 @@ if __name__ == "__main__":
         ray_train.load_restored_state,
         partial(ray_train.report_step, {}),
     ):
-        with pytest.raises(TrainError, match="no worker of Ray Train. Call this in the function"):
+        with pytest.raises(TrainError, match="not a worker of Ray Train. Call this in the function"):
             call()
     # Without workers Ray trains in the process it is called in.
     scaling = ScalingConfig(num_workers=0)

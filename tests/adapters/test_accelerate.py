@@ -98,7 +98,7 @@ def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, ac
     batches.close()
     assert load_newest_checkpoint(accelerator, tmp_path) == loader.next_step == 3
     accelerator.save_state(str(tmp_path / "checkpoint-4"))
-    with pytest.raises(StateError, match="checkpoint-4 holds the loader's place before step 3"):
+    with pytest.raises(StateError, match="checkpoint-4 holds the loader state before step 3"):
         load_newest_checkpoint(accelerator, tmp_path)
     again = accelerators()
     again.prepare(model)
@@ -129,7 +129,7 @@ def test_a_loader_is_attached_once_before_anything_is_kept(store, accelerator, t
     loader = loader_of(store)
     attach(accelerator, loader)
     for other in (loader, loader_of(store)):
-        with pytest.raises(TrainError, match="has a loader attached already: attach once"):
+        with pytest.raises(TrainError, match="already has a loader attached: attach only"):
             attach(accelerator, other)
 
 
@@ -187,7 +187,7 @@ def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    with pytest.raises(TrainError, match="checkpoint-2 is to be saved and 3 steps .* were given"):
+    with pytest.raises(TrainError, match="checkpoint-2 is to be saved, but the stream has returned 3 steps"):
         save_checkpoint(first, tmp_path / "out", 2)
     save_checkpoint(first, tmp_path / "out", 3)
     batches.close()

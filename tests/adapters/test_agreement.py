@@ -86,7 +86,7 @@ def test_ranks_that_agree_go_on(told):
         ("augment", "augment.noise_prob is 0.0 on rank 0 and 0.3 on rank 1"),
         (
             "half",
-            "reads the share of rank 0 of 4, and world_size is 2: of a step the rest would",
+            "reads the share of rank 0 of 4, and world_size is 2: parts of a step would",
         ),
         ("twice", "Ranks 0 and 1 both read the share of rank 0 of 2"),
     ],

@@ -85,7 +85,7 @@ def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
     run = Run(store)
     run.train(0, 1)
     save_fsdp2(tmp_path, 4, *run.parts).rename(tmp_path / "checkpoint-9")
-    with pytest.raises(StateError, match="checkpoint-9 holds the loader's place before step 4"):
+    with pytest.raises(StateError, match="checkpoint-9 holds the loader state before step 4"):
         load_newest_fsdp2(tmp_path, *run.parts)
 
 

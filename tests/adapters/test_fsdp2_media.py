@@ -103,9 +103,9 @@ def test_models_and_collators_that_do_not_go_with_media_are_refused(families, tm
     args = FSDP2Arguments(output_dir=str(tmp_path), max_length=320, use_cpu=True)
     store = batchloom.open_store(seeing.store.path)
     model = make("qwen2_vl", seeing.made)
-    with pytest.raises(InputError, match="data_collator is given sequences, and the data holds"):
+    with pytest.raises(InputError, match="data_collator takes single sequences, and the data holds"):
         FSDP2SFTTrainer(model=model, args=args, train_dataset=store, data_collator=list)
-    with pytest.raises(InputError, match="Linear is no model of transformers"):
+    with pytest.raises(InputError, match="Linear is not a transformers model"):
         FSDP2SFTTrainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=store)
     with pytest.raises(InputError, match="which takes no image_grid_thw, and that is what each"):
         FSDP2SFTTrainer(model=make("gemma3", other.made), args=args, train_dataset=store)

@@ -104,7 +104,7 @@ def test_a_line_that_a_kill_tore_is_done_again(store, tmp_path):
     trainer(store, tmp_path).train(str(tmp_path / "checkpoint-3"))
     assert untimed(logged(tmp_path)) == untimed(whole.log_history)
     log.write_bytes(b"nonsense\n" + log.read_bytes())
-    with pytest.raises(StateError, match="Line 1 of .*log.jsonl is none of a log"):
+    with pytest.raises(StateError, match="Line 1 of .*log.jsonl is not a log line"):
         trainer(store, tmp_path).train(resume_from_checkpoint=True)
 
 
@@ -182,10 +182,10 @@ def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_pa
         ([{"text": "a"}], "Record 0 of train_dataset is {'text': 'a'}.*batchloom prepare"),
         ([{"input_ids": [1, 2], "labels": [2, 3]}], "Label 0 .* is 2 and the token is 1"),
         ([{"input_ids": [1, 2], "labels": [1]}], "2 input_ids and 1 labels"),
-        ([{"input_ids": [0.5]}], "no list of token ids"),
-        ([{"input_ids": [[1], [1, 2]]}], "no list of token ids"),
-        ([{"input_ids": [1, 2**32 + 5, 3]}], "no list of token ids from 0 to 2147483647"),
-        ([{"input_ids": [1, 2**31]}], "no list of token ids from 0 to 2147483647"),
+        ([{"input_ids": [0.5]}], "not a list of token ids"),
+        ([{"input_ids": [[1], [1, 2]]}], "not a list of token ids"),
+        ([{"input_ids": [1, 2**32 + 5, 3]}], "not a list of token ids from 0 to 2147483647"),
+        ([{"input_ids": [1, 2**31]}], "not a list of token ids from 0 to 2147483647"),
         ([{"input_ids": [1, 2], "labels": [1.0, float("nan")]}], "labels of record 0 .*, no list"),
         ([{"input_ids": [1, 2], "labels": [[1], [1, 2]]}], "labels of record 0 .*, no list"),
         ([{"input_ids": [1, 2], "completion_mask": [0, 1]}], "has completion_mask, .*give labels"),
@@ -216,19 +216,19 @@ def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
     with pytest.raises(SettingsError) as refused:
         trainer(store, tmp_path, plan, **{**three, **wrong})
     assert sorted(refused.value.problems) == sorted(
-        f"{name}: {value} is asked for and the plan has {has[name]}: leave it out, or make another Plan"
+        f"{name}: {value} is requested and the plan has {has[name]}: leave it out, or make another Plan"
         for name, value in wrong.items()
     )
     right = {"num_train_epochs": 2, "packing": True, "seed": 0}
     for given in (plan, batchloom.Loader(plan, rank=0, world_size=1)):
         assert trainer(store, tmp_path, given, **{**three, **right}).steps == plan.steps
-    with pytest.raises(SettingsError, match="seed: 9 is asked for and the plan has seed=0"):
+    with pytest.raises(SettingsError, match="seed: 9 is requested and the plan has seed=0"):
         set_by = theirs("transformers", tmp_path, per_device_train_batch_size=6, seed=9)
         FSDP2SFTTrainer(model=tiny_model(store), args=set_by, train_dataset=plan)
     steps = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=6, steps=4))
     with pytest.raises(SettingsError, match="num_train_epochs: 1 .* the plan has steps=4"):
         trainer(store, tmp_path, steps, **three, num_train_epochs=1)
-    with pytest.raises(PlanError, match="max_steps 999 are asked for and the plan has"):
+    with pytest.raises(PlanError, match="max_steps 999 are requested and the plan has"):
         trainer(store, tmp_path, plan, **{**three, "max_steps": 999})
     shifted = batchloom.Loader(plan, labels="shifted", form="varlen", rank=0, world_size=1)
     with pytest.raises(SettingsError, match=r"form: 'varlen'.*labels: 'shifted' instead of 'al"):
@@ -249,7 +249,7 @@ def test_a_collator_that_would_train_padding_is_refused(store, tmp_path):
         batch = stacked(rows)
         return {**batch, "labels": batch["input_ids"].clone()}
 
-    with pytest.raises(InputError, match="gives labels to .* places of step 0 .*padding would be"):
+    with pytest.raises(InputError, match="gives .* labels in step 0 .*padding would be"):
         trainer(store, tmp_path, collator=labelled, packing=False, max_steps=1).train()
 
 
@@ -294,7 +294,7 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
     }
     assert len(named) == 6
     if kind == "transformers":
-        with pytest.raises(SettingsError, match="max_length: TrainingArguments have none"):
+        with pytest.raises(SettingsError, match="max_length: TrainingArguments has none"):
             FSDP2SFTTrainer(model=tiny_model(store), args=theirs(kind, tmp_path), train_dataset=store)
 
 
@@ -303,9 +303,9 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
     [
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: 'linaer' is none of linear"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "constant_with_warmup"),
-        ({"num_train_epochs": 1.5}, "num_train_epochs: 1.5 is no whole number"),
+        ({"num_train_epochs": 1.5}, "num_train_epochs: 1.5 is not a whole number"),
         ({"save_steps": 0.5}, "save_steps: 0.5 is not a whole number"),
-        ({"max_steps": 2.5}, "max_steps: 2.5 is not a whole number; -1 leaves it to"),
+        ({"max_steps": 2.5}, "max_steps: 2.5 is not a whole number; with -1, num_train_epochs"),
         ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
         ({"bf16": "no"}, "bf16: 'no' is neither True nor False"),
         ({"packing": "x"}, "packing: 'x' is neither True nor False"),
@@ -315,10 +315,10 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
             {"resume_from_checkpoint": 4},
             "resume_from_checkpoint: 4 is neither True, nor False, nor",
         ),
-        ({"output_dir": ""}, "output_dir: '' names no folder"),
+        ({"output_dir": ""}, "output_dir: '' is not the name of a folder"),
         (
             {"max_grad_norm": -1.0},
-            "max_grad_norm: -1.0 is not an int or float of at least 0; 0 is no",
+            "max_grad_norm: -1.0 is not an int or float of at least 0; 0 sets no",
         ),
         ({"adam_beta1": 1}, "adam_beta1: 1 is not an int or float of at least 0 and below 1"),
         ({"learning_rate": 10**400}, "learning_rate: a number of .* is not an int or float"),

@@ -243,7 +243,7 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
     told = json.loads((folder / "trainer_state.json").read_text())
     assert told["stateful_callbacks"].pop("PlanState")["attributes"]["loader"]["position"] == 32
     (folder / "trainer_state.json").write_text(json.dumps(told))
-    with pytest.raises(StateError, match="holds no state of a loader"):
+    with pytest.raises(StateError, match="holds no loader state"):
         make_trainer(store, tmp_path / "out").train(resume_from_checkpoint=str(folder))
 
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
             {"dataloader_drop_last": True},
             r"dataloader_drop_last: True; .*PlanOptions\(last='drop'\)",
         ),
-        ({"max_steps": -1}, "num_train_epochs: 3.0 would give the same steps again"),
+        ({"max_steps": -1}, "num_train_epochs: 3.0 would repeat the same steps"),
         ({"max_steps": STEPS + 1}, f"max_steps: 7, and the plan has {STEPS}"),
         ({"per_device_train_batch_size": 3}, "make 12 a step.*1 x 8, 2 x 4, 4 x 2, 8 x 1"),
         ({"gradient_accumulation_steps": 3}, r"make 6 a step.*Loader\(global_batch_size=6\)"),
@@ -284,7 +284,7 @@ def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"labels": "shifted"}, "shift by themselves"),
+        ({"labels": "shifted"}, "shift labels themselves"),
         ({"output": "numpy"}, "takes tensors"),
     ],
 )
@@ -295,11 +295,11 @@ def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, said):
 
 def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
     loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=1, world_size=2)
-    with pytest.raises(SettingsError, match="is of rank 1 of 2, and the trainer's process is 0 of 1"):
+    with pytest.raises(SettingsError, match="reads the share of rank 1 of 2, and the trainer's process is 0 of 1"):
         make_trainer_parts(loader, make_args(tmp_path))
     resumed = make_loader(store)
     resumed.load_state_dict(resumed.state_at(2))
-    with pytest.raises(SettingsError, match="goes on at step 2"):
+    with pytest.raises(SettingsError, match="is at step 2"):
         make_trainer_parts(resumed, make_args(tmp_path))
 
 
@@ -517,7 +517,7 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
 def test_sft_settings_that_would_prepare_rows_again_are_refused(store, tmp_path):
     with pytest.raises(SettingsError, match="skip_prepare_dataset.: True") as error:
         make_trainer_parts(make_loader(store), make_args(tmp_path, trl.SFTConfig, bf16=False, packing=True))
-    assert "packing: True, and the loader has packed already" in str(error.value)
+    assert "packing: True, and the loader already packs" in str(error.value)
 
 
 def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tmp_path):

@@ -134,7 +134,7 @@ def test_a_resume_goes_on_with_the_same_media(families, tmp_path):
     checkpoint = str(tmp_path / "whole/checkpoint-2")
     later = trainer_of(family, "qwen2_vl", tmp_path / "later", save_steps=2)
     # transformers 5.23 loads nothing of what this model writes into its checkpoints.
-    with pytest.raises(TrainError, match="has not the weights of its checkpoint of step 2"):
+    with pytest.raises(TrainError, match="does not have the weights of its checkpoint of step 2"):
         later.train(resume_from_checkpoint=checkpoint)
     model = transformers.AutoModelForMultimodalLM.from_pretrained(checkpoint)
     later = trainer_of(family, "qwen2_vl", tmp_path / "again", model=model, save_steps=2)
@@ -159,7 +159,7 @@ def test_a_model_of_other_media_is_refused(families, tmp_path):
 def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path):
     family = families["llava"]
     varlen = batchloom.Loader(family.store, **SIZES, steps=STEPS, form="varlen", rank=0, world_size=1)
-    with pytest.raises(SettingsError, match="with images or audio form='rows'"):
+    with pytest.raises(SettingsError, match="with images or audio give form='rows'"):
         trainer_of(family, "llava", tmp_path, loader=varlen)
     loader = batchloom.Loader(family.store, **SIZES, rank=0, world_size=1)
     args = {"world_size": 2, "deepspeed": None, "fsdp": [], "gradient_checkpointing": False}
@@ -171,7 +171,7 @@ def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path)
     assert problems() == problems(ddp_find_unused_parameters=True) == []
     assert problems(world_size=1, fsdp=["full_shard"]) == []
     (sharded,) = problems(fsdp=["full_shard"])
-    assert sharded.startswith("fsdp: layers that are sharded wait")
+    assert sharded.startswith("fsdp: sharded layers wait")
     (deep,) = problems(deepspeed={"zero": 3})
     assert deep.startswith("deepspeed: layers")
     for settings in ({"ddp_find_unused_parameters": False}, {"gradient_checkpointing": True}):

@@ -67,7 +67,7 @@ def test_sets_that_make_no_step_are_refused(store, tmp_path):
     args = make_args(tmp_path, per_device_eval_batch_size=8, max_steps=-1, num_train_epochs=1)
     nothing = make_loader(store.subset("val"), steps=None, last="drop")
     for given in ({"loader": nothing}, {"loader": make_loader(store), "evaluation": nothing}):
-        with pytest.raises(SettingsError, match="documents make no step of 8 sequences.*'fill'"):
+        with pytest.raises(SettingsError, match="documents do not fill a step of 8 sequences.*'fill'"):
             make_trainer_parts(args=args, **given)
 
 
@@ -103,7 +103,7 @@ def test_models_may_return_their_scores_in_a_dict_or_first(store, tmp_path, kind
 def test_weights_that_are_no_numbers_are_told_as_such(store, tmp_path):
     model = tiny_model(store)
     model.lm_head.weight.data.fill_(float("nan"))
-    with pytest.raises(TrainError, match="losses that are no numbers before its first step"):
+    with pytest.raises(TrainError, match="losses that are not finite before its first step"):
         make_trainer(store, tmp_path, model=model).train()
 
 
@@ -113,7 +113,7 @@ def test_a_state_that_holds_nothing_is_refused(store, tmp_path):
     kept = json.loads(path.read_text())
     kept["stateful_callbacks"]["PlanState"]["attributes"] = None
     path.write_text(json.dumps(kept))
-    with pytest.raises(StateError, match="holds no state of a loader"):
+    with pytest.raises(StateError, match="holds no loader state"):
         make_trainer(store, tmp_path).train(resume_from_checkpoint=True)
 
 
@@ -122,7 +122,7 @@ def test_eager_attention_is_told_of_the_mask_that_it_reads(store, tmp_path):
     model.set_attn_implementation("eager")
     args = make_args(tmp_path)
     parts = make_trainer_parts(make_loader(store), args, form=add_dense_mask)
-    with pytest.raises(TrainError, match=r"partial\(dense_mask, additive='float32'\)"):
+    with pytest.raises(TrainError, match=r"partial\(add_dense_mask,  additive='float32'\)"):
         make_trainer(store, tmp_path, model=model, parts=parts).train()
     parts = make_trainer_parts(make_loader(store), args, form=partial(add_dense_mask, additive="float32"))
     make_trainer(store, tmp_path, model=model, parts=parts).train()

@@ -140,7 +140,7 @@ def test_the_mean_of_lightnings_losses_is_that_of_the_trained_tokens(stores):
 
 def test_epochs_and_steps_that_the_plan_does_not_have_are_refused(stores):
     data = LoaderDataModule(train=lambda: loader(stores["train"]))
-    with pytest.raises(TrainError, match=r"max_epochs=3\) asks for epochs, which the plan has"):
+    with pytest.raises(TrainError, match=r"max_epochs=3\) asks for epochs, which the plan already defines"):
         fit(data, max_steps=-1, max_epochs=3)
     with pytest.raises(TrainError, match=r"The plan has 6 steps, and Trainer\(max_steps=7\)"):
         fit(data, max_steps=7)
@@ -173,7 +173,7 @@ def test_a_loader_of_another_number_of_ranks_is_refused(stores, name):
 def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
     small = {"steps": None, "global_batch_size": 64, "last": "drop"}
     data = LoaderDataModule(train=lambda: loader(stores["train"]), val=lambda: loader(stores["val"], **small))
-    with pytest.raises(TrainError, match="makes no step of 64 sequences"):
+    with pytest.raises(TrainError, match="does not fill a step of 64 sequences"):
         fit(data)
 
 
@@ -182,10 +182,10 @@ def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
     [
         (
             {"limit_train_batches": 6},
-            "limit_train_batches .* is 6, and 4 micro-batches are a step.*give 8",
+            "limit_train_batches .* is 6, and a step has 4 micro-batches.*give 8",
         ),
-        ({"fast_dev_run": True}, "is 1, and 4 micro-batches are a step.*give 4"),
-        ({"overfit_batches": 4}, r"overfit_batches=4.* gives the same batches again"),
+        ({"fast_dev_run": True}, "is 1, and a step has 4 micro-batches.*give 4"),
+        ({"overfit_batches": 4}, r"overfit_batches=4.* repeats the same batches"),
     ],
 )
 def test_what_would_train_parts_of_steps_is_refused(stores, options, said):
@@ -203,7 +203,7 @@ def test_whole_steps_may_be_limited(stores):
 def test_a_training_set_that_makes_no_step_is_refused(stores):
     few = {"steps": None, "global_batch_size": 512, "last": "drop"}
     data = LoaderDataModule(train=lambda: loader(stores["train"], **few))
-    with pytest.raises(TrainError, match="training set makes no step of 512 sequences"):
+    with pytest.raises(TrainError, match="training set does not fill a step of 512 sequences"):
         fit(data, max_steps=-1, max_epochs=1)
 
 
@@ -221,7 +221,7 @@ class ByHand(Learner):
 
 def test_steps_that_are_not_the_plans_end_the_run(stores):
     data = LoaderDataModule(train=lambda: loader(stores["train"], micro=8))
-    with pytest.raises(TrainError, match="of 2 steps were given, and Lightning has done 0"):
+    with pytest.raises(TrainError, match="of 2 steps were returned, and Lightning has done 0"):
         fit(data, accumulate=1, learner=ByHand())
 
 
@@ -253,7 +253,7 @@ def test_the_loss_of_a_validation_is_that_of_its_tokens_and_not_divided_by_a_tra
     learner = Validated()
     learner.divides = True
     for run in (lambda data: fit(data, learner=learner), lambda data: alone(data, learner)):
-        with pytest.raises(TrainError, match="loss_divisor is of a training step, and the Trainer is at"):
+        with pytest.raises(TrainError, match="loss_divisor is defined only in a training step, and the Trainer is in"):
             run(LoaderDataModule(**both))
 
 
@@ -267,11 +267,11 @@ def alone(data, learner):
     [
         (
             lambda kept: kept.pop("LoaderDataModule"),
-            "of step 2 and holds no state of a LoaderDataModule",
+            "of step 2 and holds no LoaderDataModule state",
         ),
         (
             lambda kept: kept["LoaderDataModule"].update(loader=None),
-            "step 0, and Lightning with step 2",
+            "step 0, and Lightning at step 2",
         ),
         (
             lambda kept: kept["LoaderDataModule"].update(passes="4"),

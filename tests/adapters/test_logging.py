@@ -61,5 +61,5 @@ def test_lines_are_json_whatever_a_figure_is(tmp_path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(OutputError, match="Is a directory. Make room or name another file"):
+    with pytest.raises(OutputError, match="Is a directory. Free space or name another file"):
         send_to_jsonl(tmp_path)(FIGURES, 1)

@@ -103,7 +103,7 @@ def test_a_bad_set_up_is_refused(ranks):
         assert "labels 'aligned', and 'shifted' is needed" in labels
         assert "place (RankPlacement(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
-        assert "Step 0 of the plan is 2 micro-batches of 2 rows a rank, 8 sequences" in counter
+        assert "Step 0 of the plan is 2 micro-batches of 2 rows per rank, 8 sequences" in counter
         assert "says 4 of 2, 16 in all" in counter
         assert "Rows are packed ('best_fit'), and Megatron's models let" in packed
         assert "attention_mask=True" in packed
@@ -136,7 +136,7 @@ def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(sto
             megatron.resume_from_samples(loader, inside)
     end = megatron.count_consumed_samples(loader, 9)
     assert megatron.resume_from_samples(loader, end) == 9
-    with pytest.raises(StateError, match=f"{end + 16} lies behind the plan, which has no step 9"):
+    with pytest.raises(StateError, match=f"{end + 16} is past the end of the plan, which has no step 9"):
         megatron.resume_from_samples(loader, end + 16)
 
 

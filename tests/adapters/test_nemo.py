@@ -140,7 +140,7 @@ def test_worker_processes_give_the_same(folder, ranks):
 def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):
     ranks(0, 2)
     train, _, _ = StoreProvider(store=folder, **SIZES).build_datasets(context())
-    with pytest.raises(InputError, match="Sample 2 is of data-parallel rank 1 and was asked for"):
+    with pytest.raises(InputError, match="Sample 2 belongs to data-parallel rank 1 and was requested"):
         asked(train, micro=4, size=2)
     loader = train.loader
     bare = batchloom.Loader(loader.store, seq_len=32, global_batch_size=8)
@@ -210,12 +210,12 @@ def test_a_nemo_data_module_goes_on_by_consumed_samples(folder, ranks):
     assert other.state_dict()["consumed_samples"] == 24
     with pytest.raises(StateError, match="seed"):
         nemo_module(folder, seed=1).load_state_dict(state)
-    with pytest.raises(StateError, match="consumed_samples 25 lies inside step 3"):
+    with pytest.raises(StateError, match="consumed_samples 25 is inside step 3"):
         other.load_state_dict({**state, "consumed_samples": 25})
-    with pytest.raises(StateError, match="of consumed_samples 16 holds the loader's place before"):
+    with pytest.raises(StateError, match="of consumed_samples 16 holds the loader state before"):
         other.load_state_dict({**state, "consumed_samples": 16})
     for part, said in (({"consumed_samples": 24}, "consumed_samples"), ({}, "nothing")):
-        with pytest.raises(StateError, match=f"data module has {said}, and no place of a loader"):
+        with pytest.raises(StateError, match=f"data module has {said}, and no loader state"):
             other.load_state_dict(part)
 
 
@@ -301,7 +301,7 @@ def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, t
     assert read == [document.ids.tolist() for document in store]
     alone = nemo.link_text_documents(batchloom.open_store(folder, "val"), tmp_path / "one", "corpus")
     assert alone[1] == str(tmp_path / "one" / "corpus_text_document")
-    with pytest.raises(InputError, match="is there already and is another file"):
+    with pytest.raises(InputError, match="exists and is another file"):
         nemo.link_text_documents(_other(tmp_path), tmp_path / "one", "corpus")
 
 

@@ -251,12 +251,12 @@ def test_a_state_taken_before_the_first_batch_keeps_the_place(store):
 def test_a_workers_state_of_another_plan_or_number_is_refused(store):
     face = LoaderIterable(make(store))
     state = face.state_dict()
-    with pytest.raises(StateError, match="taken with 4 workers, here are 1"):
+    with pytest.raises(StateError, match="taken with 4 workers, but there are 1"):
         face.load_state_dict({**state, "workers": 4})
     other = batchloom.Loader(store, seq_len=16, global_batch_size=8, rank=0, world_size=1)
     with pytest.raises(StateError, match="spec.seq_len was 16 and is 32"):
         face.load_state_dict(LoaderIterable(other).state_dict())
-    with pytest.raises(StateError, match="not a worker's state"):
+    with pytest.raises(StateError, match="not the state of a worker"):
         face.load_state_dict({"next": 3})
     with pytest.raises(IndexError):
         LoaderDataset(make(store))[STEPS]

@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused(store):
     with pytest.raises(StateError, match="has dp_rank_0, world_size, no batchloom"):
         build(store).load_state_dict({"dp_rank_0": b"", "world_size": 1})
     for damaged in ("abc", b"\xff", None):
-        with pytest.raises(StateError, match="as batchloom, which is no JSON.*another checkpoint"):
+        with pytest.raises(StateError, match="as batchloom, which is not JSON.*another checkpoint"):
             build(store).load_state_dict({"batchloom": damaged})
     with pytest.raises(StateError, match="not a loader's state"):
         build(store).load_state_dict({"batchloom": "3"})

@@ -173,7 +173,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(store, device):
 
 @pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
 def test_a_dataloader_takes_no_device(store, face):
-    with pytest.raises(InputError, match="device='cpu' goes through no DataLoader, .*: iterate the Loader"):
+    with pytest.raises(InputError, match="device='cpu' cannot be used with a DataLoader, .*: iterate the Loader"):
         face(make(store, device="cpu"))
 
 

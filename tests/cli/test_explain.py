@@ -82,8 +82,8 @@ def test_records_that_became_no_document_say_why(prepared, capsys):
     inside = {store.provenance.of(n).record for n in range(len(store)) if "a.jsonl" in store.provenance.of(n).source}
     elsewhere = next(n for n in range(40) if n not in inside)
     for record, told in (
-        (40, "a duplicate, dropped by a step of cleaning"),
-        (41, "stands in quarantine.jsonl, since no field 'text'"),
+        (40, "a duplicate, dropped by a cleaning step"),
+        (41, "is in quarantine.jsonl, because no field 'text'"),
         (elsewhere, "of subset 'val', which the plan does not serve"),
         (42, "There is no record 42 of in/a.jsonl: 42 were read"),
     ):
@@ -102,11 +102,11 @@ def test_a_document_that_never_comes_is_told_with_the_reason(here, capsys):
         (["s", "--overlong", "drop", "--document", "31"], "it has 70 tokens, more than seq_len 64"),
         (
             [*mixture, "--steps", "9", "--last-step", "5"],
-            "source 't' has no weight up to step 5; it has one after 6 steps",
+            "source 't' has no weight up to step 5; it gets one after 6 steps",
         ),
         (
             [*mixture, "--steps", "5"],
-            "source 't' has no weight up to step 4; it has one after 6 steps",
+            "source 't' has no weight up to step 4; it gets one after 6 steps",
         ),
         (
             ["t", "--no-shuffle", "--document", "29", "--last-step", "3"],
@@ -141,19 +141,19 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
         ["when", "--mixture", "s=1", "--checkpoint", "state.json", "--document", "1"],
     ):
         assert run_command_line(words) == 1
-        assert "was on a stream: it takes no edits, and explain" in capsys.readouterr().err
+        assert "was on a stream: streams take no edits, and explain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["explain", "s", *SIZES, "--step", "999"], "There is no step 999: the run has "),
-        (["explain", "s", *SIZES, "--step", "-1"], "is no step"),
+        (["explain", "s", *SIZES, "--step", "-1"], "is not a step"),
         (["explain", "s", *SIZES, "--step", "0", "--rank", "1"], "world_size: missing"),
         (["explain", "s", *SIZES, "--step", "0", "--rank", "2", "--world-size", "2"], "rank 2 of"),
         (["explain", "s", *SIZES, "--step", "0", "--world-size", "3"], "cannot be divided evenly"),
         (["explain", "s", *SIZES, "--step", "0", "--row", "4"], "There is no row 4: there are 4"),
-        (["explain", "s", *SIZES, "--step", "0", "--text", "-1"], "no number of characters"),
+        (["explain", "s", *SIZES, "--step", "0", "--text", "-1"], "not a number of characters"),
         (["when", "s", *SIZES], "give the number of a document, or a record"),
         (
             ["when", "s", *SIZES, "--document", "1", "--record", "1"],
@@ -165,7 +165,7 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
         ),
         (["when", "s", *SIZES, "--record", "1", "--source", "givn"], "did you mean 'given'"),
         (["explain", "s", "--step", "0", "--checkpoint", "no"], "There is no file or folder no: "),
-        (["explain", "s", *SIZES, "--step", "0", "--checkpoint", "no"], "the checkpoint says so"),
+        (["explain", "s", *SIZES, "--step", "0", "--checkpoint", "no"], "the checkpoint sets it"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(here, capsys, words, told):

@@ -157,7 +157,7 @@ def test_inspect_shows_the_store(tmp_path, capsys):
     assert run_command_line(["inspect", str(tmp_path / "s"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["longest"] == 300
     assert run_command_line(["inspect", str(tmp_path / "s"), "--first", "-1"]) == 2
-    assert "--first: -1 is no number of documents" in capsys.readouterr().err
+    assert "--first: -1 is not a number of documents" in capsys.readouterr().err
 
 
 def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsys):

@@ -355,7 +355,7 @@ def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shu
         (["plan", "nowhere", *SIZES], "There is no file or folder"),
         (["plan", "web", *SIZES, "--world-size", "3"], "cannot be divided evenly among 3 ranks"),
         (["plan", "web", *SIZES, "--world-size", str(10**20)], "cannot be divided evenly"),
-        (["plan", "web", *SIZES, "--world-size", "0"], "world-size: 0 is no whole number"),
+        (["plan", "web", *SIZES, "--world-size", "0"], "world-size: 0 is not a whole number"),
         (
             ["plan", "--assume", "1T tokens, 1 documents", *SIZES],
             "would have more than 2,147,483,647 tokens, the most a store can hold",

@@ -136,14 +136,14 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         GPTDataLoader(CONFIG, "bytes", tmp_path / "nowhere")
     narrow = shards(tmp_path / "narrow", np.arange(1001), [1001], "<u2")
-    with pytest.raises(ValueError, match=r"2,002 bytes, no multiple of the 4 of uint32"):
+    with pytest.raises(ValueError, match=r"2,002 bytes, not a multiple of the 4 of uint32"):
         GPTDataLoader(CONFIG, "bytes", narrow)
     wide = shards(tmp_path / "wide", np.arange(1000), [1000], "<u2")
     with pytest.raises(ValueError, match=r"they are not uint32 \(config.dtype\)"):
         GPTDataLoader(CONFIG, "bytes", wide).get_batch("train")
     write_store(tmp_path / "masked", [[1, 2, 3]] * 40, trained=[[0, 1, 1]] * 40)
     for place in (tmp_path / "masked", tmp_path / "masked" / "train"):
-        with pytest.raises(ValueError, match=r"some tokens are not trained.*batchloom.Loader"):
+        with pytest.raises(ValueError, match=r"tokens that are not trained.*batchloom.Loader"):
             GPTDataLoader(CONFIG, "bytes", place)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "shard_00000.bin").touch()
@@ -176,13 +176,13 @@ def test_misuse_is_told_at_once():
     loader = GPTDataLoader(CONFIG, "bytes")
     with pytest.raises(ValueError, match=r"There is no data yet: call prepare_data\(text\)"):
         loader.get_batch("train")
-    with pytest.raises(ValueError, match="split: 'trian' is none of train, val; did you mean"):
+    with pytest.raises(ValueError, match="split: 'trian' is not one of train, val; did you mean"):
         loader.get_batch("trian")
     for split in (None, ["train"]):
-        with pytest.raises(ValueError, match="split: .* is none of train, val"):
+        with pytest.raises(ValueError, match="split: .* is not one of train, val"):
             loader.get_batch(split)
     for text in (b"short", None, ["short"]):
-        with pytest.raises(ValueError, match="text: .* is no text; give one str"):
+        with pytest.raises(ValueError, match="text: .* is not a text; give one str"):
             loader.prepare_data(text)
     with pytest.raises(ValueError, match="config.dtype: '>u4' is none of uint16, uint32, int32"):
         GPTDataLoader({**CONFIG, "dtype": ">u4"}, "bytes")

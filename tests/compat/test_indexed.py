@@ -91,7 +91,7 @@ def test_masks_of_a_store_and_foreign_ids(tmp_path):
     prefix = megatron_prefix(tmp_path / "p", [[[1, 300, 2]]])
     with pytest.raises(ValueError, match="holds token id 300; the tokenizer has ids 0 to 256"):
         PretrainingDataset(prefix, "bytes", 5)[0]
-    with pytest.raises(ValueError, match="seq_length: 1 is no number above 1"):
+    with pytest.raises(ValueError, match="seq_length: 1 is not a number above 1"):
         PretrainingDataset(prefix, "bytes", 1)
 
 

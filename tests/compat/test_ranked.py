@@ -155,13 +155,13 @@ def test_bad_records_have_a_budget(tmp_path, caplog):
 def test_misuse_and_a_rank_without_documents(here, tmp_path):
     with pytest.raises(ValueError, match=r"num_batches: 0 is not .*; buffer_size: 'x' is not"):
         made(here, num_batches=0, buffer_size="x")
-    with pytest.raises(ValueError, match="rank: 4 is none of 0 to 3"):
+    with pytest.raises(ValueError, match="rank: 4 is not one of 0 to 3"):
         made(here, 4, 4)
     for rank in ("1", None):
-        with pytest.raises(ValueError, match="rank: .* is none of 0 to 3"):
+        with pytest.raises(ValueError, match="rank: .* is not one of 0 to 3"):
             made(here, rank, 4)
     jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
-    with pytest.raises(ValueError, match="No document of .* is of rank 3 of 8; use fewer ranks"):
+    with pytest.raises(ValueError, match="has no document for rank 3 of 8;  use fewer ranks"):
         made(str(tmp_path / "few.jsonl"), 3, 8)[0]
     # Nothing is looked up before the first batch.
     dataset = made("no/such")

@@ -22,7 +22,7 @@ async def stopped_after_a_step(client, lines):
     while not any(line.startswith("step ") and "loss" in line for line in lines):
         await asyncio.sleep(0.01)
         beats += 1
-    with pytest.raises(TrainError, match="trains already"):
+    with pytest.raises(TrainError, match="is already training"):
         await client.run_training(use_distributed=False)
     await client.stop()
     assert training.done()

@@ -182,7 +182,7 @@ def test_why_a_document_is_not_served(place):
     plan = batchloom.Loader(image, **SIZES).plan
     assert batchloom.when(plan, document=text) == ()
     told = explain_unserved(plan, 0, text, plan.steps - 1)
-    assert "its media are others than source 'data' takes of its store (media='image')" in told
+    assert "its media are not the ones that source 'data' takes from its store (media='image')" in told
 
 
 words = st.lists(st.sampled_from(MEDIUM_KINDS), min_size=1, max_size=3, unique=True)

@@ -52,7 +52,7 @@ def test_it_shows_media_by_their_number(tmp_path, sight, capsys):
     assert "<|vision_start|><|image_pad|>[x" in said
     assert "a loader leaves them out (overlong='drop')" not in said
     assert run_command_line(["doctor", str(source), "--processor", str(sight), "--seq-len", "60"]) == 0
-    assert "a loader leaves them out (overlong='drop'), as of all data with images" in " ".join(
+    assert "a loader leaves them out (overlong='drop'), as it does for all data with images" in " ".join(
         capsys.readouterr().out.split()
     )
 

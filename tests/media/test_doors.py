@@ -230,5 +230,5 @@ def test_what_cannot_be(qwen, tmp_path):
     with pytest.raises(PlanError, match="rank 3 of world_size 2"):
         MultiModalIterableDataset(config, out=out, rank=3, world_size=2)
     (tmp_path / "list.yaml").write_text("datasets: [{path: a.json}]")
-    with pytest.raises(SettingsError, match="does not say how rows are made"):
+    with pytest.raises(SettingsError, match="does not say how to make rows"):
         MultiModalDataset(tmp_path / "list.yaml")

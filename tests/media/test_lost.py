@@ -97,8 +97,8 @@ def test_check_reads_all_media_and_names_those_that_are_gone(lost):
     assert "image pictures/4_1.jpg has" in text
     assert text.count(f"image {PAIR} ") == 2, text
     assert f"Document {max(gone[-2:])}, too: Document" in text
-    assert verdict.facts["media"] == "17 in 10 documents, 4 of which hold some that cannot be read"
-    assert "gives padding for 4 documents of it" in verdict.used
+    assert verdict.facts["media"] == "17 in 10 documents, 4 of which hold unreadable media"
+    assert "replaces 4 documents of it with padding" in verdict.used
     found = read_missing_media(listed)
     assert found.store == str(store.path)
     assert list(found.subsets["train"].documents) == gone
@@ -298,9 +298,9 @@ def test_the_command_lists_what_is_gone(lost, tmp_path, capsys):
 
 def test_what_cannot_be_listed_is_told(made, tmp_path):
     write_store(tmp_path / "text", [[1, 2, 3]] * 9)
-    with pytest.raises(SettingsError, match="is no store that was made with a processor"):
+    with pytest.raises(SettingsError, match="is not a store that was made with a processor"):
         batchloom.check(tmp_path / "text", gone=tmp_path / "gone.json")
-    with pytest.raises(SettingsError, match="not known without media=True"):
+    with pytest.raises(SettingsError, match="found only with media=True"):
         batchloom.check(made[0].path, media=False, gone=tmp_path / "gone.json")
     shutil.copytree(made[0].path, tmp_path / "store")
     path = tmp_path / "store" / "train" / "shard_00000.media"

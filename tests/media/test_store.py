@@ -454,7 +454,7 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, pr
                 media = sum(len(some) for some in found)
                 assert f"{media} {file_kind}s in " in printed.out
             if command[0] == "doctor":
-                assert "FOLDER is that of a model made for it" in " ".join(printed.out.split())
+                assert "FOLDER is the folder of a model for that processor" in " ".join(printed.out.split())
                 assert f"batchloom train --data {out} --init FOLDER" in printed.out
             if command[0] == "check":
                 assert "--init FOLDER (of a model made for its processor) reads" in printed.out

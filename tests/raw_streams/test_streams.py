@@ -397,7 +397,7 @@ def test_inputs_and_settings_may_come_from_a_recipe(lines, tmp_path):
 
 def test_a_stream_goes_through_no_data_loader(lines):
     pytorch = pytest.importorskip("batchloom.adapters.pytorch")
-    with pytest.raises(InputError, match="worker processes of its own"):
+    with pytest.raises(InputError, match="its own worker processes"):
         pytorch.LoaderIterable(Loader(small_stream(lines)))
 
 
@@ -405,7 +405,7 @@ def test_a_stream_goes_through_no_data_loader(lines):
 def test_a_stream_is_asked_no_questions(lines, ask):
     stream = small_stream(lines)
     for asked in (stream, Loader(stream, output="numpy")):
-        with pytest.raises(PlanError, match=r"stream cannot be asked.*batchloom prepare"):
+        with pytest.raises(PlanError, match=r"stream cannot be used.*batchloom prepare"):
             ask(asked)
 
 

@@ -155,23 +155,23 @@ class Broken:
     [
         ("uneven end", r"Rank 1 of 2 has \d+ steps and rank 0 has \d+: a collective"),
         ("wrong length", r"len of rank 0 of 1 is \d+, and it gives \d+ steps"),
-        ("other rows", r"Step 2 over 2 ranks does not hold the rows it does over 1"),
-        ("other labels", r"Step 0 over 2 ranks does not hold the rows"),
-        ("shape", r"Step 0 has batches of other shapes on 2 ranks"),
+        ("other rows", r"Step 2 over 2 ranks does not hold the same rows as over 1"),
+        ("other labels", r"Step 0 over 2 ranks does not hold the same rows"),
+        ("shape", r"Step 0 has batches of different shapes on 2 ranks"),
         (
             "one late",
-            r"From the state of step 1 2 ranks go on for \[\d+\] steps, and \d+ were left",
+            r"From the state of step 1 2 ranks read \[\d+\] more steps, and \d+ remain",
         ),
         ("skips", r"From the state of step 3"),
-        ("no JSON", r"The state of step 0 is no plain JSON"),
-        ("lost document", r"tokens are missing and .* there as a whole: \["),
+        ("no JSON", r"The state of step 0 is not plain JSON"),
+        ("lost document", r"tokens are missing and .* not served completely .*: \["),
         ("every id", r"Labels are neither the ids .* nor the next ids"),
         ("no first", r"Labels are neither the ids .* nor the next ids"),
         ("padding", r"[1-9]\d* tokens have a label and are padding or masked"),
-        ("nothing", r"0 tokens have a label .*, and \d,\d+ that are trained have none"),
+        ("nothing", r"0 tokens have a label .*, and \d,\d+ trained tokens have none"),
         ("constant", r"Labels are neither the ids .* have labels \[-100, 7, 7"),
-        ("one label", r"0 tokens have a label .*, and \d+ that are trained have none"),
-        ("moved token", r"pairs of tokens stand side by side that do not in any document"),
+        ("one label", r"0 tokens have a label .*, and \d+ trained tokens have none"),
+        ("moved token", r"pairs of tokens are adjacent that are adjacent in no document"),
     ],
 )
 def test_broken_loaders(store, fault, said):
@@ -193,10 +193,10 @@ def test_labels_are_those_of_the_masks(tmp_path):
 
 
 def test_what_is_nothing_is_no_loader_that_holds(store):
-    with pytest.raises(AssertionError, match="gives no batch: nothing can be checked"):
+    with pytest.raises(AssertionError, match="gives no batch, so nothing can be checked"):
         check_loader(lambda **_: iter(()))
     for worlds in ((), (0,), (1, -1), (1.0,)):
-        with pytest.raises(SettingsError, match="worlds: .* are no numbers of ranks"):
+        with pytest.raises(SettingsError, match="worlds: .* are not numbers of ranks"):
             check_loader(loaders(store), worlds=worlds)
 
 
@@ -210,7 +210,7 @@ def test_a_loader_that_cannot_go_on(store):
         def __getitem__(self, step):
             return shifted[step]
 
-    with pytest.raises(AssertionError, match=r"loader\[\d+\] of rank 0 does not hold the rows"):
+    with pytest.raises(AssertionError, match=r"loader\[\d+\] of rank 0 does not hold the same rows"):
         check_loader(lambda **_: Shifted(batches), worlds=(1,))
 
 
@@ -319,7 +319,7 @@ def lines(fault, unit):
     [
         ("cuts a line", r"in parts of 1 bytes 230; the first that differs is \(record 1, byte 7\)"),
         ("loses what crosses", r"gives 30 records and in parts of 1 bytes 0; .* bytes nothing"),
-        ("counts from the part", r"record \d+ lies at byte \d+ and record|the first that differs"),
+        ("counts from the part", r"record \d+ is at byte \d+ and record|the first that differs"),
         ("no offsets", r"30 values have 30 record numbers and 0 offsets"),
         ("one number", r"two records have the number 0"),
         ("other each time", r"gives 30 records and read again 29"),

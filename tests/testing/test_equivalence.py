@@ -70,7 +70,7 @@ def test_the_same_models_called_wrongly(store, kind, how):
     said = str(caught.value)
     assert re.search(r"the loss of document \d+ \(its tokens 0 to \d+\) in row \d is", said)
     assert re.search(r"Other tokens in document \d+ .*, before it in the row, change it by", said)
-    assert "attention_mask is given (a mask of ones" in said
+    assert "attention_mask is given (with a mask of ones" in said
     assert "use_cache is on (give False)" in said
 
 
@@ -110,7 +110,7 @@ def test_positions_that_are_counted_along_the_row(store):
         row = torch.arange(batch["input_ids"].shape[1])
         return (ids(batch["input_ids"]) + places(row) + places(batch["position_ids"])) @ ids.weight.T
 
-    with pytest.raises(AssertionError, match="No neighbour's tokens change it, so its place"):
+    with pytest.raises(AssertionError, match="No neighbour's tokens change it, so its position"):
         assert_packed_equals_unpacked(logits, store, seq_len=64)
 
 
@@ -121,7 +121,7 @@ def test_the_reference_model(store):
         return model.logits(batch["input_ids"], batch["position_ids"])
 
     # Its layers begin by adding nothing: whatever they let through, nothing would be seen.
-    with pytest.raises(AssertionError, match="Nothing can be seen of this model"):
+    with pytest.raises(AssertionError, match="This model cannot be checked"):
         assert_packed_equals_unpacked(logits, store)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -137,7 +137,7 @@ def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
     store = write_store(tmp_path / "half", docs, trained=trained)
     assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
     nothing = write_store(tmp_path / "none", docs, trained=[[0] * len(d) for d in docs])
-    with pytest.raises(AssertionError, match="60 looked at have no trained token"):
+    with pytest.raises(AssertionError, match="60 checked documents have no trained token"):
         assert_packed_equals_unpacked(tiny("llama"), nothing, seq_len=64)
     alone = write_store(tmp_path / "alone", [[1, 2, 3]])
     with pytest.raises(AssertionError, match="no row of 32 tokens holds two of them"):
@@ -159,7 +159,7 @@ class AlwaysDrops(torch.nn.Module):
 def test_dropout_is_told_and_taken_for_no_leak(store):
     model = tiny("gpt2")
     assert assert_packed_equals_unpacked(model.train(), store, seq_len=64) < 1e-5
-    said = r"other scores each time it is called with the same batch.* \(call model.eval\(\) before\)"
+    said = r"other scores each time it is called with the same batch.* \(call model.eval\(\) first\)"
     for drawing in (wrongly(model.train()), AlwaysDrops(tiny("gpt2").eval())):
         with pytest.raises(AssertionError, match=said):
             assert_packed_equals_unpacked(drawing, store, seq_len=64)
@@ -188,7 +188,7 @@ def test_what_are_no_scores_is_told(store, answer, said):
 
 def test_a_model_with_too_few_rows_is_told(store):
     few = tiny("llama", vocab_size=200).eval()
-    with pytest.raises(AssertionError, match=r"holds id \d+ and the model has rows for 200, from 0"):
+    with pytest.raises(AssertionError, match=r"holds id \d+ and the model has 200 embeddings, from id 0"):
         assert_packed_equals_unpacked(few, store, seq_len=64)
     with pytest.raises(AssertionError, match="for ids up to 256 and positions up to"):
         assert_packed_equals_unpacked(wrongly(few), store, seq_len=64)
@@ -212,7 +212,7 @@ def test_rounding_of_half_precision_is_told_as_such(store):
 def test_weights_that_are_no_numbers_are_told_as_such(store):
     model = tiny("llama")
     model.lm_head.weight.data.fill_(math.nan)
-    with pytest.raises(AssertionError, match="are no finite numbers .* look at the weights"):
+    with pytest.raises(AssertionError, match="are not finite .* check the weights"):
         assert_packed_equals_unpacked(model, store)
 
 

@@ -49,8 +49,8 @@ def attach(accelerator: Any, loader: Loader) -> None:
     require_installed(ACCELERATE)
     if accelerator in _LOADER_STATES:
         raise TrainError(
-            "This Accelerator has a loader attached already: attach once, the loader that is trained on; another run "
-            "takes an Accelerator of its own."
+            "This Accelerator already has a loader attached: attach only the loader of the training data; another "
+            "run needs its own Accelerator."
         )
     spec = loader.spec
     loader_share, process_share = (
@@ -66,8 +66,8 @@ def attach(accelerator: Any, loader: Loader) -> None:
         )
     if loader.streamed and accelerator.num_processes > 1:
         raise TrainError(
-            f"The loader reads a stream in {accelerator.num_processes} processes, each its own lanes, and Accelerate "
-            "keeps what the first of them says: prepare the data, or keep the state yourself "
+            f"The loader reads a stream in {accelerator.num_processes} processes, each with its own lanes, and "
+            "Accelerate saves only the state of the first: prepare the data, or save the state yourself "
             "(batchloom.streaming.merge_states of every process's loader.state_dict())."
         )
     _check_not_prepared(accelerator)
@@ -101,8 +101,9 @@ def _check_not_prepared(accelerator: Any) -> None:
         # With several processes Accelerate wraps an iterable dataset in one of its own.
         if isinstance(getattr(dataset, "dataset", dataset), LoaderDataset | LoaderIterable):
             raise TrainError(
-                "accelerator.prepare was given a DataLoader of a Loader's batches, which it deals anew, each to one "
-                "process alone: they are this process's share already. Leave it out of prepare and iterate it as it is."
+                "accelerator.prepare was given a DataLoader of a Loader's batches, which it would distribute again, "
+                "each to a single process: they are already this process's share. Leave it out of prepare and "
+                "iterate it as it is."
             )
 
 
@@ -136,9 +137,8 @@ class _LoaderState:
         stream_step = state["position"] // self._loader.plan.spec.global_batch_size
         if stream_step != self.step:
             raise TrainError(
-                f"checkpoint-{self.step} is to be saved and {stream_step} steps of the stream were given: save it "
-                "with the "
-                "number of steps trained, before the next batch is asked for."
+                f"checkpoint-{self.step} is to be saved, but the stream has returned {stream_step} steps: save it "
+                "with the number of trained steps, before the next batch is requested."
             )
         return state
 
@@ -160,10 +160,10 @@ class _LoaderState:
         share = make_run_share(self._loader, self._loader.next_step)
         if (accumulation_steps := self._accelerator.gradient_accumulation_steps) != share.passes:
             raise TrainError(
-                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
-                f"and the Accelerator was made with gradient_accumulation_steps={accumulation_steps}: the optimizer "
-                "would step "
-                f"elsewhere. Give it {share.passes}, or the loader another micro_batch_size."
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
+                f"rows, and the Accelerator was made with gradient_accumulation_steps={accumulation_steps}: the "
+                f"optimizer would step at the wrong passes. Give it {share.passes}, or the loader another "
+                "micro_batch_size."
             )
 
 
@@ -200,7 +200,7 @@ def _get_loader_state(accelerator: Any) -> _LoaderState:
     """
     if accelerator not in _LOADER_STATES:
         raise TrainError(
-            "This Accelerator has no loader, whose place would be in no checkpoint: call "
+            "This Accelerator has no loader, so checkpoints would hold no loader state: call "
             "batchloom.adapters.accelerate.attach(accelerator, loader) first."
         )
     _check_not_prepared(accelerator)

@@ -106,9 +106,8 @@ def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: i
             )
             omitted_note = f", and {len(names) - _MAX_LISTED} more differ" if len(names) > _MAX_LISTED else ""
             return (
-                f"The ranks do not read the same: {differences}{omitted_note}. Give every rank the same store, "
-                "settings, "
-                "checkpoint and version of batchloom."
+                f"The ranks do not read the same data: {differences}{omitted_note}. Give every rank the same store, "
+                "settings, checkpoint and version of batchloom."
             )
     return _find_share_problem(
         [tuple(description["place"]) for description in rank_descriptions], world_size or len(rank_descriptions)
@@ -120,9 +119,8 @@ def _find_share_problem(shares: Sequence[tuple[int, int]], world_size: int) -> s
     rank, loader_world_size = shares[0]
     if loader_world_size != world_size:
         return (
-            f"The Loader reads the share of rank {rank} of {loader_world_size}, and world_size is {world_size}: of "
-            "a step "
-            f"the rest would be left out, or read twice. {_REMEDY}"
+            f"The Loader reads the share of rank {rank} of {loader_world_size}, and world_size is {world_size}: "
+            f"parts of a step would be left out or read twice. {_REMEDY}"
         )
     ranks_per_share = len(shares) // world_size
     for rank, share in enumerate(shares):
@@ -136,8 +134,8 @@ def _find_share_problem(shares: Sequence[tuple[int, int]], world_size: int) -> s
 
 
 _REMEDY = (
-    "Make the Loader after torch.distributed.init_process_group (a framework's own start), without rank= and "
-    "world_size=, or give it the right ones."
+    "Make the Loader after torch.distributed.init_process_group (or the framework's own initialization), without "
+    "rank= and world_size=, or give it the right values."
 )
 
 

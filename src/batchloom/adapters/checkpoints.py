@@ -27,7 +27,9 @@ def parse_checkpoint_step(checkpoint: Path) -> int:
     """
     match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     if match is None:
-        raise StateError(f"{checkpoint} is no checkpoint: one is a folder named checkpoint-N, after N steps.")
+        raise StateError(
+            f"{checkpoint} is not a checkpoint: a checkpoint is a folder named checkpoint-N, after N steps."
+        )
     return int(match[1])
 
 
@@ -61,9 +63,8 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
         state_step = loader.plan.orders.course.step_at(state["position"])[0]
     if state_step != step:
         raise StateError(
-            f"{name} holds the loader's place before step {state_step}: it was renamed, or saved with another "
-            "number of "
-            "steps than were trained. Go on from another checkpoint."
+            f"{name} holds the loader state before step {state_step}: it was renamed, or saved with a wrong number "
+            "of trained steps. Resume from another checkpoint."
         )
     return loader.next_step
 
@@ -72,9 +73,9 @@ def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateEr
     """Make the error for a checkpoint whose files cannot be read or do not fit."""
     message = " ".join(str(fault).split())[:300]
     return StateError(
-        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {message}. It was saved of another model or "
-        "optimizer, "
-        "or is damaged: give those it was saved of, or delete the folder to go on from the one before."
+        f"{checkpoint} cannot be loaded: {type(fault).__name__}: {message}. It was saved from another model or "
+        "optimizer, or is damaged: give the ones it was saved from, or delete the folder to resume from the previous "
+        "checkpoint."
     )
 
 

@@ -64,16 +64,16 @@ def check_engine(engine: Any, loader: Loader) -> None:
     if engine.training_dataloader is not None:
         dataset_name = type(engine.training_dataloader.dataset).__name__
         raise TrainError(
-            f"deepspeed.initialize was given training_data ({dataset_name}), which "
-            "DeepSpeed shuffles and deals by itself: leave training_data out, and iterate the Loader, which reads this "
-            "rank's share already."
+            f"deepspeed.initialize was given training_data ({dataset_name}), which DeepSpeed shuffles and "
+            "distributes by itself: leave training_data out, and iterate the Loader, which already reads this rank's "
+            "share."
         )
     _check_gradient_accumulation(engine, loader)
     ranks = loader.share_at(0).placement.world_size
     if engine.dp_world_size != ranks:
         raise TrainError(
-            f"The engine has {engine.dp_world_size} data-parallel ranks and the loader {ranks}: "
-            "make the loader after batchloom.adapters.deepspeed.join()."
+            f"The engine has {engine.dp_world_size} data-parallel ranks and the loader has {ranks}: make the loader "
+            "after batchloom.adapters.deepspeed.init_process_group()."
         )
     require_agreement(loader)
 
@@ -90,8 +90,8 @@ def _check_gradient_accumulation(engine: Any, loader: Loader) -> None:
             f"{name} {actual[name]} instead of {expected[name]}" for name in expected if actual[name] != expected[name]
         )
         raise TrainError(
-            f"The engine has {differences}: its steps would not be those of the loader. Give its configuration "
-            "batchloom.adapters.deepspeed.make_batch_size_config(loader)."
+            f"The engine has {differences}: its steps would not match the loader's. Add "
+            "batchloom.adapters.deepspeed.make_batch_size_config(loader) to its configuration."
         )
 
 
@@ -127,13 +127,13 @@ def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> 
     path, client_state = engine.load_checkpoint(str(folder))
     if path is None:
         raise StateError(
-            f"{folder}/latest names {(folder / 'latest').read_text().strip()}, which DeepSpeed cannot load: write the "
-            "name of a whole checkpoint of the folder into it."
+            f"{folder}/latest names {(folder / 'latest').read_text().strip()}, which DeepSpeed cannot load: write "
+            "the name of a complete checkpoint of the folder into it."
         )
     if _STATE_KEY not in client_state:
         raise StateError(
-            f"{path} holds no place of a loader: it was not saved by batchloom.adapters.deepspeed.save. The weights "
-            "can be had from it; which data the run has seen cannot."
+            f"{path} holds no loader state: it was not saved by batchloom.adapters.deepspeed.save_engine_checkpoint. "
+            "Its weights can be loaded, but it does not record which data the run has seen."
         )
     steps_done = resume_loader(loader, client_state[_STATE_KEY]["loader"], str(path), client_state[_STATE_KEY]["step"])
     _check_gradient_accumulation(engine, loader)

@@ -62,17 +62,17 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
     packed, mixed = distances
     if not math.isfinite(packed):
         raise TrainError(
-            f"{type(model).__name__} has losses that are no numbers before its first step: its weights are damaged, or "
-            "the form= that it is given leaves tokens without anything to see."
+            f"{type(model).__name__} has losses that are not finite before its first step: its weights are damaged, "
+            "or the form= of its batches leaves tokens that attend to nothing."
         )
     if is_leaking(packed, mixed, half=half or weight.dtype != torch.float32):
         raise TrainError(
             f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
-            f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
-            "position_ids, without a mask of ones and without cache, and attn_implementation='sdpa', 'eager' or "
-            "'flex_attention'; or batches with the mask of batchloom.batches.dense_mask to one that reads a mask "
-            "(trainer_parts(form=dense_mask); 'eager': partial(dense_mask, additive='float32')); or "
-            "Loader(packing='none')."
+            f"that of the document alone, and {mixed:.2g} if nothing separates them. Give a model that reads "
+            "position_ids, without a mask of ones and without a cache, and attn_implementation='sdpa', 'eager' or "
+            "'flex_attention'; or, for a model that reads a mask, batches with the mask of "
+            "batchloom.batches.add_dense_mask (make_trainer_parts(form=add_dense_mask); for 'eager': "
+            "partial(add_dense_mask, additive='float32')); or Loader(packing='none')."
         )
 
 
@@ -126,8 +126,8 @@ def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
     if window.some_layers or mask[0, 0, -1, 0] == mask[0, 0, -1, -1]:
         raise TrainError(
             f"{type(model).__name__} has a sliding window of {window.size:,} tokens, which is missing from the mask "
-            "it is given: dense_mask(batch, config=model.config) has it, as does a form= of "
-            "partial(dense_mask, config=model.config)."
+            "it is given: add_dense_mask(batch, config=model.config) has it, as does form=partial(add_dense_mask, "
+            "config=model.config)."
         )
 
 
@@ -144,11 +144,10 @@ def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
     unsupported_names = [name for name in model_inputs if not accepts_argument(model, name)]
     if unsupported_names:
         raise TrainError(
-            f"{type(model).__name__} takes no {', '.join(unsupported_names)}, and the collator gives it so: give a "
-            "model that "
-            "takes position_ids, by which packed documents are kept apart; or trainer_parts(form=) a function that "
-            "gives what this one takes, such as the mask of batchloom.batches.dense_mask; or "
-            "Loader(packing='none')."
+            f"{type(model).__name__} takes no {', '.join(unsupported_names)}, but the collator gives them: give a "
+            "model that takes position_ids, which separate packed documents; or give make_trainer_parts(form=) a "
+            "function that gives the arguments of this model, such as batchloom.batches.add_dense_mask for a mask; "
+            "or Loader(packing='none')."
         )
 
 

@@ -98,9 +98,10 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         if not self.trainer.training:
             stage = self.trainer.state.stage
             raise TrainError(
-                f"loss_divisor is of a training step, and the Trainer is at {stage and stage.value}: log the mean over "
-                "the micro-batch's trained tokens there, with their number as its weight (self.log('val_loss', loss, "
-                "batch_size=trained, sync_dist=True), trained = (batch['labels'][:, 1:] != -100).sum())."
+                f"loss_divisor is defined only in a training step, and the Trainer is in {stage and stage.value}: "
+                "log the mean over the micro-batch's trained tokens there, with their number as its weight "
+                "(self.log('val_loss', loss, batch_size=trained, sync_dist=True), trained = (batch['labels'][:, 1:] "
+                "!= -100).sum())."
             )
         loader, step = self._get_train_loader(), self.trainer.global_step
         if self._step_tokens[0] != step:
@@ -127,7 +128,9 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         if self.train_loader is None:
             return
         if not {"loader", "passes", "inside"} <= set(state_dict):
-            raise StateError("The checkpoint's LoaderDataModule has no loader: it is of another class of that name.")
+            raise StateError(
+                "The checkpoint's LoaderDataModule has no loader: it was written by another class of that name."
+            )
         if (as_int(passes := state_dict["passes"]) or 0) < 1:
             raise StateError(
                 f"The checkpoint's LoaderDataModule has {quote_value(passes)} for the micro-batches of a step: it was "
@@ -136,7 +139,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         if inside := state_dict["inside"]:
             raise StateError(
                 f"The checkpoint was taken after {inside} of {state_dict['passes']} micro-batches of a step, whose "
-                "gradients it does not hold. Resume from one that was taken at the end of a step "
+                "gradients it does not hold. Resume from a checkpoint taken at the end of a step "
                 "(ModelCheckpoint(every_n_train_steps=...))."
             )
         self.train_loader.load_state_dict(state_dict["loader"])
@@ -147,12 +150,12 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         first, path = self.trainer.global_step, self.trainer.ckpt_path
         if path is not None and first and not self._loaded:
             raise StateError(
-                f"{path} is of step {first} and holds no state of a LoaderDataModule: nobody knows what it was trained "
-                "on. Take one that was made with it, or load its weights alone into a run that begins."
+                f"{path} is of step {first} and holds no LoaderDataModule state, so its training data is unknown. "
+                "Use a checkpoint that was made with it, or load only its weights into a new run."
             )
         if loader.next_step != first and (self._loaded or loader.next_step):
             raise StateError(
-                f"The data goes on with step {loader.next_step}, and Lightning with step {first}: a checkpoint was "
+                f"The data continues at step {loader.next_step}, and Lightning at step {first}: a checkpoint was "
                 "changed, its run had several optimizers, or the loader of a new run has been iterated."
             )
         self._checked = True
@@ -189,7 +192,7 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
         data = trainer.datamodule
         if not isinstance(data, LoaderDataModule) or data.train_loader is None:
             raise TrainError(
-                f"The Trainer's datamodule is a {type(data).__name__}, and figures are told of the loader of a "
+                f"The Trainer's datamodule is a {type(data).__name__}, and the callback logs metrics only for a "
                 "LoaderDataModule: give Trainer.fit one, or leave the callback out."
             )
         self._meter, self._last_step = self._make_meter(data.train_loader), trainer.global_step
@@ -252,14 +255,15 @@ class _ResumedMicroBatches:
             # Lightning prefetches one micro-batch.
             if batch.step > trainer.global_step + 1:
                 raise TrainError(
-                    f"Micro-batches of {batch.step} steps were given, and Lightning has done {trainer.global_step}: "
-                    "with manual optimization, step once a micro-batch, or leave it automatic."
+                    f"Micro-batches of {batch.step} steps were returned, and Lightning has done "
+                    f"{trainer.global_step} steps: with manual optimization, step once per micro-batch, or use "
+                    "automatic optimization."
                 )
             parts = batch.split(loader.share_at(batch.step).micro_batch_size)
             if len(parts) != trainer.accumulate_grad_batches:
                 raise TrainError(
                     f"Step {batch.step} is {len(parts)} micro-batches of {len(parts[0]['input_ids'])} rows on each "
-                    f"rank, and the Trainer takes {trainer.accumulate_grad_batches} for a step: give "
+                    f"rank, and the Trainer takes {trainer.accumulate_grad_batches} per step: give "
                     f"Trainer(accumulate_grad_batches={len(parts)}), or another micro_batch_size."
                 )
             yield from parts
@@ -269,19 +273,19 @@ def _check_run(trainer: Trainer, loader: Loader) -> None:
     """Reject Trainer settings that contradict the plan."""
     if loader.streamed:
         raise InputError(
-            "A stream has no place to go back to that Lightning's steps name: prepare the data, and give a store."
+            "A stream cannot resume at a step number, which Lightning requires: prepare the data, and give a store."
         )
     if trainer.max_epochs not in (1, -1):
         raise TrainError(
-            f"Trainer(max_epochs={trainer.max_epochs}) asks for epochs, which the plan has: give Loader(epochs=...) "
-            "and Trainer(max_epochs=1), or Trainer(max_steps=...)."
+            f"Trainer(max_epochs={trainer.max_epochs}) asks for epochs, which the plan already defines: give "
+            "Loader(epochs=...) and Trainer(max_epochs=1), or Trainer(max_steps=...)."
         )
     _check_passes(trainer, loader)
     steps = loader.plan.spec.steps
     if trainer.max_epochs == -1 and steps is not None and not 0 <= trainer.max_steps <= steps:
         raise TrainError(
-            f"The plan has {steps} steps, and Trainer(max_steps={trainer.max_steps}) asks for others: give at most "
-            f"max_steps={steps}, or Trainer(max_epochs=1)."
+            f"The plan has {steps} steps, and Trainer(max_steps={trainer.max_steps}) asks for another number: give "
+            f"at most max_steps={steps}, or Trainer(max_epochs=1)."
         )
 
 
@@ -291,23 +295,23 @@ def _check_passes(trainer: Trainer, loader: Loader) -> None:
         raise _make_no_steps_error("training", loader)
     if trainer.overfit_batches:
         raise TrainError(
-            f"Trainer(overfit_batches={trainer.overfit_batches}) gives the same batches again: give a Loader of a "
-            "small store, with epochs=."
+            f"Trainer(overfit_batches={trainer.overfit_batches}) repeats the same batches: give a Loader of a small "
+            "store, with epochs=."
         )
     most, passes = trainer.limit_train_batches, trainer.accumulate_grad_batches
     if isinstance(most, int) and most % passes:
         more = most + passes - most % passes
         raise TrainError(
-            f"limit_train_batches (fast_dev_run sets it, too) is {most}, and {passes} micro-batches are a step, of "
-            f"which a part would be left out: give {more}, or max_steps alone."
+            f"limit_train_batches (fast_dev_run sets it too) is {most}, and a step has {passes} micro-batches, some "
+            f"of which would be left out: give {more}, or only max_steps."
         )
 
 
 def _check_optimizers(trainer: Trainer) -> None:
     if len(trainer.optimizers) > 1:
         raise TrainError(
-            f"Lightning counts a step of each of {len(trainer.optimizers)} optimizers, and the plan one of all: give "
-            "all parameters to one optimizer (it may have several groups)."
+            f"Lightning counts one step for each of {len(trainer.optimizers)} optimizers, and the plan counts one "
+            "for all: give all parameters to one optimizer (it may have several groups)."
         )
 
 
@@ -318,8 +322,8 @@ def _check_evaluation(loader: Loader) -> None:
 
 def _make_no_steps_error(name: str, loader: Loader) -> TrainError:
     return TrainError(
-        f"The {name} set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' leaves out "
-        "what does not fill one: give last='fill', or a smaller global_batch_size."
+        f"The {name} set does not fill a step of {loader.plan.spec.global_batch_size} sequences, and last='drop' "
+        "leaves out an incomplete step: give last='fill', or a smaller global_batch_size."
     )
 
 

@@ -76,7 +76,9 @@ def send_to_jsonl(path: str | Path) -> SendMetrics:
                     line = b"\n" + line
                 out.write(line)
         except OSError as error:
-            raise OutputError(f"{file} cannot be written: {error.strerror}. Make room or name another file.") from error
+            raise OutputError(
+                f"{file} cannot be written: {error.strerror}. Free space or name another file."
+            ) from error
 
     return send
 

@@ -52,9 +52,7 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
         TrainError: ``parallel_state`` is not initialized, or its rank order matches no mesh.
     """
     if not parallel_state.model_parallel_is_initialized():
-        raise TrainError(
-            "megatron.core.parallel_state does not know its processes yet: call initialize_model_parallel(...) first."
-        )
+        raise TrainError("megatron.core.parallel_state is not initialized: call initialize_model_parallel(...) first.")
     groups = {
         "tensor": parallel_state.get_tensor_model_parallel_group(),
         "context": parallel_state.get_context_parallel_group(),
@@ -149,10 +147,10 @@ def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  
     """
     if attention_mask is None and (packing := loader.plan.spec.packing) != "none":
         raise InputError(
-            f"Rows are packed ({packing!r}), and Megatron's models let the documents of a row see each other without a "
-            "mask: give attention_mask=True (S x S bytes a row, no context parallelism), or pack one document a row "
-            "(packing='none'); or say attention_mask=False, where the model keeps them apart by position_ids or they "
-            "may see each other."
+            f"Rows are packed ({packing!r}), and Megatron's models let the documents of a row see each other without "
+            "a mask: give attention_mask=True (S x S bytes per row, no context parallelism), or pack one document "
+            "per row (packing='none'); or give attention_mask=False if the model separates them by position_ids or "
+            "they may see each other."
         )
     return bool(attention_mask)
 
@@ -161,7 +159,7 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
     spec, megatron_rank = loader.spec, get_megatron_rank()
     megatron_share = megatron_rank["batch"].mesh, megatron_rank["rank"], megatron_rank["world_size"]
     problems = [
-        f"{name} {actual!r}, and {expected!r} is needed"
+        f"{name} is {actual!r} and must be {expected!r}"
         for name, actual, expected in (
             (
                 "place",
@@ -178,12 +176,10 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
     if loader.streamed:
         problems.append("a stream, which has no consumed_samples: prepare the data")
     if attention_mask and spec.mesh.context > 1:
-        problems.append(
-            f"slices of {spec.mesh.context} context ranks, of which no attention_mask is made: leave it away"
-        )
+        problems.append(f"attention_mask is not supported with {spec.mesh.context} context ranks: leave it out")
     if problems:
         raise InputError(
-            f"Megatron cannot be fed from this Loader: {'; '.join(problems)}. Give Loader(..., **megatron_place())."
+            f"Megatron cannot be fed from this Loader: {'; '.join(problems)}. Give Loader(..., **get_megatron_rank())."
         )
 
 
@@ -250,11 +246,10 @@ def _count_micro_batches(loader: Loader, step: int) -> int:
     plan_counts = (share.passes, share.micro_batch_size, size)
     if plan_counts != megatron_counts:
         raise TrainError(
-            f"Step {step} of the plan is {plan_counts[0]} micro-batches of {plan_counts[1]} rows a rank, "
-            f"{plan_counts[2]} sequences in all; "
-            f"Megatron's calculator says {megatron_counts[0]} of {megatron_counts[1]}, {megatron_counts[2]} in all. "
-            "Give both the same "
-            "micro_batch_size and global_batch_size; a rampup_batch_size is the plan's, too (rampup_edits)."
+            f"Step {step} of the plan is {plan_counts[0]} micro-batches of {plan_counts[1]} rows per rank, "
+            f"{plan_counts[2]} sequences in total; Megatron's calculator gives {megatron_counts[0]} of "
+            f"{megatron_counts[1]}, {megatron_counts[2]} in total. Give both the same micro_batch_size and "
+            "global_batch_size; for rampup_batch_size, edit the plan too (make_rampup_edits)."
         )
     return plan_counts[0]
 
@@ -277,18 +272,18 @@ def resume_from_samples(loader: Loader, consumed: int) -> int:
     """
     number = as_int(consumed)
     if number is None or number < 0:
-        raise StateError(f"consumed_samples {quote_value(consumed)} is no number of sequences.")
+        raise StateError(f"consumed_samples {quote_value(consumed)} is not a number of sequences.")
     step, inside = loader.plan.orders.course.step_at(number)
     if inside:
         before, after = loader.plan.positions_of(step)
         raise StateError(
-            f"consumed_samples {number} lies inside step {step}, which holds {before} to {after - 1}: resume from "
+            f"consumed_samples {number} is inside step {step}, which holds {before} to {after - 1}: resume from "
             f"{before} or {after}. Was it counted with another global_batch_size?"
         )
     if step and not loader.plan.has_step(step - 1):
         raise StateError(
-            f"consumed_samples {number} lies behind the plan, which has no step {step - 1}: was it counted with "
-            "another global_batch_size, or in a longer run?"
+            f"consumed_samples {number} is past the end of the plan, which has no step {step - 1}: was it counted "
+            "with another global_batch_size, or in a longer run?"
         )
     loader.load_state_dict(loader.state_at(step))
     return step
@@ -316,7 +311,7 @@ def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) 
     if min(start, increment, samples, rise) < 1 or rise % increment:
         raise InputError(
             f"rampup_batch_size {start} {increment} {samples} does not lead to global_batch_size "
-            f"{global_batch_size}: give a start below it, an increment that divides what lies between, and samples."
+            f"{global_batch_size}: give a start below it, an increment that divides the difference, and samples."
         )
     samples_per_increment = samples / (rise // increment)
     edits, size, step, consumed = [], start, 0, 0
@@ -340,20 +335,18 @@ def list_megatron_prefixes(store: Store) -> list[str]:
     """
     if not store.location.on_disk:
         raise InputError(
-            f"{store.location.name} is made up as it is read, and has no shards: batchloom prepare writes it."
+            f"{store.location.name} is generated as it is read and has no shards: write it with batchloom prepare."
         )
     if store.contents.preferences:
         raise InputError(
-            f"{store.location.name} holds preferences, whose rejected answers Megatron would learn to give."
+            f"{store.location.name} holds preferences, and Megatron would also train on the rejected answers."
         )
     if store.masked:
         untrained_tokens = store.tokens - store.contents.trained_tokens
         raise InputError(
             f"{store.location.name} has {untrained_tokens:,} of {store.tokens:,} tokens that are not to be trained, "
-            "and "
-            "Megatron's readers "
-            "see no masks: feed it through megatron_iterator, or, where documents were only removed, write the store "
-            "without them (batchloom export --to megatron)."
+            "and Megatron's readers ignore masks: feed it through make_megatron_iterator, or, if documents were only "
+            "removed, write the store without them (batchloom export --to megatron)."
         )
     lengths = [
         int(np.sum(store.lengths.slice(first, stop), dtype=np.int64))

@@ -60,8 +60,8 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
             or loader.plan.edits
         ):
             raise InputError(
-                f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
-                f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
+                f"Megatron's samples require labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
+                f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks only, and a plan without edits."
             )
         check_text_only(loader, "the adapter of NeMo")
         require_agreement(loader, world_size=parallel_state.get_data_parallel_world_size())
@@ -88,9 +88,9 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         owner, row = divmod(inside, micro)
         if owner != rank:
             raise InputError(
-                f"Sample {number} is of data-parallel rank {owner} and was asked for on rank {rank}: give the "
-                f"framework micro_batch_size {micro}, {ranks} data-parallel ranks and dataloader_type='single', which "
-                "does not shuffle."
+                f"Sample {number} belongs to data-parallel rank {owner} and was requested on rank {rank}: give the "
+                f"framework micro_batch_size {micro}, {ranks} data-parallel ranks and dataloader_type='single', "
+                "which does not shuffle."
             )
         # All rows of a step are requested one after the other, so one step is cached.
         if self._latest[0] != step:
@@ -164,8 +164,8 @@ class StoreDatasets:
         subset_names = open_store(self.store).subsets
         if name not in subset_names:
             raise InputError(
-                f"{field} samples are asked for and {self.store} has no subset {name!r} (it has "
-                f"{', '.join(subset_names) or 'none'}): give {field}= one it has, or {field}=None to do without."
+                f"{field} samples are requested and {self.store} has no subset {name!r} (it has "
+                f"{', '.join(subset_names) or 'none'}): give {field}= an existing one, or {field}=None for none."
             )
         return self._make_samples(open_store(self.store, name), samples)
 
@@ -242,7 +242,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
             InputError: evaluation is requested on a subset that the store does not have.
         """
         if trainer_max_steps < 1:
-            raise TrainError(f"max_steps {trainer_max_steps} says of no number of steps: give Trainer(max_steps=...).")
+            raise TrainError(f"max_steps {trainer_max_steps} sets no number of steps: give Trainer(max_steps=...).")
         rounds = trainer_max_steps // max(1, int(trainer_val_check_interval)) + 1
         size = self.global_batch_size
         samples = _SampleCounts(
@@ -327,9 +327,9 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         """
         if not {"consumed_samples", "loader"} <= set(state_dict):
             raise StateError(
-                f"The checkpoint's data module has {', '.join(map(str, state_dict)) or 'nothing'}, and no place of a "
-                "loader: it is of another data module, whose consumed_samples count samples in another order. Go on "
-                "with that one, or begin the data anew."
+                f"The checkpoint's data module has {', '.join(map(str, state_dict)) or 'nothing'}, and no loader "
+                "state: another data module wrote it, whose consumed_samples count samples in another order. "
+                "Continue with that one, or start the data from the beginning."
             )
         consumed, loader = state_dict["consumed_samples"], self._train.loader
         step = resume_from_samples(loader, consumed)
@@ -353,12 +353,12 @@ def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
         "rampup_batch_size": None,
     }
     problems = [
-        f"{name} is {getattr(sampler, name, None)!r}, and {value!r} is needed"
+        f"{name} is {getattr(sampler, name, None)!r} and must be {value!r}"
         for name, value in expected.items()
         if getattr(sampler, name, None) != value
     ]
     if problems:
-        raise InputError(f"The data_sampler deals otherwise than the plan: {'; '.join(problems)}.")
+        raise InputError(f"The data_sampler distributes samples differently from the plan: {'; '.join(problems)}.")
 
 
 def link_text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> list[str]:
@@ -388,7 +388,7 @@ def _link_file(source: Path, target: Path) -> None:
     if target.exists():
         if target.samefile(source):
             return
-        raise InputError(f"{target} is there already and is another file: choose another name or folder.")
+        raise InputError(f"{target} exists and is another file: choose another name or folder.")
     try:
         target.hardlink_to(source)
     except OSError:

@@ -46,16 +46,17 @@ class _WorkerLoader:
     def __init__(self, loader: Loader) -> None:
         if loader.streamed:
             raise InputError(
-                "A stream goes through no DataLoader: it has worker processes of its own (stream(workers=...)). "
+                "A DataLoader cannot read a stream, which has its own worker processes (stream(workers=...)). "
                 "Iterate the Loader, or prepare the data."
             )
         if loader.spec.device is not None:
             # A CPU device is rejected too, so that scripts behave the same with and without a GPU.
             raise InputError(
-                f"device={loader.spec.device!r} goes through no DataLoader, whose workers hand batches on in memory: "
-                "iterate the Loader, which copies ahead by itself, or leave device out and move each batch."
+                f"device={loader.spec.device!r} cannot be used with a DataLoader, whose workers return batches in "
+                "memory: iterate the Loader, which copies batches ahead by itself, or leave device out and move each "
+                "batch."
             )
-        refuse_lane_order(loader.plan, "goes through no DataLoader")
+        refuse_lane_order(loader.plan, "cannot be used with a DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
         self._template = replace(LoaderTemplate.of(loader), plan=copy.copy(loader.plan))
@@ -188,13 +189,13 @@ class LoaderIterable(IterableDataset[Batch]):
         """
         _, workers = _get_worker_info()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
-            raise StateError("This is not a worker's state. Give what state_dict() returned.")
+            raise StateError("This is not the state of a worker. Give the value that state_dict() returned.")
         loader = self._source.loader()
         position = loader.plan.resume(remove_augment_state(state["state"], loader.augmentation))
         if state["workers"] != workers:
             raise StateError(
-                f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
-                "loader.state_at(batch.step + 1) instead: it goes on with any number of workers."
+                f"The state was taken with {state['workers']} workers, but there are {workers}. Save "
+                "loader.state_at(batch.step + 1) instead: it resumes with any number of workers."
             )
         self._loaded = self._next = loader.plan.orders.course.step_at(position)[0]
 

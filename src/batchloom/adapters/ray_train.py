@@ -80,7 +80,8 @@ def load_restored_state() -> dict[str, Any] | None:
         if not file.is_file():
             raise StateError(
                 f"The checkpoint {checkpoint.path} holds no {_STATE_FILE}: it was not made by "
-                "batchloom.adapters.ray_train.report. Read it as it was written, with ray.train.get_checkpoint()."
+                "batchloom.adapters.ray_train.report_step. Read it as it was written, with "
+                "ray.train.get_checkpoint()."
             )
         return _read_state(file, checkpoint.path)
 
@@ -99,12 +100,11 @@ def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
         message = " ".join(str(error).split())[:300]
         raise StateError(
             f"{_STATE_FILE} of the checkpoint {checkpoint_path} cannot be read ({type(error).__name__}: {message}): "
-            "it is damaged. "
-            "Begin a run of another name (RunConfig) from the state of an earlier checkpoint."
+            "it is damaged. Start a run with another name (RunConfig) from the state of an earlier checkpoint."
         ) from error
     if not isinstance(state, dict):
         raise StateError(
-            f"{_STATE_FILE} of the checkpoint {checkpoint_path} holds {quote_value(state)}, no state by name: it "
+            f"{_STATE_FILE} of the checkpoint {checkpoint_path} holds {quote_value(state)}, not a state by name: it "
             "was changed."
         )
     return state
@@ -119,7 +119,7 @@ def _import_ray_train() -> Any:
         ray.train.get_context().get_world_size()
     except RuntimeError as error:
         raise TrainError(
-            "This process is no worker of Ray Train. Call this in the function that is given to "
+            "This process is not a worker of Ray Train. Call this in the function given to "
             "TorchTrainer(train_loop_per_worker=...)."
         ) from error
     return ray.train

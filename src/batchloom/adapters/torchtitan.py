@@ -123,17 +123,15 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             return
         if _STATE_KEY not in state_dict:
             raise StateError(
-                f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_STATE_KEY}: it is of "
-                f"another "
-                "loader."
+                f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_STATE_KEY}: it belongs to "
+                "another loader."
             )
         try:
             state = json.loads(state_dict[_STATE_KEY])
         except (TypeError, ValueError) as error:
             raise StateError(
                 f"The checkpoint's data loader has {quote_value(state_dict[_STATE_KEY])} as {_STATE_KEY}, which is "
-                f"no JSON ({error}): it "
-                "is damaged. Go on from another checkpoint."
+                f"not JSON ({error}): it is damaged. Resume from another checkpoint."
             ) from error
         self.loader.load_state_dict(state)
         self._done = self.loader.next_step

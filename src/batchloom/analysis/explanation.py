@@ -185,14 +185,14 @@ def _is_replicated(plan: Plan) -> bool:
 def _validate_step(plan: Plan, value: int) -> int:
     step = as_int(value)
     if step is None or not 0 <= step <= plan.spec.bounds["steps"][1]:
-        raise SettingsError([f"step: {quote_value(value)} is no step; they are numbered from 0"])
+        raise SettingsError([f"step: {quote_value(value)} is not a step; steps are numbered from 0"])
     return step
 
 
 def _validate_text_limit(value: int) -> int:
     text = as_int(value)
     if text is None or not 0 <= text <= _MAX_TEXT_TOKENS:
-        raise_problems([f"text: {quote_value(value)} is no number of characters up to {_MAX_TEXT_TOKENS:,}"])
+        raise_problems([f"text: {quote_value(value)} is not a number of characters up to {_MAX_TEXT_TOKENS:,}"])
     return text or 0
 
 

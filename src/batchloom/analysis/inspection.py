@@ -115,7 +115,7 @@ def inspect(
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
     number = as_int(first)
     if number is None or number < 0:
-        raise_problems([f"first: {quote_value(first)} is no number of documents"])
+        raise_problems([f"first: {quote_value(first)} is not a number of documents"])
     store = open_store(path, split, generation=generation)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")

@@ -54,13 +54,13 @@ def check(
         OutputError: the list cannot be written.
     """
     if gone is not None and not media:
-        raise SettingsError(["gone: which media are gone is not known without media=True"])
+        raise SettingsError(["gone: missing media are found only with media=True"])
     verdict = inputs.check_raw_or_prepared(path, text_field=text_field, vocab_size=vocab_size, generation=generation)
     if "processor" in verdict.facts:
         if media:
             _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, gone)
     elif gone is not None:
-        raise SettingsError([f"gone: {verdict.path} is no store that was made with a processor"])
+        raise SettingsError([f"gone: {verdict.path} is not a store that was made with a processor"])
     return verdict
 
 
@@ -86,22 +86,22 @@ def _check_media(
     except StoreError as error:
         # The same error may have been reported before.
         if str(error) not in verdict.faults:
-            verdict.faults.append(f"{error} Its media were not looked at.")
+            verdict.faults.append(f"{error} Its media were not checked.")
         return
     count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
     verdict.facts["media"] = (
-        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold some that cannot be read"
+        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold unreadable media"
     )
     if count:
         if not verdict.faults:
             verdict.used = (
-                f"batchloom.Loader, with media=MediaOptions(replace=FILE), gives padding for "
-                f"{format_count(count, 'document')} of it, which --gone FILE lists"
+                "batchloom.Loader, with media=MediaOptions(replace=FILE), replaces "
+                f"{format_count(count, 'document')} of it with padding; --gone FILE lists them"
             )
         verdict.faults += faults
         if count > len(faults):
             more = format_count(count - len(faults), "more document")
-            verdict.faults.append(f"{verdict.path}: and {more} with media that cannot be read.")
+            verdict.faults.append(f"{verdict.path}: and {more} with unreadable media.")
     if missing_media_file is not None:
         write_missing_media(Path(missing_media_file), verdict.path, missing_by_subset)
 

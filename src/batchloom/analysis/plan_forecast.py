@@ -149,7 +149,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
     if tokens_per_second is not None and not is_positive_weight(tokens_per_second):
         raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
     if (as_int(world_size) or 0) < 1:
-        raise SettingsError([f"world_size: {quote_value(world_size)} is no whole number of at least 1"])
+        raise SettingsError([f"world_size: {quote_value(world_size)} is not a whole number of at least 1"])
     for step_range in plan.orders.course.step_ranges:
         check_world(step_range.size, 0, world_size)
     plan_copy = copy.copy(plan)

@@ -133,7 +133,7 @@ def _check_prepared(location: str, vocab_size: int | None, generation: int | Non
     if (local_path / MANIFEST_NAME).exists():
         return verify_store(local_path, generation=generation)
     if generation is not None:
-        raise SettingsError([f"generation: only stores have generations, and {local_path} is none"])
+        raise SettingsError([f"generation: only stores have generations, and {local_path} is not a store"])
     stem = local_path.with_suffix("") if local_path.suffix in (".bin", ".idx") else local_path
     if not local_path.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
         return verify_prefix(stem, vocab_size)
@@ -169,8 +169,8 @@ def _check_listing(listing: SourceListing, path: str, record_parsers: RecordPars
         repeated_documents = duplicates.count_repeated()
     if repeated_documents:
         verdict.facts["duplicates"] = (
-            f"{format_count(repeated_documents, 'document')} stood there before: prepare leaves such out "
-            "(--no-dedup keeps them)"
+            f"{format_count(repeated_documents, 'document')} seen before: prepare leaves them out (--no-dedup keeps "
+            "them)"
         )
     return verdict
 
@@ -211,7 +211,7 @@ def _check_documents(
     if bad > _MAX_LISTED:
         verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
     if not documents - empty:
-        verdict.faults.append(f"{path}: holds no document.")
+        verdict.faults.append(f"{path}: it holds no document.")
     verdict.used = (
         f"batchloom prepare {path} --out STORE reads {format_count(documents - empty, 'document')} of it"
         if documents - empty

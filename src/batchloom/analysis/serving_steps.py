@@ -152,7 +152,7 @@ def _validate_request(document: object, record: object, last_step: object) -> di
     arguments = {"document": document, "record": record, "last_step": last_step}
     numbers = {name: as_int(value) for name, value in arguments.items()}
     problems = [
-        f"{name}: {quote_value(value)} is no whole number from 0 on"
+        f"{name}: {quote_value(value)} is not a whole number of at least 0"
         for name, value in arguments.items()
         if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
     ]
@@ -172,8 +172,9 @@ def _select_documents(
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
             raise InputError(
-                f"source: {quote_value(source)} is none of {', '.join(plan.names)}"
-                f"{suggest(str(source), plan.names)}. A document's number is of one source of the plan; name it."
+                f"source: {quote_value(source)} is not one of "
+                f"{', '.join(plan.names)}{suggest(str(source), plan.names)}. Document numbers count within one "
+                "source of the plan; name the source."
             )
         name = name or plan.names[0]
         size = plan.stores[name].lengths.size
@@ -183,7 +184,7 @@ def _select_documents(
     name, input_name = _resolve_input(plan, source, file)
     store = plan.stores[name]
     if not isinstance(store, Store) or record is None:
-        raise InputError(f"Source {name!r} has only lengths; ask by the number of a document.")
+        raise InputError(f"Source {name!r} has only lengths; give the number of a document.")
     documents = find_documents(store, input_name, record)
     if not documents:
         raise InputError(_explain_left_out(store, input_name, record))
@@ -193,8 +194,8 @@ def _select_documents(
 def _find_source_number(plan: Plan, name: str, names: list[str]) -> int:
     if name not in names:
         raise InputError(
-            f"Source {name!r} has no weight anywhere in the run: none of its documents is served. Sources with one: "
-            f"{', '.join(names)}."
+            f"Source {name!r} has no weight anywhere in the run, so none of its documents is served. Sources with a "
+            f"weight: {', '.join(names)}."
         )
     return plan.names.index(name)
 
@@ -217,7 +218,7 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
     input_names = [input_name for store in candidate_stores.values() for input_name in _list_inputs(store)]
     if not input_names:
         raise InputError(
-            "record: a bare prefix does not say which records its documents came from; ask by the number of a document."
+            "record: a bare prefix does not say which records its documents came from; give the number of a document."
         )
     if not matches:
         raise InputError(
@@ -228,8 +229,8 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
     few = ", ".join(sorted({input_name for _, input_name in matches})[:_MAX_LISTED])
     more = f" and {len(matches) - _MAX_LISTED:,} more" if len(matches) > _MAX_LISTED else ""
     raise InputError(
-        f"file: missing; a record is of one file, and {quote_value(requested_name or source)} has {len(matches):,}: "
-        f"{few}{more}"
+        f"file: missing; a record belongs to one file, and {quote_value(requested_name or source)} has "
+        f"{len(matches):,}: {few}{more}"
     )
 
 
@@ -259,11 +260,11 @@ def _explain_left_out(store: Store, file: str, record: int) -> str:
                 numbers = ", ".join(map(str, document_numbers[:_MAX_LISTED]))
                 return f"{summary}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
     if reason := _explain_quarantined(store, file, record):
-        return f"{summary}: it stands in {QUARANTINE_NAME}, since {reason}"
+        return f"{summary}: it is in {QUARANTINE_NAME}, because {reason}"
     return (
-        f"{summary}: it was left out when the store was made (a duplicate, dropped by a step of cleaning, or empty; "
-        f"{store.path / 'report.json'} counts them by reason), or is compacted away. The text of a duplicate stands "
-        "under another record."
+        f"{summary}: it was left out when the store was made (a duplicate, dropped by a cleaning step, or empty; "
+        f"{store.path / 'report.json'} counts them by reason), or compaction removed it. The text of a duplicate is "
+        "stored under another record."
     )
 
 

@@ -14,7 +14,7 @@ def check_output(output: str) -> None:
     """Raise SettingsError for an unknown output, MissingDependencyError without torch."""
     if output not in OUTPUTS:
         hint = suggest(str(output), OUTPUTS)
-        raise_problems([f"output: {quote_value(output)} is none of {', '.join(OUTPUTS)}{hint}"])
+        raise_problems([f"output: {quote_value(output)} is not one of {', '.join(OUTPUTS)}{hint}"])
     if output == "torch":
         require_torch()
 

@@ -97,5 +97,5 @@ def _as_record(value: Any) -> Row:
     if isinstance(value, dict):
         return value
     raise UnusableRecordError(
-        f"the formatter made {describe_json_type(value)} of it: return a text, a list of messages, or a record"
+        f"the formatter returned {describe_json_type(value)} for it: return a text, a list of messages, or a record"
     )

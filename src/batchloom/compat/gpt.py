@@ -85,7 +85,7 @@ class GPTDataLoader:
             SettingsError: ``text`` is not a string.
         """
         if not hasattr(text, "encode"):
-            raise_problems([f"text: {quote_value(text)} is no text; give one str"])
+            raise_problems([f"text: {quote_value(text)} is not a text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
         self._set_splits({"train": [self._tokenizer.encode_batch([text])[0]]})
@@ -142,14 +142,14 @@ class GPTDataLoader:
     def _line(self, split: str) -> "_Line":
         if not isinstance(split, str) or split not in SPLITS:
             hint = suggest(str(split), SPLITS)
-            raise_problems([f"split: {quote_value(split)} is none of train, val{hint}"])
+            raise_problems([f"split: {quote_value(split)} is not one of train, val{hint}"])
         line = self._lines.get(SPLITS[split])
         if line is None:
             raise InputError("There is no data yet: call prepare_data(text), or give GPTDataLoader a dataset_dir.")
         if line.size <= self.block_size:
             raise InputError(
-                f"{split} has {line.size:,} tokens, and block_size {self.block_size} takes {self.block_size + 1}; give "
-                "more data, a larger val_fraction, or a smaller block_size."
+                f"{split} has {line.size:,} tokens, and block_size {self.block_size} needs {self.block_size + 1}; "
+                "give more data, a larger val_fraction, or a smaller block_size."
             )
         return line
 
@@ -181,16 +181,16 @@ class _Settings:
         problems = [
             f"config.{name}: missing"
             if options.get(name) is None
-            else f"config.{name}: {quote_value(options.get(name))} is no whole number above 0"
+            else f"config.{name}: {quote_value(options.get(name))} is not a whole number above 0"
             for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
             if value < 1
         ]
         if as_int(self.seed) is None:
-            problems.append(f"config.seed: {quote_value(self.seed)} is no whole number")
+            problems.append(f"config.seed: {quote_value(self.seed)} is not a whole number")
         if not isinstance(self.val_fraction, int | float) or not 0 <= self.val_fraction < 1:
             problems.append(f"config.val_fraction: {quote_value(self.val_fraction)} is not in [0, 1)")
         if self.dtype not in _DTYPES:
-            problems.append(f"config.dtype: {quote_value(options.get('dtype'))} is none of {', '.join(_DTYPES)}")
+            problems.append(f"config.dtype: {quote_value(options.get('dtype'))} is not one of {', '.join(_DTYPES)}")
         raise_problems(problems)
 
 
@@ -255,7 +255,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         if any(store.masked for store in stores):
             raise _masked_tokens_error(folder)
         if train.contents.synthetic:
-            _LOG.warning("source=synthetic: the documents of %s are made up.", folder)
+            _LOG.warning("source=synthetic: the documents of %s are generated.", folder)
         return {store.split: [_read_indexed_shard(stem) for stem in store.shards.stems] for store in stores}
     arrays_by_split = {split: _read_split(folder, split, dtype) for split in ("train", "val")}
     arrays_by_split["train"] = arrays_by_split["train"] or [
@@ -281,11 +281,11 @@ def _read_shard(path: Path, dtype: str) -> Tokens:
         return _read_indexed_shard(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
     if not len(view):
-        raise InputMissingError(f"{path} is empty: it has 0 bytes; write it anew, or remove it.")
+        raise InputMissingError(f"{path} is empty: it has 0 bytes; write it again, or remove it.")
     if len(view) % item.itemsize:
         raise InputError(
-            f"{path} has {len(view):,} bytes, no multiple of the {item.itemsize} of {dtype}: it is cut short, or "
-            "another config.dtype is right."
+            f"{path} has {len(view):,} bytes, not a multiple of the {item.itemsize} of {dtype}: it is truncated, or "
+            "has another config.dtype."
         )
     return np.frombuffer(view, item)
 
@@ -299,6 +299,6 @@ def _read_indexed_shard(stem: Path) -> Tokens:
 
 def _masked_tokens_error(path: Path) -> InputError:
     return InputError(
-        f"{path} holds documents of which some tokens are not trained, which a window (x, y) cannot say; take "
-        "batchloom.Loader, whose labels say it."
+        f"{path} holds documents with tokens that are not trained, which a window (x, y) cannot express; use "
+        "batchloom.Loader, whose labels mark them."
     )

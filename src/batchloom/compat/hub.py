@@ -90,7 +90,7 @@ def create_huggingface_dataset(
         if not 1 <= (as_int(value) or 0) <= MAX_POOL_SIZE
     ]
     if not problems and not 0 <= (-1 if as_int(rank) is None else rank) < world_size:
-        problems.append(f"rank: {quote_value(rank)} is none of 0 to {world_size - 1}")
+        problems.append(f"rank: {quote_value(rank)} is not one of 0 to {world_size - 1}")
     raise_problems(problems)
     check_output(output)
     return RankedBatches(
@@ -190,7 +190,7 @@ class RankedBatches(Sequence[Pair]):
             if is_empty:
                 rank, world_size = self._ranks
                 raise InputMissingError(
-                    f"No document of {self._name} is of rank {rank} of {world_size}; use fewer ranks, or more data."
+                    f"{self._name} has no document for rank {rank} of {world_size}; use fewer ranks, or more data."
                 )
 
     def _buffers(self) -> Iterator[list[EncodedBatch]]:

@@ -137,7 +137,7 @@ class PretrainingDataset:
         output: str = "torch",
     ) -> None:
         if (as_int(seq_length) or 0) < 2:
-            raise SettingsError([f"seq_length: {quote_value(seq_length)} is no number above 1"])
+            raise SettingsError([f"seq_length: {quote_value(seq_length)} is not a number above 1"])
         check_output(output)
         self.store = open_store(prefix, split)
         check_no_preferences(self.store)
@@ -164,8 +164,8 @@ class PretrainingDataset:
         ids = self.store[document].ids[: self._seq_length].astype(np.int64)
         if int(ids.max()) >= self._vocab_size or int(ids.min()) < 0:
             raise InputError(
-                f"Document {document} of {self.store.path} holds token id {int(ids.max())}; the tokenizer has ids 0 to "
-                f"{self._vocab_size - 1}: give the one that made them."
+                f"Document {document} of {self.store.path} holds token id {int(ids.max())}; the tokenizer has ids 0 "
+                f"to {self._vocab_size - 1}: give the tokenizer that made them."
             )
         size = ids.size
         (trained,) = self.store.mask(np.array([document]), np.zeros(1, np.int64), np.array([size]))

@@ -66,7 +66,7 @@ class MultiModalDataset:
         """
         count, index = len(self), as_int(number)
         if index is None:
-            raise InputError(f"Rows are taken one by one, by a whole number, not by {quote_value(number)}.")
+            raise InputError(f"Rows are read one by one, by a whole number, not by {quote_value(number)}.")
         if not -count <= index < count:
             raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")
         return self._rows.row(index % count)

@@ -52,7 +52,7 @@ class PackedRows:
         self._settings = self._config.plan_settings()
         if not self._settings:
             file = self._config.location.file
-            problem = f"config: {file} lists data sets and does not say how rows are made of them"
+            problem = f"config: {file} lists data sets and does not say how to make rows of them"
             raise SettingsError([f"{problem}; write dataset: with packing and packing_length"])
         self._settings |= {"seed": seed, "output": output, "media": media}
         self._folder = _get_default_folder(self._config) if out is None else Path(out)

@@ -52,7 +52,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
     ) -> None:
         size = as_int(batch_size) or 0
         if size < 1:
-            raise_problems([f"batch_size: {quote_value(batch_size)} is no whole number of at least 1"])
+            raise_problems([f"batch_size: {quote_value(batch_size)} is not a whole number of at least 1"])
         self._rows = PackedRows(config, out, seed, output, media)
         self._batch, self._requested_world = size, (rank, world_size)
         self._world = self._resolve_world()

@@ -38,9 +38,8 @@ def tokenizer_of(script_tokenizer: Any) -> Tokenizer:
             (home / "tokenizer.json").write_text(script_tokenizer.to_str(), "utf-8")
         else:
             raise TokenizerError(
-                f"tokenizer {quote_value(script_tokenizer)} is none that is known: give a name or a path as "
-                "batchloom prepare "
-                "--tokenizer takes it, or a tokenizer of transformers, tokenizers or tiktoken"
+                f"tokenizer {quote_value(script_tokenizer)} is unknown: give a name or a path as for batchloom "
+                "prepare --tokenizer, or a tokenizer of transformers, tokenizers or tiktoken"
             )
         return resolve_tokenizer(str(home))
 
@@ -51,7 +50,7 @@ def _resolve_encoding(encoding: Any) -> Tokenizer:
     tokenizer = resolve_tokenizer(spec)
     if tokenizer.vocab_size != encoding.n_vocab:
         raise TokenizerError(
-            f"the encoding {encoding.name!r} that was given has {encoding.n_vocab:,} ids, and {spec} has "
-            f"{tokenizer.vocab_size:,}: it is another one; save it as a tokenizer.json, and give the path"
+            f"the given encoding {encoding.name!r} has {encoding.n_vocab:,} ids, and {spec} has "
+            f"{tokenizer.vocab_size:,}: they differ; save yours as a tokenizer.json, and give the path"
         )
     return tokenizer

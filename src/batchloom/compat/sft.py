@@ -65,7 +65,7 @@ class SFTDataset:
         output: str = "torch",
     ) -> None:
         if (as_int(max_seq_length) or 0) < 2:
-            raise SettingsError([f"max_seq_length: {quote_value(max_seq_length)} is no number above 1"])
+            raise SettingsError([f"max_seq_length: {quote_value(max_seq_length)} is not a number above 1"])
         check_output(output)
         self._output, self._max_seq_length = output, max_seq_length
         resolved_tokenizer, resolved_formatter = tokenizer_of(tokenizer), formatted(formatter)

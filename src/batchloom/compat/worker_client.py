@@ -52,7 +52,7 @@ class WorkerClient:
             TrainError: ``start`` was not called, or training is in progress; or an error of ``run_worker``.
         """
         if not self._started or self._running is not None:
-            problem = "trains already" if self._started else "was not started"
+            problem = "is already training" if self._started else "was not started"
             raise TrainError(
                 f"The worker {self.config.worker_id} {problem}: await start() once, then run_training() once at a time."
             )

@@ -66,11 +66,11 @@ def check_loader(
         SettingsError: ``worlds`` are not numbers of ranks.
     """
     if not worlds or any((as_int(world) or 0) < 1 for world in worlds):
-        raise SettingsError([f"worlds: {quote_value(worlds)} are no numbers of ranks, each from 1 on"])
+        raise SettingsError([f"worlds: {quote_value(worlds)} are not numbers of ranks, each at least 1"])
     runs = {world: _collect_batches(make, world) for world in worlds}
     first = runs[worlds[0]]
     if not first[0]:
-        raise AssertionError("The loader gives no batch: nothing can be checked.")
+        raise AssertionError("The loader gives no batch, so nothing can be checked.")
     for world, ranks in runs.items():
         for step, (expected, actual) in enumerate(zip(_iter_steps(first), _iter_steps(ranks), strict=False)):
             _check_same_rows(expected, actual, f"Step {step} over {world} ranks", f"over {worlds[0]}")
@@ -95,8 +95,8 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
     for rank, (loader, batches) in enumerate(zip(loaders, ranks, strict=True)):
         if len(batches) != len(ranks[0]):
             raise AssertionError(
-                f"Rank {rank} of {world} has {len(batches)} steps and rank 0 has {len(ranks[0])}: a collective of the "
-                "longer one would hang."
+                f"Rank {rank} of {world} has {len(batches)} steps and rank 0 has {len(ranks[0])}: a collective of "
+                "the longer rank would hang."
             )
         step_count = len(loader) if isinstance(loader, Sized) else len(batches)
         if step_count != len(batches):
@@ -104,7 +104,7 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
     for step, rank_batches in enumerate(_iter_steps(ranks)):
         shapes = {np.shape(batch["input_ids"]) for batch in rank_batches}
         if len(shapes) > 1 and "cu_seq_lens_q" not in rank_batches[0]:
-            raise AssertionError(f"Step {step} has batches of other shapes on {world} ranks: {shapes}.")
+            raise AssertionError(f"Step {step} has batches of different shapes on {world} ranks: {shapes}.")
     return ranks
 
 
@@ -138,8 +138,8 @@ def _check_same_rows(
         return
     row = next(iter(missing or extra))
     raise AssertionError(
-        f"{subject} does not hold the rows it does {reference}: {missing.total()} are missing and {extra.total()} are "
-        f"others, such as ids {np.frombuffer(row[0], np.int64)[:8].tolist()}..., labels "
+        f"{subject} does not hold the same rows as {reference}: {missing.total()} are missing and {extra.total()} "
+        f"are different, such as ids {np.frombuffer(row[0], np.int64)[:8].tolist()}..., labels "
         f"{np.frombuffer(row[1], np.int64)[:8].tolist()}..."
     )
 
@@ -159,8 +159,8 @@ def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequ
         lengths = {len(remaining_batches) for remaining_batches in remaining_ranks}
         if lengths != {len(run[0]) - step}:
             raise AssertionError(
-                f"From the state of step {step} {world} ranks go on for {sorted(lengths)} steps, and "
-                f"{len(run[0]) - step} were left."
+                f"From the state of step {step} {world} ranks read {sorted(lengths)} more steps, and "
+                f"{len(run[0]) - step} remain."
             )
         rest_of_run = [batches[step:] for batches in run]
         for ahead, (expected, actual) in enumerate(
@@ -183,7 +183,7 @@ def _encode_state(state: Any, step: int) -> str:
     try:
         return json.dumps(state)
     except (TypeError, ValueError) as error:
-        raise AssertionError(f"The state of step {step} is no plain JSON: {error}.") from error
+        raise AssertionError(f"The state of step {step} is not plain JSON: {error}.") from error
 
 
 def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> None:
@@ -191,9 +191,9 @@ def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> No
     for rank, batches in enumerate(run):
         loader: Any = make(rank=rank, world_size=len(run))
         if not hasattr(loader, "__getitem__"):
-            raise AssertionError("The loader has no load_state_dict and no loader[step]: no run could go on.")
+            raise AssertionError("The loader has no load_state_dict and no loader[step], so no run can resume.")
         for step in reversed(range(len(batches))):
-            _check_same_rows([batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in turn")
+            _check_same_rows([batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in sequence")
 
 
 class RecordColumns(Protocol):
@@ -237,7 +237,7 @@ def check_source(make: PartsMaker, *, size: int) -> None:
     """
     reference_records = _read_records(make(size), "The input in one part")
     if not reference_records:
-        raise AssertionError("The input gives no record: nothing can be checked.")
+        raise AssertionError("The input gives no record, so nothing can be checked.")
     _check_same_records(reference_records, _read_records(make(size), "The input, read again"), "read again")
     for unit in sorted({1, 2, 7, max(1, size // 3), max(1, size - 1)}):
         _check_same_records(
@@ -258,8 +258,7 @@ def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> lis
             if not len(record_columns.values) == len(record_columns.records) == len(record_columns.offsets):
                 raise AssertionError(
                     f"{subject}: {len(record_columns.values)} values have {len(record_columns.records)} record "
-                    "numbers and "
-                    f"{len(record_columns.offsets)} offsets; each has its own."
+                    f"numbers and {len(record_columns.offsets)} offsets; every value needs one of each."
                 )
             part_records += zip(
                 record_columns.records,
@@ -274,7 +273,7 @@ def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> lis
     records_before, records = 0, []
     for part_records, record_count in zip(reversed(columns), reversed(counts), strict=True):
         if any(not 0 <= record < record_count for record, *_ in part_records):
-            raise AssertionError(f"{subject}: a part that saw {record_count} records has a number beyond them.")
+            raise AssertionError(f"{subject}: a part with {record_count} records has a record number beyond them.")
         records += [(records_before + record, offset, value) for record, offset, value in part_records]
         records_before += record_count
     _check_origins(records, subject)
@@ -288,7 +287,7 @@ def _check_origins(records: Sequence[tuple[int, int, str]], subject: str) -> Non
             raise AssertionError(f"{subject}: two records have the number {record}.")
         if next_offset < offset:
             raise AssertionError(
-                f"{subject}: record {record} lies at byte {offset} and record {next_record}, behind it, at byte "
+                f"{subject}: record {record} is at byte {offset} and record {next_record}, after it, at byte "
                 f"{next_offset}."
             )
 

@@ -44,15 +44,16 @@ def check_coverage(batches: Iterable[Mapping[str, Any]], store: Store, epochs: i
     total = sum(map(len, documents)) - sum(map(len, spans))
     if extra or not missing <= left_out <= max(total, missing):
         raise AssertionError(
-            f"In {epochs} epoch(s) of {store.location.name} {missing:,} tokens are missing and {extra:,} come too "
-            f"often, and {left_out:,} were announced as left out.{_describe_missing_documents(documents, spans)}"
+            f"In {epochs} epoch(s) of {store.location.name} {missing:,} tokens are missing and {extra:,} occur too "
+            f"often; {left_out:,} were announced as left out.{_describe_missing_documents(documents, spans)}"
         )
     apart, strange = _count_differences(_make_adjacent_pairs(documents, pad), _make_adjacent_pairs(spans, pad))
     # Each cut of a document removes the pair across it.
     if strange or apart > max(0, len(spans) - len(documents)) + left_out:
         raise AssertionError(
-            f"In {epochs} epoch(s) of {store.location.name} {strange:,} pairs of tokens stand side by side that do "
-            f"not in any document, and {apart:,} that do were parted.{_describe_missing_documents(documents, spans)}"
+            f"In {epochs} epoch(s) of {store.location.name} {strange:,} pairs of tokens are adjacent that are "
+            f"adjacent in no document, and {apart:,} adjacent pairs were "
+            f"separated.{_describe_missing_documents(documents, spans)}"
         )
 
 
@@ -97,9 +98,8 @@ def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int
     if strange or more or untrained > allowed_missing or ends > most:
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {strange + more:,} tokens have a label and are padding "
-            "or masked, "
-            f"and {ends + untrained:,} that are trained have none, of which cuts and what was left out explain "
-            f"{most:,} at most."
+            f"or masked, and {ends + untrained:,} trained tokens have none; cuts and left-out tokens explain at most "
+            f"{most:,} of them."
         )
 
 
@@ -176,4 +176,4 @@ def _describe_missing_documents(documents: Sequence[Ints], spans: Sequence[Ints]
         else:
             missing_documents.append(ids)
     beginnings = "; ".join(f"{ids[:4].tolist()}... of {len(ids)} tokens" for ids in missing_documents[:_MAX_LISTED])
-    return f" Not (or not often enough) there as a whole: {beginnings}." if missing_documents else ""
+    return f" Documents not served completely (or not often enough): {beginnings}." if missing_documents else ""

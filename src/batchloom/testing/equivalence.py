@@ -110,9 +110,9 @@ def assert_packed_equals_unpacked(
         seq_len = _choose_seq_len(store, model)
     problems = []
     if not 0 < tolerance < math.inf:
-        problems.append(f"tolerance: {quote_value(tolerance)} is no number of nats above 0")
+        problems.append(f"tolerance: {quote_value(tolerance)} is not a number of nats above 0")
     if (as_int(documents) or 0) < 1:
-        problems.append(f"documents: {quote_value(documents)} is no whole number from 1 on")
+        problems.append(f"documents: {quote_value(documents)} is not a whole number of at least 1")
     raise_problems(problems)
     loader = Loader(
         store,
@@ -173,15 +173,15 @@ def _wrap_checked_logits(logits: LogitsFunction, model: nn.Module | LogitsFuncti
         if (unknown_id := find_unknown_id(model, ids)) is not None:
             number, rows = unknown_id
             raise AssertionError(
-                f"The store holds id {number} and the model has rows for {rows}, from 0: give a store of the model's "
-                "tokenizer, or enlarge the model (resize_token_embeddings)."
+                f"The store holds id {number} and the model has {rows} embeddings, from id 0: give a store of the "
+                "model's tokenizer, or enlarge the model (resize_token_embeddings)."
             )
         try:
             scores = logits(batch)
         except IndexError as error:
             raise AssertionError(
-                f"The model ends in {error!r} for ids up to {int(ids.max())} and positions up to "
-                f"{int(batch['position_ids'].max())}: give one with rows for both, or a smaller seq_len."
+                f"The model fails with {error!r} for ids up to {int(ids.max())} and positions up to "
+                f"{int(batch['position_ids'].max())}: give a model with embeddings for both, or a smaller seq_len."
             ) from error
         if (problem := _find_scores_problem(scores, ids)) is not None:
             raise AssertionError(problem)
@@ -195,18 +195,18 @@ def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
     expected = f"[{ids.shape[0]}, {ids.shape[1]}, vocabulary]"
     if not isinstance(scores, Tensor):
         return (
-            f"The model gives a {type(scores).__name__}, and a tensor of scores {expected} is expected: return that, "
-            "which models of transformers have as .logits."
+            f"The model gives a {type(scores).__name__}, and a tensor of scores {expected} is expected: return that "
+            "(transformers models have it as .logits)."
         )
     if scores.ndim != 3 or scores.shape[:2] != ids.shape:
         return (
-            f"The model gives scores {list(scores.shape)} for ids {list(ids.shape)}: return those of every token for "
-            f"every id, {expected}."
+            f"The model gives scores {list(scores.shape)} for ids {list(ids.shape)}: return one for every token and "
+            f"id, {expected}."
         )
     if int(ids.max()) >= scores.shape[2]:
         return (
-            f"The store holds id {int(ids.max())} and the model gives scores of {scores.shape[2]} ids, from 0: give a "
-            "store of the model's tokenizer."
+            f"The store holds id {int(ids.max())} and the model gives scores for {scores.shape[2]} ids, from 0: give "
+            "a store of the model's tokenizer."
         )
     return None
 
@@ -221,10 +221,9 @@ def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], round
     )
     if distance > rounding:
         raise AssertionError(
-            "The model gives other scores each time it is called with the same batch: its losses are "
-            f"{distance:.2g} nats "
-            "a token apart, so nothing can be compared. Likely it is dropout (call model.eval() before), or whatever "
-            "else draws at random."
+            f"The model gives other scores each time it is called with the same batch: its losses are {distance:.2g} "
+            "nats per token apart, so nothing can be compared. The likely cause is dropout (call model.eval() first) "
+            "or another random operation."
         )
 
 
@@ -246,7 +245,7 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
     if worst is None:
         why = f"no row of {loader.plan.spec.seq_len} tokens holds two of them (raise seq_len)"
         if looked_at:
-            why = f"the {looked_at} looked at have no trained token behind their first"
+            why = f"the {looked_at} checked documents have no trained token after their first"
         raise AssertionError(f"There are no packed documents of {store.location.name} to compare: {why}.")
     packed_distance, mixed = (
         sum(values) / len(comparisons)
@@ -254,14 +253,15 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
     )
     if max(packed_distance, mixed) <= _LEAK_THRESHOLD:
         raise AssertionError(
-            "Nothing can be seen of this model: its losses stay as they are even where a row is taken for one document "
-            f"({mixed:.1e} nats a token). What comes before a token has no say in its scores: as where layers begin at "
-            "zero (give trained weights, or random ones), or a model looks along another axis than that of the tokens."
+            "This model cannot be checked: its losses do not change even if a row is treated as one document "
+            f"({mixed:.1e} nats per token). The tokens before a token do not affect its scores, as with layers "
+            "initialized to zero (give trained or random weights) or a model that attends along another axis than "
+            "that of the tokens."
         )
     if not math.isfinite(packed_distance + mixed):
         raise AssertionError(
-            f"The losses of {worst[0].span} are no finite numbers ({worst[0].packed:g} nats from those alone), so "
-            "nothing can be compared: look at the weights."
+            f"The losses of {worst[0].span} are not finite ({worst[0].packed:g} nats from the document alone), so "
+            "nothing can be compared: check the weights."
         )
     failure_count = sum(not comparison.packed <= tolerance for comparison in comparisons)
     if failure_count or is_leaking(packed_distance, mixed, half=None, noise=_ROUNDING_SHARE * tolerance):
@@ -364,33 +364,33 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
     """Describe the document that leaks, from which neighbour, and the likely cause."""
     span = worst.span
     fact = (
-        f"Packed documents see each other: the loss of {span} in row {span.row} is {worst.packed:.2g} nats a token "
-        f"from that of the document alone ({worst.mixed:.2g} where nothing keeps documents apart)."
+        f"Packed documents see each other: the loss of {span} in row {span.row} is {worst.packed:.2g} nats per token "
+        f"from that of the document alone ({worst.mixed:.2g} if nothing separates documents)."
     )
     neighbour, change = _find_leaking_neighbour(logits, packed, span)
     scores = logits(_select_model_inputs(packed.batch))
     if neighbour is None and scores.dtype in (torch.bfloat16, torch.float16):
         return (
-            f"The loss of {span} in row {span.row} is {worst.packed:.2g} nats a token from that of the document alone, "
-            f"and no neighbour's tokens change it: of scores in {scores.dtype} that is rounding. Compare the model in "
-            "float32 (model.float()), or give a tolerance that half precision can keep."
+            f"The loss of {span} in row {span.row} is {worst.packed:.2g} nats per token from that of the document "
+            f"alone, and no neighbour's tokens change it: for scores in {scores.dtype} that is rounding. Compare the "
+            "model in float32 (model.float()), or give a tolerance that half precision can meet."
         )
-    observation = "No neighbour's tokens change it, so its place in the row does."
+    observation = "No neighbour's tokens change it, so its position in the row does."
     if neighbour is not None and change > _LEAK_THRESHOLD:
-        side = "before" if neighbour.position < span.position else "behind"
-        observation = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
+        side = "before" if neighbour.position < span.position else "after"
+        observation = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats per token."
     inputs = _select_model_inputs(packed.batch)
     altered_inputs = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
     if bool(((scores - logits(altered_inputs)).abs() <= _LEAK_THRESHOLD).all()):
         cause = (
-            "The model does not read position_ids (other ones give the same scores): hand them on to its attention, or "
-            "train with packing='none'."
+            "The model does not read position_ids (other values give the same scores): pass them on to its "
+            "attention, or train with packing='none'."
         )
     else:
         cause = (
-            "Likely attention_mask is given (a mask of ones lets all of a row see each other: give None), or use_cache "
-            "is on (give False), or the attention reads neither restarting position_ids nor cu_seq_lens (choose sdpa, "
-            "eager or flex_attention), or the model counts positions for itself."
+            "Likely causes: attention_mask is given (with a mask of ones all documents of a row see each other: give "
+            "None), or use_cache is on (give False), or the attention reads neither restarting position_ids nor "
+            "cu_seq_lens (choose sdpa, eager or flex_attention), or the model counts positions itself."
         )
     return f"{fact} {observation} {cause}"
 

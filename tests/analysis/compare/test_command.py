@@ -118,7 +118,7 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     words = ["--frameworks", f"pytorch,{leaky}", "--processes", "2", "--out", str(out)]
     assert run_command_line(["compare", store, *SIZES, *words]) == 1
     said = capsys.readouterr().out
-    assert "1 of 2 frameworks not as the plan and the others" in said
+    assert "1 of 2 frameworks not equal to the plan and the others" in said
     check_leaky(said, *files_of(out))
 
 
@@ -128,7 +128,7 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
         ("dies", "ended with 1. Rank 0: OSError: no such disk"),
         pytest.param(
             "leaves",
-            "ended without a word of what was trained on rank 0: the process was left",
+            "ended without a record of what was trained on rank 0: the process exited",
             marks=pytest.mark.slow,
         ),
     ],
@@ -151,8 +151,8 @@ def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys)
     assert "dies.py FAILED" in said
     assert "OSError: no such disk" in said
     assert "leaves.py FAILED" in said
-    assert "ended without a word of what was trained on rank 0, 1" in " ".join(said.split())
-    assert "3 of 4 frameworks not as the plan and the others" in said
+    assert "ended without a record of what was trained on rank 0, 1" in " ".join(said.split())
+    assert "3 of 4 frameworks not equal to the plan and the others" in said
     told, page = files_of(out)
     dead, gone = told["outcomes"][2:]
     assert (dead["state"], gone["state"]) == ("failed", "failed")
@@ -166,7 +166,7 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
     assert run_command_line(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     # Of all that are known, those that are missing are named with their remedy.
-    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
+    assert "nosuch is missing: no-such-trainer is required and not installed: pip install" in said
     assert said.startswith("SYNTHETIC DATA: a throughput run")
     assert said.count("SYNTHETIC DATA") == 2
     assert "source=synthetic" in said
@@ -180,7 +180,7 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
     ("words", "said"),
     [
         ([], "store: missing; give a store, or --synthetic"),
-        (["distributed_dummy"], "is synthetic data, which says nothing of training; give real"),
+        (["distributed_dummy"], "is synthetic data, which says nothing about training; give real"),
         (["STORE", "--synthetic"], "is real data; leave --synthetic out"),
         (["STORE", "--frameworks", "pytroch"], "'pytroch' is none of pytorch"),
         (["STORE", "--frameworks", "pytroch"], "did you mean 'pytorch'?"),
@@ -191,12 +191,12 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
         (["STORE", "--frameworks", "."], "'.' is none of pytorch"),
         (["STORE", "--frameworks", ""], "--frameworks: '' names none; leave it out for all"),
         (["STORE", "--frameworks", " ,"], "--frameworks: ' ,' names none"),
-        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
-        (["STORE", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
-        (["STORE", "--seconds", "nan"], "--seconds: nan is no number above 0"),
-        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is no number above 0"),
-        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
-        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
+        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is not a number above 0"),
+        (["STORE", "--tolerance", "inf"], "--tolerance: inf is not a number above 0"),
+        (["STORE", "--seconds", "nan"], "--seconds: nan is not a number above 0"),
+        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is not a number above 0"),
+        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is not a number above 0"),
+        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is not a number above 0"),
         (["STORE", "STORE"], "store: one is compared on, and 2 are given"),
         (["STORE", "--by", "tokens"], "--by: is of --runs"),
         (["--runs"], "runs: missing; give the logs"),
@@ -312,7 +312,7 @@ def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypa
     names = run_counting(monkeypatch)
     assert run_command_line([*words, str(out)]) == 0
     assert names == ["waiting.py"]
-    assert f"{lines[1]}, before the stop\n{lines[2]}\n" in capsys.readouterr().err
+    assert f"{lines[1]}, before it was stopped\n{lines[2]}\n" in capsys.readouterr().err
     assert sorted(file.name for file in out.iterdir()) == [f"compare.{ending}" for ending in ("html", "json", "png")]
     # Nothing is left to go on from: the same command begins anew.
     undisturbed = tmp_path / "undisturbed"
@@ -412,7 +412,7 @@ def test_a_run_that_hangs_leaves_no_process(tmp_path):
         "print('waiting for ever', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with pytest.raises(TrainError, match="did not end within 3 s; it said last: waiting for ever"):
+    with pytest.raises(TrainError, match="did not end within 3 s; its last output: waiting for ever"):
         _run_to_end([sys.executable, "-S", "-c", code], "hanging", 3)
     # Killed; who inherits it may not have noticed yet.
     with contextlib.suppress(psutil.NoSuchProcess):

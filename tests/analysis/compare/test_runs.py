@@ -240,7 +240,7 @@ def test_damaged_events_are_told_and_an_unfinished_end_is_none(tmp_path):
     assert read_loss_curve(str(file)).steps == tuple(range(1, 19))
     for at in range(len(sound) // 2, len(sound) // 2 + 60):
         file.write_bytes(sound[:at] + bytes([sound[at] ^ 0x40]) + sound[at + 1 :])
-        with pytest.raises(InputError, match="is damaged at byte .*Copy the file anew"):
+        with pytest.raises(InputError, match="is damaged at byte .*Copy the file again"):
             read_loss_curve(str(file))
 
 
@@ -273,19 +273,19 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
         (b"step,accuracy\n1,2\n", "rows with step, accuracy, and none with a step and a loss"),
         (b'{"a": 1, "b": 2}', "an object of a, b"),
         (b'{"step": 1, "acc": 2}\n{"step": 2}\n', "rows with step, acc"),
-        (b"\x89PNG\r\n\x1a\n\xff", "it is no text"),
+        (b"\x89PNG\r\n\x1a\n\xff", "it is not text"),
         (b'{"step": 1, "loss": "low"}\n{"step": 2, "loss": 1}\n', "has 'low' for loss, no number"),
         (b'{"step": 1,\n{"step": 2, "loss": 1}\n', "line 1 is no JSON"),
         (b'{"step": 1, "loss": true}\n', "has True for loss, no number"),
         (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}\n", "bits for loss, no number"),
         (b'{"step": 1, "loss": 1' + b"0" * 5000 + b"}\n\n", "line 1 is no JSON: Exceeds the limit"),
         (b'{"step": 1, "loss": 1}\n' + b'{"a":[' * 20000 + b"\n", "line 2 is no JSON: too many"),
-        (b'{"log_history": null}', "has None for log_history, no list"),
-        (b'{"log_history": {"a": 1}}', "for log_history, no list"),
+        (b'{"log_history": null}', "has None for log_history, which is not a list"),
+        (b'{"log_history": {"a": 1}}', "for log_history, which is not a list"),
         (b'{\n  "log_history": [\n    {"step": 1, "loss', "one object over many lines that cannot"),
-        (b'{"step": 0.25, "loss": 1}\n', "has 0.25 for step, no whole number"),
-        (b"global_step,loss\nnan,1\n", "has 'nan' for global_step, no whole number"),
-        (b'{"step": 1e300, "loss": 1}\n', "has 1e+300 for step, no whole number"),
+        (b'{"step": 0.25, "loss": 1}\n', "has 0.25 for step, which is not a whole number"),
+        (b"global_step,loss\nnan,1\n", "has 'nan' for global_step, which is not a whole number"),
+        (b'{"step": 1e300, "loss": 1}\n', "has 1e+300 for step, which is not a whole number"),
         (b'{"step": 7, "loss": 1}\n{"step": 7, "loss": 9}\n', "two losses for step 7, 1.0 and 9.0"),
     ],
 )

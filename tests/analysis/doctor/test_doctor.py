@@ -177,7 +177,7 @@ def test_what_is_dropped_and_what_is_long_is_told_beforehand(tmp_path):
     [
         ([CHATS], "leaves conversations out (overlong='drop')"),
         ([[{"text": "long " * 40}]], "cuts them (overlong='split')"),
-        ([CHATS, [{"text": "long " * 40}]], "cuts them, and conversations too"),
+        ([CHATS, [{"text": "long " * 40}]], "cuts them, and also conversations"),
     ],
 )
 def test_what_becomes_of_long_documents_is_told_as_a_loader_has_it(tmp_path, inputs, said):
@@ -399,7 +399,7 @@ def test_a_sample_without_any_whole_record_says_so(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "' + b"x" * (30 << 20) + b'"}\n{"text": "b"}\n')
     assert look(path).faults == (
-        "No whole record lies in the sample, for the first are too long: --full reads everything.",
+        "The sample holds no complete record, because the first ones are too long: --full reads everything.",
     )
     assert not look(path, full=True).faults
 

@@ -170,10 +170,10 @@ def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> 
         value = getattr(args, field.name)
         if field.name == "optim":
             if _to_plain_setting(value) not in _OPTIMIZERS:
-                problems.append(f"optim: {_to_plain_setting(value)!r} is none of {', '.join(_OPTIMIZERS)}")
+                problems.append(f"optim: {_to_plain_setting(value)!r} is not one of {', '.join(_OPTIMIZERS)}")
         elif not (field.name in field_names or field.name in _IGNORED_SETTINGS or _is_default(field, value)):
             problems.append(
-                f"{field.name}: FSDP2SFTTrainer does nothing with it, and it is "
+                f"{field.name}: FSDP2SFTTrainer does not support it, and it is "
                 f"{quote_value(_to_plain_setting(value))}; leave it out"
             )
     return problems
@@ -210,7 +210,7 @@ _NUMBER_RANGES = {
     "adam_beta1": _FRACTION,
     "adam_beta2": _FRACTION,
     "adam_epsilon": _NON_NEGATIVE,
-    "max_grad_norm": (0.0, _MAX_FLOAT, "of at least 0; 0 is no bound"),
+    "max_grad_norm": (0.0, _MAX_FLOAT, "of at least 0; 0 sets no limit"),
 }
 
 
@@ -227,10 +227,10 @@ def _find_setting_problems(args: FSDP2Arguments) -> list[str]:
         and args.max_steps <= 0
         and (epochs < 1 or epochs % 1)
     ):
-        problems.append(f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps")
+        problems.append(f"num_train_epochs: {epochs} is not a whole number of at least 1; give max_steps")
     if args.lr_scheduler_type == "constant" and "warmup_steps" not in problems_by_name and args.warmup_steps:
         problems.append(
-            f"warmup_steps: constant has no warm-up and {args.warmup_steps} is asked for; set "
+            f"warmup_steps: constant has no warm-up and {args.warmup_steps} is requested; set "
             "lr_scheduler_type='constant_with_warmup'"
         )
     return problems
@@ -252,7 +252,7 @@ def _find_integer_problems(args: FSDP2Arguments) -> dict[str, str]:
         if not _is_count(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
     }
     if as_int(args.max_steps) is None:
-        problems_by_name["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
+        problems_by_name["max_steps"] = "is not a whole number; with -1, num_train_epochs applies"
     if args.seed is not None and as_int(args.seed) is None:
         problems_by_name["seed"] = "is not a whole number"
     return problems_by_name
@@ -281,10 +281,10 @@ def _find_choice_problems(args: FSDP2Arguments) -> dict[str, str]:
     }
     for name, choices in (("lr_scheduler_type", LR_SCHEDULES), ("save_strategy", ("steps", "no"))):
         if getattr(args, name) not in choices:
-            problems_by_name[name] = f"is none of {', '.join(choices)}"
+            problems_by_name[name] = f"is not one of {', '.join(choices)}"
     folder: Any = args.output_dir
     if not isinstance(folder, str | os.PathLike) or not str(folder):
-        problems_by_name["output_dir"] = "names no folder"
+        problems_by_name["output_dir"] = "is not the name of a folder"
     resume_setting: Any = args.resume_from_checkpoint
     if not isinstance(resume_setting, bool | str | os.PathLike | None):
         problems_by_name["resume_from_checkpoint"] = "is neither True, nor False, nor a folder"

@@ -55,7 +55,7 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
         data = _store_records(data)
     if args.max_length is None:
         raise SettingsError(
-            ["max_length: TrainingArguments have none; give SFTConfig or FSDP2Arguments, or a Plan as train_dataset"]
+            ["max_length: TrainingArguments has none; give SFTConfig or FSDP2Arguments, or a Plan as train_dataset"]
         )
     limited = args.max_steps > 0
     return Loader(
@@ -85,7 +85,7 @@ def _check_loader(loader: Loader) -> None:
         if actual != expected
     ]
     if loader.streamed:
-        problems.append("a stream: prepare the data, so that any step can be had again")
+        problems.append("a stream: prepare the data, so that any step can be read again")
     if problems:
         raise SettingsError([f"train_dataset is a Loader with {problem}" for problem in problems])
 
@@ -104,7 +104,7 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, An
         plan_values["num_train_epochs"] = (epochs, description)
     raise_problems(
         [
-            f"{name}: {plan_settings[name]} is asked for and the plan has {description}: leave it out, or make "
+            f"{name}: {plan_settings[name]} is requested and the plan has {description}: leave it out, or make "
             "another Plan"
             for name, (value, description) in plan_values.items()
             if name in plan_settings and plan_settings[name] != value
@@ -119,7 +119,7 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, An
         ]
         raise PlanError(
             f"per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
-            f"{args.gradient_accumulation_steps} x {world} ranks are {size} sequences a step and the plan's "
+            f"{args.gradient_accumulation_steps} x {world} ranks are {size} sequences per step and the plan's "
             f"global_batch_size is {spec.global_batch_size}: "
             + (f"give {' or '.join(valid_sizes[-4:])}." if valid_sizes else "use a number of ranks that divides it.")
         )
@@ -171,28 +171,27 @@ def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArra
     ids = _to_integer_array(record["input_ids"])
     if ids is None or not ids.size or ids.min() < 0 or ids.max() > _MAX_ID:
         raise InputError(
-            f"input_ids of record {number} of train_dataset are {quote_value(record['input_ids'])}, no list of "
-            f"token ids "
-            f"from 0 to {_MAX_ID}."
+            f"input_ids of record {number} of train_dataset are {quote_value(record['input_ids'])}, not a list of "
+            f"token ids from 0 to {_MAX_ID}."
         )
     _check_columns(record, number, ids.shape)
     labels = ids if record.get("labels") is None else _to_integer_array(record["labels"])
     if labels is None:
         raise InputError(
-            f"labels of record {number} of train_dataset are {quote_value(record['labels'])}, no list of tokens or "
-            f"-100."
+            f"labels of record {number} of train_dataset are {quote_value(record['labels'])}, not a list of token "
+            "ids or -100."
         )
     if labels.shape != ids.shape:
         raise InputError(
-            f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
-            "-100 where there is no loss."
+            f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: give one label per "
+            "token, -100 where there is no loss."
         )
     trained_mask = labels != IGNORE_INDEX
     if bool((labels[trained_mask] != ids[trained_mask]).any()):
         position = int(np.flatnonzero(trained_mask & (labels != ids))[0])
         raise InputError(
             f"Label {position} of record {number} of train_dataset is {int(labels[position])} and the token is "
-            f"{int(ids[position])}: labels are the tokens themselves (models shift them), or -100."
+            f"{int(ids[position])}: labels must be the tokens themselves (models shift them), or -100."
         )
     return ids.astype(_ID_DTYPE), trained_mask
 
@@ -212,10 +211,10 @@ def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...
     columns = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
     if mask is not None and not np.array_equal(mask, np.ones(shape)):
-        columns.append("attention_mask (of other than a 1 a token)")
+        columns.append("attention_mask (with values other than 1)")
     if columns:
         raise InputError(
-            f"Record {number} of train_dataset has {', '.join(columns)}, which FSDP2SFTTrainer does not obey: "
-            "give labels that are -100 where there is no loss, one document a record without padding, and leave the "
-            "rest out."
+            f"Record {number} of train_dataset has {', '.join(columns)}, which FSDP2SFTTrainer does not support: "
+            "give labels that are -100 where there is no loss, one document per record without padding, and leave "
+            "the rest out."
         )

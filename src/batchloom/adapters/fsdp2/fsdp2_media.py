@@ -38,13 +38,13 @@ class MediaPasses:
         self._examples = DocumentRows(loader)
         if collated:
             raise InputError(
-                "data_collator is given sequences, and the data holds images or audio, which belong to whole passes: "
-                "leave it out."
+                "data_collator takes single sequences, and the data holds images or audio, which belong to complete "
+                "passes: leave it out."
             )
         if not hasattr(model, "config"):
             raise InputError(
-                f"{type(model).__name__} is no model of transformers, which data with images or audio needs. Write the "
-                "loop: examples/fsdp2.py."
+                f"{type(model).__name__} is not a transformers model, which data with images or audio requires. "
+                "Write the loop: examples/fsdp2.py."
             )
         if misfit := self._examples.describe_media_mismatch(model, loader.plan.spec.seq_len):
             raise InputError(f"The model is {misfit}.")

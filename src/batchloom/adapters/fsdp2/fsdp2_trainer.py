@@ -172,8 +172,8 @@ class FSDP2SFTTrainer:
         if isinstance(self.model, FSDPModule):
             if self.args.bf16:
                 raise InputError(
-                    "bf16 is asked for and the model is sharded already: give fully_shard a MixedPrecisionPolicy with "
-                    "param_dtype=torch.bfloat16 instead."
+                    "bf16 is requested and the model is already sharded: give fully_shard a MixedPrecisionPolicy "
+                    "with param_dtype=torch.bfloat16 instead."
                 )
             return
         if any(weight.is_meta for weight in self.model.parameters()):
@@ -190,15 +190,14 @@ class FSDP2SFTTrainer:
             if newest_checkpoint is not None and self.args.save_strategy == "steps":
                 raise TrainError(
                     f"{folder} holds {newest_checkpoint.name} of an earlier run: train(resume_from_checkpoint=True) "
-                    "goes on with "
-                    "it; for a new run give another output_dir, or remove the checkpoints."
+                    "continues it; for a new run give another output_dir, or remove the checkpoints."
                 )
             return 0
         checkpoint_path = newest_checkpoint if checkpoint is True else Path(str(checkpoint))
         if checkpoint_path is None:
             raise StateError(
-                f"There is no checkpoint in {folder}: train() begins a run, and saves the first after save_steps "
-                f"{self.args.save_steps}."
+                f"There is no checkpoint in {folder}: train() starts a run and saves the first checkpoint after "
+                f"save_steps {self.args.save_steps}."
             )
         if not checkpoint_path.is_dir():
             raise StateError(
@@ -235,7 +234,7 @@ class FSDP2SFTTrainer:
         if not (math.isfinite(mean) and math.isfinite(norm_value)):
             raise TrainError(
                 f"The loss of step {batch.step} is {mean} and the norm of its gradient {norm_value}: lower "
-                f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest checkpoint."
+                f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the newest checkpoint."
             )
         for group in self.optimizer.param_groups:
             group["lr"] = self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps)
@@ -295,8 +294,7 @@ class FSDP2SFTTrainer:
         local_count = sum(int((part["labels"][..., 1:] != IGNORE_INDEX).sum()) for part in parts)
         if local_count > (max_count := self.loader.tokens(step)):
             raise InputError(
-                f"data_collator gives labels to {local_count:,} places of step {step} on rank "
-                f"{self.loader.spec.rank}, which "
+                f"data_collator gives {local_count:,} labels in step {step} on rank {self.loader.spec.rank}, which "
                 f"has {max_count:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
             )
         return int(_all_reduce_sum(torch.tensor(local_count, device=self.device)))
@@ -353,8 +351,8 @@ class FSDP2SFTTrainer:
         if _all_reduce_sum(nonfinite_count).item():
             raise TrainError(
                 f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
-                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest "
-                "checkpoint."
+                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the "
+                "newest checkpoint."
             )
 
 
@@ -389,8 +387,8 @@ def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
             step = json.loads(line)["step"]
         except (ValueError, TypeError, KeyError) as error:
             raise StateError(
-                f"Line {number} of {log} is none of a log: {line[:60]!r}. Delete it, or the whole log: a run goes on "
-                "without."
+                f"Line {number} of {log} is not a log line: {line[:60]!r}. Delete it, or the whole log: the run does "
+                "not need it."
             ) from error
         if step <= steps_done:
             lines.append(line)
@@ -402,7 +400,7 @@ def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
     if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
         number, rows = unknown_id
         raise TrainError(
-            f"Step {batch.step} of {batch.origin} holds id {number} and the model has rows for {rows}, from 0: "
+            f"Step {batch.step} of {batch.origin} holds id {number} and the model has {rows} embeddings, from id 0: "
             "give the model the data was made for, or enlarge it (resize_token_embeddings)."
         )
 
@@ -411,8 +409,8 @@ def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
     steps = len(loader)
     if args.max_steps > steps:
         raise PlanError(
-            f"max_steps {args.max_steps} are asked for and the plan has {steps}: make it with steps={args.max_steps}, "
-            "or with more epochs."
+            f"max_steps {args.max_steps} are requested and the plan has {steps}: make the plan with "
+            f"steps={args.max_steps}, or with more epochs."
         )
     return args.max_steps if args.max_steps > 0 else steps
 
@@ -422,9 +420,9 @@ def _check_model(model: nn.Module) -> None:
     accepts_loss_kwargs = getattr(model, "accepts_loss_kwargs", None)
     if not (accepts_argument(model, "num_items_in_batch") if accepts_loss_kwargs is None else accepts_loss_kwargs):
         raise InputError(
-            f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of one "
-            "pass of one rank, not by those of the step. Use a causal language model of transformers, or write the "
-            "loop: examples/fsdp2.py."
+            f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of "
+            "one pass of one rank, not by the tokens of the step. Use a causal language model of transformers, or "
+            "write the loop: examples/fsdp2.py."
         )
 
 

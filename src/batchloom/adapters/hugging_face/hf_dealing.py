@@ -22,7 +22,7 @@ class MicroBatchCollator:
         """Return the micro-batch, converted by ``form``."""
         if len(items) != 1 or not isinstance(items[0], Batch):
             raise TrainError(
-                f"The collator was given {len(items)} rows of {type(items[0]).__name__} and takes a micro-batch of "
+                f"The collator was given {len(items)} rows of {type(items[0]).__name__} and needs a micro-batch of "
                 "this adapter's dataset: give parts.dataset (parts.eval_dataset) and parts.collator together."
             )
         return dict(items[0] if self._form is None else self._form(items[0]))
@@ -59,7 +59,7 @@ class TrainerBatching:
         turn, rank = divmod(batch, self.world_size)
         if rank != self.rank:
             raise TrainError(
-                f"Row {number} is for rank {rank} of {self.world_size}, and rank {self.rank} asks for it. "
+                f"Row {number} is for rank {rank} of {self.world_size}, and rank {self.rank} requests it. "
                 f"{_DEALT_REMEDY}"
             )
         step, micro = divmod(turn, self.accumulation)
@@ -75,16 +75,15 @@ class TrainerBatching:
         if row or list(numbers) != list(range(numbers[0], numbers[0] + self.batch_size)):
             first_rows = ", ".join(map(str, numbers[:4]))
             raise TrainError(
-                f"The trainer asks for rows {first_rows}, ... ({len(numbers)}) at once, and {self.batch_size} in "
-                "order make "
-                f"a micro-batch of the plan. {_DEALT_REMEDY}"
+                f"The trainer requests rows {first_rows}, ... ({len(numbers)}) at once, and a micro-batch of the "
+                f"plan has {self.batch_size} consecutive rows. {_DEALT_REMEDY}"
             )
         return step, micro
 
 
 _DEALT_REMEDY = (
-    "The plan has shuffled and dealt already: train_sampling_strategy='sequential', and no sampler, dispatching or "
-    "splitting of batches beside it."
+    "The plan already shuffles and distributes rows: give train_sampling_strategy='sequential', and no sampler, "
+    "dispatching or splitting of batches."
 )
 
 
@@ -115,7 +114,7 @@ def find_evaluation_problems(args: Any, loader: Loader) -> list[str]:
     rows = _get_rows_per_step(loader)
     if rows is not None and rows != args.eval_batch_size:
         problems.append(
-            f"per_device_eval_batch_size: {args.eval_batch_size} rows of a rank and the loader of the evaluation has "
+            f"per_device_eval_batch_size: {args.eval_batch_size} rows per rank, and the evaluation loader has "
             f"{rows}: give its Loader global_batch_size={args.eval_batch_size * args.world_size}, or "
             f"per_device_eval_batch_size={rows}"
         )
@@ -127,20 +126,22 @@ def _find_loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
     problems = []
     if (spec.rank, spec.world_size) != (args.process_index, args.world_size):
         problems.append(
-            f"{name}: is of rank {spec.rank} of {spec.world_size}, and the trainer's process is {args.process_index} "
-            f"of {args.world_size}: make the TrainingArguments first, which start torch.distributed, and then the "
-            "Loader, without rank= and world_size="
+            f"{name}: reads the share of rank {spec.rank} of {spec.world_size}, and the trainer's process is "
+            f"{args.process_index} of {args.world_size}: make the TrainingArguments first, which start "
+            "torch.distributed, and then the Loader, without rank= and world_size="
         )
     if spec.labels != "aligned":
-        problems.append(f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'")
+        problems.append(
+            f"{name}: labels={spec.labels!r}; transformers models shift labels themselves: give labels='aligned'"
+        )
     if loader.holds_media:
         problems += _find_media_problems(args, loader, name)
     if spec.output != "torch":
-        problems.append(f"{name}: output={spec.output!r}; the trainer takes tensors: 'torch'")
+        problems.append(f"{name}: output={spec.output!r}; the trainer takes tensors: give output='torch'")
     mesh = getattr(args, "parallelism_config", None)
     split = mesh is not None and mesh.tp_size * mesh.cp_size * mesh.sp_size > 1
     if spec.mesh != DATA_PARALLEL or split:
-        problems.append(f"{name}: tensor and context parallelism are not translated: data-parallel ranks only")
+        problems.append(f"{name}: tensor and context parallelism are not supported: use data-parallel ranks only")
     return problems
 
 
@@ -148,22 +149,21 @@ def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
     """Return the settings that do not work with images and audio."""
     problems = []
     if loader.spec.form != "rows":
-        problems.append(f"{name}: form={loader.spec.form!r}; with images or audio form='rows'")
+        problems.append(f"{name}: form={loader.spec.form!r}; with images or audio give form='rows'")
     if args.world_size == 1:
         return problems
-    sharding_reason = "layers that are sharded wait for ranks whose pass holds no image or audio"
+    sharding_reason = "sharded layers wait for ranks whose pass holds no image or audio"
     if args.fsdp or args.deepspeed:
         setting_name = "fsdp" if args.fsdp else "deepspeed"
         problems.append(
-            f"{setting_name}: {sharding_reason}: leave it out (DDP), or take FSDP2SFTTrainer, which has all ranks "
-            "run them"
+            f"{setting_name}: {sharding_reason}: leave it out (DDP), or use FSDP2SFTTrainer, which runs them on all "
+            "ranks"
         )
     find_unused_parameters = args.ddp_find_unused_parameters
     if not (find_unused_parameters or (find_unused_parameters is None and not args.gradient_checkpointing)):
         problems.append(
             f"ddp_find_unused_parameters: {find_unused_parameters}; a pass may hold no image or audio, and other "
-            "ranks would wait for "
-            "gradients of what sees or hears: True"
+            "ranks would wait for the gradients of the image or audio layers: set it to True"
         )
     return problems
 
@@ -172,17 +172,17 @@ def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
 _REQUIRED_SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
-        "the plan has shuffled already, and groups by length if asked (PlanOptions(group_by_length=True))",
+        "the plan already shuffles, and can group by length (PlanOptions(group_by_length=True))",
     ),
     "dataloader_drop_last": (
         False,
-        "the plan says what becomes of the last step (PlanOptions(last='drop'))",
+        "the plan defines the last step (PlanOptions(last='drop'))",
     ),
-    "dataloader_in_order": (True, "batches would come in another order every time"),
-    "auto_find_batch_size": (False, "the sizes of a step are the plan's"),
+    "dataloader_in_order": (True, "the order of batches would change with every run"),
+    "auto_find_batch_size": (False, "the plan defines the sizes of a step"),
     "restore_callback_states_from_checkpoint": (
         False,
-        "the callback would be made anew without its loader",
+        "the callback would be recreated without its loader",
     ),
     "use_cache": (False, "with a cache the documents of a packed row see each other"),
 }
@@ -195,12 +195,12 @@ def _find_order_problems(args: Any) -> list[str]:
         if getattr(args, name, required) != required
     ]
     problems += [
-        f"accelerator_config.{name}: True deals rows otherwise than the plan: leave it unset"
+        f"accelerator_config.{name}: True distributes rows differently from the plan: leave it unset"
         for name in ("dispatch_batches", "split_batches")
         if getattr(args.accelerator_config, name)
     ]
     if args.world_size > 1 and not args.average_tokens_across_devices:
-        weight = "False makes a token's weight that of its rank: leave it True"
+        weight = "with False, the weight of a token depends on its rank: leave it True"
         problems.append(f"average_tokens_across_devices: {weight}")
     return problems
 
@@ -214,8 +214,8 @@ def _get_rows_per_step(loader: Loader) -> int | None:
 def _find_size_problems(args: Any, loader: Loader) -> list[str]:
     rows = _get_rows_per_step(loader)
     if rows is None:
-        fact = "its edits change global_batch_size, and a trainer has one for the whole run"
-        return [f"loader: {fact}: edit the rest only"]
+        fact = "its edits change global_batch_size, and a trainer has a single one for the run"
+        return [f"loader: {fact}: edit only other settings"]
     batch_size, passes = args.train_batch_size, args.gradient_accumulation_steps
     if batch_size * passes == rows:
         return []
@@ -223,8 +223,7 @@ def _find_size_problems(args: Any, loader: Loader) -> list[str]:
     actual_size, expected_size = batch_size * passes * args.world_size, loader.plan.spec.global_batch_size
     fact = (
         f"{batch_size} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {actual_size} a "
-        "step, and the "
-        f"plan has global_batch_size {expected_size}; rows x steps that would do: {valid_sizes}"
+        f"step, and the plan has global_batch_size {expected_size}; rows x steps that match: {valid_sizes}"
     )
     return [f"per_device_train_batch_size: {fact}; or Loader(global_batch_size={actual_size})"]
 
@@ -234,19 +233,19 @@ def _find_step_problems(args: Any, loader: Loader) -> list[str]:
     if not steps:
         return [_describe_no_steps("loader", loader)]
     if args.max_steps > steps:
-        more = "Loader(epochs=...) or Loader(steps=...) for more"
-        return [f"max_steps: {args.max_steps}, and the plan has {steps}: at most {steps}; {more}"]
+        more = "Loader(epochs=...) or Loader(steps=...) gives more"
+        return [f"max_steps: {args.max_steps}, and the plan has {steps}: give at most {steps}; {more}"]
     if args.max_steps <= 0 and args.num_train_epochs > 1:
-        remedy = "num_train_epochs=1, and Loader(epochs=...), whose epochs each have an order of their own"
-        return [f"num_train_epochs: {args.num_train_epochs} would give the same steps again: {remedy}"]
+        remedy = "num_train_epochs=1, and Loader(epochs=...), whose epochs each have their own order"
+        return [f"num_train_epochs: {args.num_train_epochs} would repeat the same steps: {remedy}"]
     return []
 
 
 def _describe_no_steps(name: str, loader: Loader) -> str:
     size = loader.plan.spec.global_batch_size
     return (
-        f"{name}: the documents make no step of {size} sequences, and last='drop' leaves out what does not fill one: "
-        "last='fill', or a smaller global_batch_size"
+        f"{name}: the documents do not fill a step of {size} sequences, and last='drop' leaves out an incomplete "
+        "step: give last='fill', or a smaller global_batch_size"
     )
 
 
@@ -256,11 +255,11 @@ def _find_sft_problems(args: Any) -> list[str]:
         return []
     require_installed(TRL)
     problems = [
-        f"{name}: True, and the loader has packed already: {name}=False"
+        f"{name}: True, and the loader already packs: {name}=False"
         for name in ("packing", "padding_free", "eval_packing")
         if getattr(args, name, False)
     ]
     if not (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
         remedy = "dataset_kwargs={'skip_prepare_dataset': True}"
-        problems.append(f"dataset_kwargs: SFTTrainer would prepare rows that are ready: {remedy}")
+        problems.append(f"dataset_kwargs: SFTTrainer would process rows that are already prepared: {remedy}")
     return problems

@@ -87,7 +87,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         """
         number = as_int(key)
         if number is None:
-            raise InputError(f"Rows of a plan are taken by their numbers, not by {quote_value(key)}.")
+            raise InputError(f"Rows of a plan are selected by their numbers, not by {quote_value(key)}.")
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         step, micro, row = self.dealing.locate_row(number)
@@ -108,7 +108,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
     def _refuse(self) -> NoReturn:
         raise InputError(
-            "Rows of a plan are read when they are trained, and changed by nothing: change the settings of the Loader "
+            "Rows of a plan are read when they are trained, and cannot be changed: change the settings of the Loader "
             "or the store. For SFTTrainer give dataset_kwargs={'skip_prepare_dataset': True}."
         )
 
@@ -191,9 +191,8 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         if batching != expected_batching:
             raise TrainError(
                 f"The trainer's arguments have {batching.batch_size} rows x gradient_accumulation_steps "
-                f"{batching.accumulation}, "
-                f"and its parts were made for {expected_batching.batch_size} x {expected_batching.accumulation}: "
-                "make parts and trainer anew."
+                f"{batching.accumulation}, and its parts were made for {expected_batching.batch_size} x "
+                f"{expected_batching.accumulation}: make new parts and a new trainer."
             )
         # The trainer counts steps in this object and keeps it while it trains.
         self._trainer_state, self.first = state, state.global_step
@@ -222,9 +221,9 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         edits = self._loader.plan.edits
         if edits != self._edits:
             raise TrainError(
-                f"The loader has {format_count(len(edits), 'edit')} and had {len(self._edits)} when training "
-                f"began, and the "
-                "trainer reads the plan of then: edit before trainer.train(), also when it goes on from a checkpoint."
+                f"The loader has {format_count(len(edits), 'edit')} and had {len(self._edits)} when training began, "
+                "and the trainer reads the plan of that time: edit before trainer.train(), also when it resumes from "
+                "a checkpoint."
             )
 
     def _resume(self, state: TrainerState, model: Any) -> None:
@@ -232,13 +231,13 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         saved_state = saved_state.get("attributes") if isinstance(saved_state, dict) else None
         if not isinstance(saved_state, dict) or "loader" not in saved_state:
             raise StateError(
-                f"The checkpoint of step {self.first} holds no state of a loader: it was made without parts.callback, "
-                "so nobody knows what it was trained on. Take one made with it, or start without."
+                f"The checkpoint of step {self.first} holds no loader state: it was made without parts.callback, so "
+                "its training data is unknown. Use a checkpoint made with it, or start without one."
             )
         self._loader.load_state_dict(saved_state["loader"])
         if self._loader.next_step != self.first:
             raise StateError(
-                f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
+                f"The checkpoint is of step {self.first} and its loader state is of step {self._loader.next_step}; "
                 "it was changed by hand."
             )
         check_same_weights(model, saved_state.get("weights"), self.first)

@@ -56,8 +56,8 @@ def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
     ]
     if differing_names:
         raise TrainError(
-            f"The trainer has not the weights of its checkpoint of step {step}: {', '.join(differing_names[:3])} "
-            f"({len(differing_names)} of {len(samples)}) have other values than when it was made. Where its log "
-            "tells of missing keys, transformers has not loaded them: give the trainer the model of the checkpoint "
-            "(from_pretrained(CHECKPOINT)), and resume from it again."
+            f"The trainer does not have the weights of its checkpoint of step {step}: "
+            f"{', '.join(differing_names[:3])} ({len(differing_names)} of {len(samples)}) have other values than "
+            "when it was saved. If its log reports missing keys, transformers has not loaded them: give the trainer "
+            "the model of the checkpoint (from_pretrained(CHECKPOINT)), and resume from it again."
         )

@@ -76,14 +76,14 @@ def make_trainer_parts(
     for candidate in (loader, evaluation):
         if candidate is not None and candidate.streamed:
             raise InputError(
-                "A stream has no step on its own, and a trainer asks for rows by number: prepare the data "
-                "(batchloom prepare), or keep the stream (stream(keep=...)) and read what it kept."
+                "A stream has no numbered rows, which a trainer requires: prepare the data (batchloom prepare), or "
+                "let the stream write a store (stream(keep=...)) and read that."
             )
     problems = find_training_problems(args, loader)
     if loader.next_step:
         problems.append(
-            f"loader: goes on at step {loader.next_step}; give a new one, and the trainer's own "
-            "resume_from_checkpoint: it counts the steps"
+            f"loader: is at step {loader.next_step}; give a new one, and resume with the trainer's own "
+            "resume_from_checkpoint, which counts the steps"
         )
     if evaluation is not None:
         problems += find_evaluation_problems(args, evaluation)

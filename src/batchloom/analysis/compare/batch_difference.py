@@ -134,7 +134,7 @@ def explain_difference(
     entries = recorded_ranks[rank] if rank < len(recorded_ranks) else []
     if step >= len(entries):
         step_text = f"{format_count(len(entries), 'step')} of {expected.steps:,}"
-        sentence = f"it made {step_text}" if rank < len(recorded_ranks) else "this rank told of nothing"
+        sentence = f"it made {step_text}" if rank < len(recorded_ranks) else "this rank recorded nothing"
         planned = expected.explain(step, rank)[:_MAX_LISTED]
         rows = tuple(range(len(expected.entries[rank][step]["each"])))
         return BatchDifference(step, rank, "ended", sentence, rows, (), planned, ())
@@ -193,7 +193,7 @@ class _BatchComparison:
                 "positions",
                 f"{message} do not restart where documents begin: documents of a row see each other",
             )
-        return "positions", f"{message} are others"
+        return "positions", f"{message} differ"
 
     def _describe_width(self) -> tuple[str, str] | None:
         """Describe rows that differ from the plan only in width."""
@@ -230,7 +230,7 @@ class _BatchComparison:
             return None
         moved = [row for row, name in enumerate(recorded_ids) if name != expected_ids[row]]
         row_texts = [f"its row {row} is the plan's row {expected_ids.index(recorded_ids[row])}" for row in moved]
-        return "order", f"the plan's rows came in another order: {_format_list(row_texts)}"
+        return "order", f"the plan's rows arrived in another order: {_format_list(row_texts)}"
 
     def _describe_other_batch(self) -> tuple[str, str] | None:
         location = self._expected.find_batch(self._entry["hash"], RowLocation(self._step, self._rank, 0))
@@ -251,8 +251,8 @@ class _BatchComparison:
         repeated_rows = [
             row for row, name in enumerate(expected_ids) if recorded_ids.count(name) > expected_ids.count(name)
         ]
-        repeated_text = f"{_format_row_numbers(repeated_rows)} of the plan came again" if repeated_rows else ""
-        missing_text = f"{_format_row_numbers(missing_rows)} of the plan did not come" if missing_rows else ""
+        repeated_text = f"{_format_row_numbers(repeated_rows)} of the plan arrived again" if repeated_rows else ""
+        missing_text = f"{_format_row_numbers(missing_rows)} of the plan did not arrive" if missing_rows else ""
         return "repeated" if repeated_rows else "dropped", "; ".join(filter(None, (repeated_text, missing_text)))
 
     def _describe_rows(self) -> tuple[str, str]:
@@ -268,7 +268,7 @@ class _BatchComparison:
             elif (location.step, location.rank) != (self._step, self._rank):
                 row_texts.append(f"its row {row} is {location}")
         missing = len(self._expected_rows) - len(self._recorded_rows)
-        missing_text = f"; {format_count(missing, 'row')} less than the plan's came" if missing > 0 else ""
+        missing_text = f"; {format_count(missing, 'row')} fewer than the plan has" if missing > 0 else ""
         return "rows", _format_list(row_texts) + missing_text
 
 

@@ -41,7 +41,7 @@ def _list_facts(comparison: AnyComparison) -> list[tuple[str, str]]:
     if not isinstance(comparison, FrameworkComparison):
         tolerance_text = "not compared step by step" if comparison.tolerance is None else f"{comparison.tolerance:g}"
         return [
-            ("beside each other by", comparison.by),
+            ("compared by", comparison.by),
             ("shortest ends at", f"{comparison.until:,.0f}"),
             ("tolerance", tolerance_text),
         ]

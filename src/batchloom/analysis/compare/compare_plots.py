@@ -86,7 +86,7 @@ def _draw_losses(
 
     for (name, xs, losses), (dashes, line_width) in zip(curves, styles, strict=False):
         axes.plot(xs, losses, linestyle=dashes, label=name, linewidth=line_width)
-    axes.set(xlabel=x_label, ylabel="loss (nats a token)")
+    axes.set(xlabel=x_label, ylabel="loss (nats per token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if curves:

@@ -71,10 +71,10 @@ def make_banner(comparison: AnyComparison) -> str:
     if not comparison.synthetic:
         return ""
     if isinstance(comparison, FrameworkComparison):
-        return "SYNTHETIC DATA: a throughput run on made-up tokens, which says nothing of training"
+        return "SYNTHETIC DATA: a throughput run on generated tokens, which says nothing about training"
     made_up = sum(bool(run.curve.synthetic) for run in comparison.runs)
     runs = format_count(len(comparison.runs), "run")
-    return f"SYNTHETIC DATA in {made_up:,} of {runs}: such losses say nothing of training"
+    return f"SYNTHETIC DATA in {made_up:,} of {runs}: such losses say nothing about training"
 
 
 def list_columns(comparison: AnyComparison) -> TableCells:
@@ -146,7 +146,7 @@ def _describe_framework(comparison: FrameworkComparison, outcome: FrameworkResul
         sentences.append(f"{outcome.name}: {counts}. {_describe_difference(outcome.difference)}")
     loss_difference = outcome.loss_difference
     if loss_difference is not None:
-        loss = "none was told" if loss_difference.loss is None else f"{loss_difference.loss:.6f}"
+        loss = "no loss was recorded" if loss_difference.loss is None else f"{loss_difference.loss:.6f}"
         sentences.append(
             f"{outcome.name}: losses differ from step {loss_difference.step:,}: {loss}, and {comparison.reference} has "
             f"{loss_difference.reference:.6f}; {comparison.spec.tolerance:g} (relative) is allowed."
@@ -157,9 +157,9 @@ def _describe_framework(comparison: FrameworkComparison, outcome: FrameworkResul
 def _describe_difference(difference: BatchDifference) -> str:
     text = f"The first is step {difference.step:,} on rank {difference.rank}: {difference.sentence}."
     if difference.planned:
-        text += f" The plan has there: {format_sequences(difference.planned)}."
+        text += f" The plan has: {format_sequences(difference.planned)}."
     if difference.came:
-        text += f" What came is, of the plan: {format_sequences(difference.came)}."
+        text += f" The received rows are, in the plan: {format_sequences(difference.came)}."
     return text
 
 
@@ -193,8 +193,10 @@ def describe_verdict(comparison: AnyComparison) -> str:
     differing_names = [outcome.name for outcome in outcomes if not outcome.agrees]
     if differing_names:
         frameworks = format_count(len(outcomes), "framework")
-        return f"{len(differing_names)} of {frameworks} not as the plan and the others: {', '.join(differing_names)}"
+        return (
+            f"{len(differing_names)} of {frameworks} not equal to the plan and the others: {', '.join(differing_names)}"
+        )
     every = "every batch of every rank is the plan's"
     if len(outcomes) == 1:
-        return f"{every}; one framework alone, its losses are compared with nothing"
+        return f"{every}; with only one framework, losses were not compared"
     return f"all {len(outcomes)} agree: {every}, and losses agree within {comparison.spec.tolerance:g}"

@@ -91,18 +91,18 @@ class CompareSpec:
         problems = coerce_int_fields(self, _BOUNDS)
         for name in ("tolerance", "seconds"):
             if not is_positive_number(getattr(self, name)):
-                problems.append(f"{name}: {quote_value(getattr(self, name))} is no number above 0")
+                problems.append(f"{name}: {quote_value(getattr(self, name))} is not a number above 0")
         if not problems:
             problems += self._find_contradictions()
         raise_problems(problems)
 
     def _find_contradictions(self) -> list[str]:
         if self.store is None and not self.synthetic:
-            return ["store: missing; give a store, or --synthetic for a throughput run on made-up data"]
+            return ["store: missing; give a store, or --synthetic for a throughput run on generated data"]
         pass_size = self.processes * self.batch_size
         if self.global_batch_size % pass_size:
             size = -(-self.global_batch_size // pass_size) * pass_size
-            problem = f"cannot be dealt to {self.processes} processes in passes of {self.batch_size}"
+            problem = f"cannot be distributed to {self.processes} processes in passes of {self.batch_size}"
             remedy = f"give a multiple of {pass_size}, such as {size}"
             return [f"global_batch_size: {self.global_batch_size} sequences {problem}: {remedy}"]
         return []
@@ -264,13 +264,13 @@ def _open_compare_store(spec: CompareSpec) -> tuple[Store, str]:
     store = open_store(location)
     if store.contents.synthetic and not spec.synthetic:
         remedy = "give real data, or --synthetic for a pure throughput run"
-        raise SettingsError([f"store: {location} is synthetic data, which says nothing of training; {remedy}"])
+        raise SettingsError([f"store: {location} is synthetic data, which says nothing about training; {remedy}"])
     if spec.synthetic and not store.contents.synthetic:
         raise SettingsError([f"synthetic: {location} is real data; leave --synthetic out, or leave the store out"])
     if store.vocab_size is None:
         raise InputError(
-            f"{location} does not say which tokenizer made it, and a model needs the size of its vocabulary: "
-            "batchloom import makes a store of it."
+            f"{location} does not say which tokenizer made it, and a model needs the size of its vocabulary: convert "
+            "it to a store with batchloom import."
         )
     is_url_or_synthetic = "://" in location or (store.contents.synthetic and not Path(location).exists())
     return store, location if is_url_or_synthetic else os.path.abspath(location)  # noqa: PTH100 - a prefix is no file
@@ -324,7 +324,7 @@ def _load_or_run(
     saved_run = finished.load(number) if finished else None
     if saved_run is not None:
         record, seconds = saved_run
-        return record, f", {seconds:.1f} s, before the stop", ""
+        return record, f", {seconds:.1f} s, before it was stopped", ""
     print_progress(f"running {format_count(spec.steps, 'step')} in {format_count(spec.processes, 'process')}")
     begin = time.monotonic()
     new_record, problem = _run_framework(framework, spec, store_location)

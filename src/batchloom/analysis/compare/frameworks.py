@@ -87,7 +87,7 @@ def find_framework(name: str) -> Framework:
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return Framework(name, name, _TORCH_PACKAGES)
     framework_names = [framework.name for framework in FRAMEWORKS]
-    problem = f"frameworks: {name!r} is none of {', '.join(framework_names)}, and no module or file of an example"
+    problem = f"frameworks: {name!r} is neither one of {', '.join(framework_names)} nor a module or file of an example"
     raise SettingsError([problem + suggest(name, framework_names)])
 
 
@@ -107,7 +107,7 @@ def import_example(framework: Framework) -> ModuleType:
         is_bundled = framework in FRAMEWORKS
         example_module = importlib.import_module(f"batchloom.examples.{module}" if is_bundled else module)
     if not callable(getattr(example_module, "train", None)):
-        raise InputError(f"{module} is no example: it has no train(model, job). See examples/pytorch.py.")
+        raise InputError(f"{module} is not an example: it has no train(model, job). See examples/pytorch.py.")
     return example_module
 
 

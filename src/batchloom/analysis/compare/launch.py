@@ -68,12 +68,12 @@ def run_example(
     ]
     code, output_tail = _run_to_end(command, name, seconds)
     if code:
-        raise TrainError(f"{name} ended with {code}. {_read_fault(record) or f'It said last: {output_tail}'}")
+        raise TrainError(f"{name} ended with {code}. {_read_fault(record) or f'Its last output: {output_tail}'}")
     missing_ranks = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
     if missing_ranks:
         raise TrainError(
-            f"{name} ended without a word of what was trained on rank {', '.join(missing_ranks)}: the process was left "
-            f"(os._exit) before train(model, job) had returned. It said last: {output_tail}"
+            f"{name} ended without a record of what was trained on rank {', '.join(missing_ranks)}: the process "
+            f"exited (os._exit) before train(model, job) returned. Its last output: {output_tail}"
         )
     return read_record(record)
 
@@ -91,7 +91,7 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
             code = process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TrainError(
-                f"{name} did not end within {seconds:.0f} s; it said last: {_read_output(stderr_file)}"
+                f"{name} did not end within {seconds:.0f} s; its last output: {_read_output(stderr_file)}"
             ) from error
         finally:
             if process.poll() is None:
@@ -151,7 +151,7 @@ def read_record(record: Path) -> WitnessRecord:
     rank_records = [json.loads(file.read_text()) for file in files]
     losses = [tuple(step_loss) for step_loss in rank_records[0]["losses"]]
     if not losses:
-        raise TrainError(f"No step was told of in {record}: the run made none.")
+        raise TrainError(f"{record} records no step: the run made none.")
     return WitnessRecord(
         losses[0][0],
         [rank_record["steps"] for rank_record in rank_records],

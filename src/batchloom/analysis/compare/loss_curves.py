@@ -96,7 +96,7 @@ def read_loss_curve(path: str) -> LossCurve:
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{file} is no log of a run: it is no text. {_EXPECTED}") from error
+        raise InputError(f"{file} is not the log of a run: it is not text. {_EXPECTED}") from error
     if not text.lstrip().startswith("{"):
         return _make_curve_from_rows(path, lightning or "csv", file, [_read_csv_rows(file, text)])
     state = _parse_single_object(text)
@@ -136,7 +136,7 @@ def _is_lightning_log(file: Path) -> bool:
 
 
 def _unreadable_log_error(file: Path, contents: str) -> InputError:
-    return InputError(f"{file} is no log of a run: it holds {contents}. {_EXPECTED}")
+    return InputError(f"{file} is not the log of a run: it holds {contents}. {_EXPECTED}")
 
 
 def _format_names(names: Iterable[Any]) -> str:
@@ -152,7 +152,7 @@ def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("too many brackets in brackets") from error
+        raise ValueError("brackets are nested too deeply") from error
 
 
 def _parse_single_object(text: str) -> dict[str, Any] | None:
@@ -175,13 +175,13 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             if number == 1 and line.strip() == "{":
                 raise InputError(
-                    f"{file} is one object over many lines that cannot be read to its end: it was cut off, or is "
-                    "damaged. Give that of an earlier checkpoint, or copy the file anew."
+                    f"{file} is one object over many lines that cannot be read to its end: it is truncated or "
+                    "damaged. Give the file of an earlier checkpoint, or copy the file again."
                 ) from error
             if number == len(lines):
                 return  # A killed process left the last line unfinished.
             raise InputError(
-                f"{file}, line {number} is no JSON: {error}. Delete that line; the others are read without it."
+                f"{file}, line {number} is not JSON: {error}. Delete that line; the others are read without it."
             ) from error
         if isinstance(row, dict):
             yield row
@@ -191,8 +191,8 @@ def _read_log_history(file: Path, log_history: Any) -> list[LogRow]:
     """Return the rows of a ``trainer_state.json``."""
     if not isinstance(log_history, list):
         raise InputError(
-            f"{file} has {log_history!r:.40} for log_history, no list as the Trainer writes it. Give that of another "
-            "checkpoint."
+            f"{file} has {log_history!r:.40} for log_history, which is not a list as the Trainer writes it. Give the "
+            "file of another checkpoint."
         )
     return [row for row in log_history if isinstance(row, dict)]
 
@@ -270,8 +270,8 @@ def _check_unique_steps(file: Path, points: Sequence[LossPoint], name: str) -> N
     for (step, loss, _), (next_step, next_loss, _) in pairwise(points):
         if step == next_step and loss != next_loss and not (math.isnan(loss) and math.isnan(next_loss)):
             raise InputError(
-                f"{file} has two losses for step {step:,.0f}, {loss} and {next_loss} for {name}, and which is the "
-                "training's cannot be told. Leave the other out, or let its row say so (split: val)."
+                f"{file} has two losses for step {step:,.0f}, {loss} and {next_loss} for {name}, and does not say "
+                "which is the training loss. Remove the other row, or mark it (split: val)."
             )
 
 
@@ -291,8 +291,8 @@ def _parse_step(file: Path, row: LogRow) -> float:
     step = _parse_number(file, row, name)
     if not step.is_integer() or abs(step) > _MAX_STEP:
         raise InputError(
-            f"{file} has {row.get(name)!r:.40} for {name}, no whole number: write the number of the optimizer step "
-            "there."
+            f"{file} has {row.get(name)!r:.40} for {name}, which is not a whole number: write the number of the "
+            "optimizer step there."
         )
     return step
 
@@ -310,7 +310,8 @@ def _parse_number(file: Path, row: LogRow, name: str) -> float:
         except (TypeError, ValueError, OverflowError):
             pass
     raise InputError(
-        f"{file} has {quote_value(value):.40} for {name}, no number. Delete its row; the others are read without it."
+        f"{file} has {quote_value(value):.40} for {name}, which is not a number. Delete its row; the others are read "
+        "without it."
     )
 
 

@@ -28,7 +28,7 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
         )
     except ImportError as error:
         raise MissingDependencyError(
-            f"{files[0]} holds events of TensorBoard, and tensorboard is not installed: pip install tensorboard."
+            f"{files[0]} holds TensorBoard events, and tensorboard is not installed: pip install tensorboard."
         ) from error
     parts: list[list[dict[str, Any]]] = []
     for file in files:
@@ -81,8 +81,8 @@ def _iter_event_records(file: Path) -> Iterator[bytes]:
         record = data[begin : begin + size]
         if not has_valid_length or masked_crc32c(record) != _RECORD_CHECKSUM.unpack_from(data, begin + size)[0]:
             raise InputError(
-                f"{file} is damaged at byte {offset:,} of {len(data):,}: a checksum is not that of its bytes, and what "
-                "follows cannot be read. Copy the file anew from where it was written."
+                f"{file} is damaged at byte {offset:,} of {len(data):,}: a checksum does not match its bytes, and "
+                "the rest cannot be read. Copy the file again from where it was written."
             )
         yield record
         offset = begin + size + _RECORD_CHECKSUM.size

@@ -77,14 +77,14 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
     wrong = np.flatnonzero(~np.isfinite(y))
     if wrong.size:
         at = float(x[wrong[0]])
-        reason = f"the loss at {unit} {at:,.0f} is {y[wrong[0]]}, no finite number"
+        reason = f"the loss at {unit} {at:,.0f} is {y[wrong[0]]}, which is not finite"
         return LossVerdict("diverging", reason, len(y), at, float(y[wrong[0]]), math.nan)
     half = len(y) // 2
     level = float(np.median(y[half:])) if len(y) else math.nan
     fell = float(np.median(y[: max(1, len(y) // 10)])) - level if len(y) else math.nan
     since = float(x[half]) if len(x) else 0.0
     if len(y) < MIN_POINTS:
-        reason = f"{len(y)} points; a verdict takes {MIN_POINTS} or more"
+        reason = f"{len(y)} points; a verdict needs {MIN_POINTS} or more"
         return LossVerdict("too short", reason, len(y), since, level, fell)
     slope, low, high = compute_theil_sen_slope(*_thin_points(x[half:], y[half:]))
     change, least = slope * float(x[-1] - x[half]), MIN_RELATIVE_CHANGE * abs(level)
@@ -113,7 +113,7 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
         why = "and noise allows 0"
     reason = (
         f"{level:.4f} in the second half (from {unit} {since:,.0f}), where it changes by {change:+.4f}, {why} (slope "
-        f"{slope:+.2e} a {unit}, noise allows {low:+.2e} to {high:+.2e}); it fell by {fell:.4f} before"
+        f"{slope:+.2e} per {unit}, noise allows {low:+.2e} to {high:+.2e}); it fell by {fell:.4f} before"
     )
     if kind == "flat" and 0 < level < _MAX_LEVEL and abs(fell) < _MIN_RELATIVE_FALL * level:
         reason += f"; an even guess among {math.exp(level):,.0f} ids has this loss"

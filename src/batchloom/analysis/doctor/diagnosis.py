@@ -202,7 +202,7 @@ def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> N
     PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
     number = as_int(preview)
     if number is None or number < 0:
-        raise_problems([f"preview: {quote_value(preview)} is no number of documents"])
+        raise_problems([f"preview: {quote_value(preview)} is not a number of documents"])
 
 
 def _make_next_commands(recipe: Recipe, names: Sequence[str], examination: ExaminationResult) -> list[str]:
@@ -234,7 +234,7 @@ def _make_diagnosis(
         )
     if prepared:
         listed = ", ".join(facts.path for facts in prepared)
-        warnings.append(f"Prepared already, and no input of prepare: {listed}.")
+        warnings.append(f"Already prepared, so not an input of prepare: {listed}.")
     tokens = [source.total_tokens for source in examination.sources if source.total_tokens is not None]
     trained = [source.trained_tokens for source in examination.sources if source.trained_tokens is not None]
     return Diagnosis(
@@ -266,13 +266,13 @@ def _make_diagnosis(
 def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
     """Describe the default handling of documents longer than a sequence."""
     if media:
-        return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
+        return "a loader leaves them out (overlong='drop'), as it does for all data with images or audio"
     if record_kinds <= TEMPLATED_KINDS:
         return "a loader leaves conversations out (overlong='drop')"
     if record_kinds & TEMPLATED_KINDS:
         return (
-            "a loader cuts them, and conversations too where texts lie beside them (overlong='split'); overlong='drop' "
-            "leaves all of them out"
+            "a loader cuts them, and also conversations in data that holds texts too (overlong='split'); "
+            "overlong='drop' leaves all of them out"
         )
     return "a loader cuts them (overlong='split')"
 
@@ -326,18 +326,18 @@ def _diagnose_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts])
 def _describe_prepared(prepared: PreparedFacts) -> str:
     if prepared.kind == "ids":
         return (
-            f"{prepared.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
-            "--document-tokens), which the file may not say, and for --tokenizer or --vocab-size."
+            f"{prepared.path} holds bare ids: import needs --dtype, the end of documents (--eod or "
+            "--document-tokens), which the file may not record, and --tokenizer or --vocab-size."
         )
     if kind := _describe_preferences(prepared):
         return (
             f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
-            "batchloom.store.PreferencePairs, and batchloom train refuses it."
+            "batchloom.store.PreferencePairs, and batchloom train rejects it."
         )
     if _describe_processor(prepared):
         return (
-            f"{prepared.path} holds documents of a {_describe_processor(prepared)}: FOLDER is that of a model made "
-            "for it (docs/media.md)."
+            f"{prepared.path} holds documents of a {_describe_processor(prepared)}: FOLDER is the folder of a model "
+            "for that processor (docs/media.md)."
         )
     return ""
 

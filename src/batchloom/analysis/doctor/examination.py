@@ -126,7 +126,7 @@ def _examine_listing(
         if not tokenizer_optional:
             raise
         state.tokenizer_missing = True
-        state.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
+        state.warnings.append(f"Token counts are missing, because there is no tokenizer: {error}")
     state.ready = time.perf_counter() - began
     with DuplicateCounter() as duplicates:
         examiner = InputExaminer(groups, sample, state.task, duplicates, listener, listing.bytes)
@@ -303,7 +303,7 @@ def _describe_unclosed_json(source: Source) -> str:
         end = file.read().rstrip()[-1:]
     if not begin or not end or begin + end in (b"[]", b"{}"):
         return ""
-    return f"{source.name} ends inside its list: it is cut short; fetch or write it anew, or leave it out."
+    return f"{source.name} ends inside its list: it is truncated; fetch or write it again, or leave it out."
 
 
 def _make_previews(state: _ExaminationState, count: int) -> list[tuple[DocumentPreview, ...]]:
@@ -324,12 +324,12 @@ def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]
     groups, about = state.groups, state.format_estimate_prefix
     if not state.faults and not any(group.documents for group in groups):
         if not state.complete and not any(group.records for group in groups):
-            fault = "No whole record lies in the sample, for the first are too long: --full reads everything."
+            fault = "The sample holds no complete record, because the first ones are too long: --full reads everything."
         elif reasons:
             count, reason = max(reasons.values(), key=lambda count_and_reason: count_and_reason[0])
-            fault = f"No document comes of the input: {format_count(count, 'record')} cannot be used ({reason})."
+            fault = f"The input gives no document: {format_count(count, 'record')} cannot be used ({reason})."
         else:
-            fault = "No document comes of the input: name other inputs, or leave fewer out."
+            fault = "The input gives no document: name other inputs, or leave fewer out."
         state.faults.append(fault)
     strict = state.recipe.chat.overlong == "error"
     for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
@@ -339,7 +339,7 @@ def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]
         state.warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
     empty = sum(group.scale_count(group.empty) for group in groups)
     if empty:
-        state.warnings.append(f"{about}{format_count(empty, 'record')} without any text: no document comes of them.")
+        state.warnings.append(f"{about}{format_count(empty, 'record')} without any text give no document.")
     # A text file and a text column give the same kind of record, so they are not different schemas.
     record_parsers = [group.record_parser for group in groups if group.record_parser and not group.fault]
     texts = any(record_parser.detected and record_parser.record_kind == "text" for record_parser in record_parsers)
@@ -373,16 +373,14 @@ def _judge_bad(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]])
     fact = f"{round(bad):,} of {records:,} records are bad"
     if not state.complete:
         records_read = sum(group.records for group in groups)
-        fact = (
-            f"{bad_seen:,} of {records_read:,} records in the sample are bad, which makes about {round(bad):,} in all"
-        )
+        fact = f"{bad_seen:,} of {records_read:,} records in the sample are bad, an estimated {round(bad):,} in total"
     if least > count_allowed_bad(max_bad, records):
         state.faults.append(
             f"{fact}, more than --max-bad {max_bad} allows: {describe_bad_records(bad, records, reasons)}."
         )
     else:
         more = "" if state.complete else " (--full counts them)"
-        state.warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
+        state.warnings.append(f"{fact}{more}: prepare writes them to quarantine.jsonl.")
 
 
 def _shorten_list(sentences: list[str]) -> tuple[str, ...]:

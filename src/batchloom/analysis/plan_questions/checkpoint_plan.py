@@ -17,7 +17,7 @@ from batchloom.plan.packing import strategy_from_identity
 
 _STATE_FILE, _RUN_FILE = "state.json", "run.json"
 _MAX_BYTES = 64 << 20
-_SAVED_REMEDY = "Use what was saved"
+_SAVED_REMEDY = "Use the file as it was saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ def read_checkpoint(path: Path) -> SavedPosition:
         checked_fields = {name: value for name, value in plain.items() if name != "check"}
         if plain.get("check") != fingerprint(checked_fields) or not isinstance(plain["loader"], dict):
             raise StateError(
-                f"{file} was changed after it was written: its check does not fit its fields. {_SAVED_REMEDY}."
+                f"{file} was changed after it was written: its checksum does not match its fields. {_SAVED_REMEDY}."
             )
         state, step = plain["loader"], plain.get("step")
     else:
         state, step = plain, None
     if not isinstance(state.get("identity"), dict) or "position" not in state:
-        raise StateError(f"{file} holds no state of a loader. Give what state_dict() returned.")
+        raise StateError(f"{file} holds no loader state. Give the value that state_dict() returned.")
     run = file.parent.parent.parent / _RUN_FILE
     steps = _read_json_object(run).get("steps") if step is not None and run.is_file() else None
     return SavedPosition(file, state, step, steps if isinstance(steps, int) else None)
@@ -83,7 +83,7 @@ def _find_state_file(path: Path) -> Path:
         return state_files[-1]
     if path.is_dir():
         raise InputMissingError(
-            f"{path} is neither a run's folder (with {_RUN_FILE}) nor a checkpoint's (with {_STATE_FILE})."
+            f"{path} is neither the folder of a run (with {_RUN_FILE}) nor of a checkpoint (with {_STATE_FILE})."
         )
     remedy = "name a checkpoint, or the folder of a run"
     raise InputMissingError(describe_missing_path(str(path), remedy))
@@ -118,7 +118,7 @@ def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore],
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PlanError, SettingsError)):
             raise
-        raise StateError(f"{saved_position.path} holds no identity of a plan ({error!r}). {_SAVED_REMEDY}.") from error
+        raise StateError(f"{saved_position.path} does not identify a plan ({error!r}). {_SAVED_REMEDY}.") from error
     # A requested and a chosen block give the same order, but different plans for later generations; try both.
     matching_plans = [plan for plan in plans if plan.identity == identity]
     plan = with_journal((matching_plans or plans)[0], saved_position.state)
@@ -162,15 +162,15 @@ def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]
         if len(stores) != 1:
             raise StateError(
                 f"The run was on one store ({source_entries[SOURCE]['documents']:,} documents, fingerprint "
-                f"{source_entries[SOURCE]['store'][:12]}); {len(stores)} are given. Give that one."
+                f"{source_entries[SOURCE]['store'][:12]}); {len(stores)} are given. Give that store."
             )
         return next(iter(stores.values()))
     missing = [name for name in source_entries if name not in stores]
     if missing:
         prints = ", ".join(f"{name} (fingerprint {source_entries[name]['store'][:12]})" for name in missing)
         raise StateError(
-            f"The run was on a mixture, and no store is given for {prints}; given are {', '.join(stores)}. Name each: "
-            "--mixture with the run's file, or with the paths of its stores."
+            f"The run was on a mixture, and no store is given for {prints}; the given stores are "
+            f"{', '.join(stores)}. Name every store: --mixture with the run's file, or with the paths of its stores."
         )
     return Mixture(
         mixture["weights"],

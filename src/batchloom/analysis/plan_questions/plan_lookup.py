@@ -72,7 +72,7 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
     data = _open_request_data(request)
     missing = [
-        f"{name}: missing; a whole number of at least 1"
+        f"{name}: missing; give a whole number of at least 1"
         for name in ("seq_len", "global_batch_size")
         if request.settings.get(name) is None
     ]
@@ -97,10 +97,10 @@ def _find_request_problems(request: PlanRequest) -> list[str]:
     if request.checkpoint is None:
         return problems
     if request.assume is not None:
-        problems.append("assume: a checkpoint is of stores that exist")
+        problems.append("assume: a checkpoint belongs to existing stores; leave it out")
     setting_names = [name for name, value in request.settings.items() if value is not None]
     return problems + [
-        f"{name}: the checkpoint says so; leave it out" for name in setting_names if name not in _CHECKPOINT_SETTINGS
+        f"{name}: the checkpoint sets it; leave it out" for name in setting_names if name not in _CHECKPOINT_SETTINGS
     ]
 
 
@@ -129,7 +129,7 @@ def parse_weights(text: str) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals or not name:
-            raise SettingsError([f"mixture: {word!r} is no NAME=WEIGHT"])
+            raise SettingsError([f"mixture: {word!r} is not NAME=WEIGHT"])
     return weights
 
 
@@ -157,9 +157,9 @@ def _check_not_stream(saved_position: SavedPosition) -> None:
     if "lanes_version" in identity:
         verb = "was on" if "inputs" in identity else "repeats"
         raise InputError(
-            f"The run of {saved_position.path} {verb} a stream: it takes no edits, and explain, when and plan "
-            "cannot be asked "
-            "of it. They can of a run on prepared data: batchloom prepare, or the store that a stream keeps (--keep)."
+            f"The run of {saved_position.path} {verb} a stream: streams take no edits, and explain, when and plan do "
+            "not support them. Use a run on prepared data: batchloom prepare, or the store that a stream writes "
+            "(--keep)."
         )
 
 
@@ -216,9 +216,8 @@ def read_journal(saved_position: SavedPosition) -> tuple[str, tuple[JournalEntry
             name = fingerprint([name, edit_fields])
             if name != edit["fingerprint"]:
                 raise StateError(
-                    f"{saved_position.path}: edit {number} of the journal (step {edit['step']}) was changed by "
-                    "hand: its "
-                    "fingerprint does not follow from it. Use the journal that was saved."
+                    f"{saved_position.path}: edit {number} of the journal (step {edit['step']}) was changed by hand: "
+                    "its fingerprint does not match its fields. Use the journal that was saved."
                 )
             entries.append(make_journal_entry(edit))
     except (AttributeError, KeyError, TypeError) as error:

@@ -21,18 +21,18 @@ def get_plan(data: Plan | Loader) -> Plan:
         TypeError: it is neither a plan nor a loader.
     """
     plan: object = data.plan if isinstance(data, Loader) else data
-    refuse_lane_order(plan, "cannot be asked with explain or when")
+    refuse_lane_order(plan, "cannot be used with explain or when")
     if isinstance(plan, RawStream):
         raise PlanError(
-            "A stream cannot be asked with explain or when: its steps come one after the other. Make a plan of pools "
+            "A stream cannot be used with explain or when: its steps come one after the other. Make a plan of pools "
             "over prepared data: batchloom prepare, or the store of stream(keep=FOLDER)."
         )
     if isinstance(data, Loader):
         return data.plan
     if not isinstance(data, Plan):
         raise TypeError(
-            f"Questions are asked of a Plan or a Loader, not of {type(data).__name__}: "
-            "explain(Loader(store, seq_len=..., global_batch_size=...), step)"
+            f"Give a Plan or a Loader, not {type(data).__name__}: explain(Loader(store, seq_len=..., "
+            "global_batch_size=...), step)"
         )
     return data
 
@@ -83,7 +83,7 @@ def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None)
     """
     ranks, number = as_int(world_size), as_int(rank)
     problems = [
-        f"{name}: {quote_value(value)} is no whole number of at least {least}"
+        f"{name}: {quote_value(value)} is not a whole number of at least {least}"
         for name, value, parsed_value, least in (
             ("world_size", world_size, ranks, 1),
             ("rank", rank, number, 0),
@@ -92,7 +92,7 @@ def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None)
     ]
     own = data.spec.mesh.get_placement(data.spec.rank, data.spec.world_size) if isinstance(data, Loader) else None
     if rank is not None and world_size is None and own is None:
-        problems.append("world_size: missing; a rank is one of so many")
+        problems.append("world_size: missing; a rank needs the number of ranks")
     if problems:
         raise SettingsError(problems)
     ranks = ranks or (own.world_size if own else 1)

@@ -23,7 +23,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     source_store = plan.stores[name]
     media = source_store.contents.media if isinstance(source_store, Store) else ""
     if not length and media:
-        return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
+        return f"it is empty, or its media are not the ones that source {name!r} takes from its store (media={media!r})"
     if not length:
         return "it is empty: there is no token to serve"
     specs = [plan.orders.order(number, era).spec for era in _list_packings(plan, number)]
@@ -46,8 +46,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     ended = plan.orders.timeline.end is not None and plan.orders.timeline.end <= end
     later = "The sources end the run" if ended else "Later steps may hold it"
     return (
-        f"its turn does not come up to step {last:,}: until then {name} serves {format_count(served, 'sequence')}, "
-        f"and an "
+        f"it is not served up to step {last:,}: until then {name} serves {format_count(served, 'sequence')}, and an "
         f"epoch of it has {total:,}.{skips} {later}"
     )
 
@@ -70,5 +69,5 @@ def _describe_later_start(plan: Plan, number: int, end: int) -> str:
     """Describe when the source gets a weight, if that is after ``end``."""
     for change in plan.orders.course.changes:
         if change.position >= end and plan.names[number] in list_weighted_sources(change.weights, plan.names):
-            return f"; it has one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
+            return f"; it gets one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
     return ""
