@@ -24,5 +24,5 @@ if __name__ == "__main__":
     again = FSDP2SFTTrainer(model=tiny_model(store), args=other, train_dataset=store)
     with pytest.raises(StateError, match="spec.seed was 42 and is 9"):
         again.train(resume_from_checkpoint=True)
-    with pytest.raises(InputError, match="sharded already"):
+    with pytest.raises(InputError, match="already sharded"):
         FSDP2SFTTrainer(model=model, args=replace(args, bf16=True), train_dataset=store)

@@ -110,7 +110,7 @@ def test_a_line_that_a_kill_tore_is_done_again(store, tmp_path):
 
 def test_ids_without_a_row_in_the_model_are_refused(store, tmp_path):
     beyond = [{"input_ids": [1, 2, 100_000]}] * 40
-    with pytest.raises(TrainError, match=r"Step 0 of source=.* holds id 100000 .* for \d+, from 0"):
+    with pytest.raises(TrainError, match=r"Step 0 of source=.* holds id 100000 .* \d+ embeddings, from id 0"):
         trainer(store, tmp_path, beyond).train()
 
 
@@ -186,14 +186,14 @@ def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_pa
         ([{"input_ids": [[1], [1, 2]]}], "not a list of token ids"),
         ([{"input_ids": [1, 2**32 + 5, 3]}], "not a list of token ids from 0 to 2147483647"),
         ([{"input_ids": [1, 2**31]}], "not a list of token ids from 0 to 2147483647"),
-        ([{"input_ids": [1, 2], "labels": [1.0, float("nan")]}], "labels of record 0 .*, no list"),
-        ([{"input_ids": [1, 2], "labels": [[1], [1, 2]]}], "labels of record 0 .*, no list"),
+        ([{"input_ids": [1, 2], "labels": [1.0, float("nan")]}], "labels of record 0 .*, not a list"),
+        ([{"input_ids": [1, 2], "labels": [[1], [1, 2]]}], "labels of record 0 .*, not a list"),
         ([{"input_ids": [1, 2], "completion_mask": [0, 1]}], "has completion_mask, .*give labels"),
         ([{"input_ids": [1, 2], "assistant_masks": [0, 1]}], "has assistant_masks, .*give labels"),
         ([{"input_ids": [1, 2], "position_ids": [0, 0]}], "has position_ids, .*give labels"),
         ([{"input_ids": [1, 2], "label_ids": [1, -100]}], "has label_ids, .*give labels"),
-        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], r"has attention_mask \(of other"),
-        ([{"input_ids": [1, 2], "attention_mask": [1]}], r"has attention_mask \(of other"),
+        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], r"has attention_mask \(with values"),
+        ([{"input_ids": [1, 2], "attention_mask": [1]}], r"has attention_mask \(with values"),
         ([], "without records"),
         ("data/wiki", "train_dataset is 'data/wiki'.*open_store"),
     ],
@@ -301,7 +301,7 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: 'linaer' is none of linear"),
+        ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: 'linaer' is not one of linear"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "constant_with_warmup"),
         ({"num_train_epochs": 1.5}, "num_train_epochs: 1.5 is not a whole number"),
         ({"save_steps": 0.5}, "save_steps: 0.5 is not a whole number"),

@@ -250,8 +250,8 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"train_sampling_strategy": "random"}, "train_sampling_strategy: 'random'; the plan has"),
-        ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan has"),
+        ({"train_sampling_strategy": "random"}, "train_sampling_strategy: 'random'; the plan already shuffles"),
+        ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan already shuffles"),
         (
             {"dataloader_drop_last": True},
             r"dataloader_drop_last: True; .*PlanOptions\(last='drop'\)",

@@ -173,7 +173,7 @@ def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path)
     (sharded,) = problems(fsdp=["full_shard"])
     assert sharded.startswith("fsdp: sharded layers wait")
     (deep,) = problems(deepspeed={"zero": 3})
-    assert deep.startswith("deepspeed: layers")
+    assert deep.startswith("deepspeed: sharded layers")
     for settings in ({"ddp_find_unused_parameters": False}, {"gradient_checkpointing": True}):
         (unused,) = problems(**settings)
         assert unused.startswith("ddp_find_unused_parameters: ")

@@ -122,7 +122,7 @@ def test_eager_attention_is_told_of_the_mask_that_it_reads(store, tmp_path):
     model.set_attn_implementation("eager")
     args = make_args(tmp_path)
     parts = make_trainer_parts(make_loader(store), args, form=add_dense_mask)
-    with pytest.raises(TrainError, match=r"partial\(add_dense_mask,  additive='float32'\)"):
+    with pytest.raises(TrainError, match=r"partial\(add_dense_mask, additive='float32'\)"):
         make_trainer(store, tmp_path, model=model, parts=parts).train()
     parts = make_trainer_parts(make_loader(store), args, form=partial(add_dense_mask, additive="float32"))
     make_trainer(store, tmp_path, model=model, parts=parts).train()

@@ -100,7 +100,7 @@ def test_a_bad_set_up_is_refused(ranks):
     for told in ranks:
         early, labels, half, ranks_differ, counter, packed = told["refusals"]
         assert "call initialize_model_parallel" in early
-        assert "labels 'aligned', and 'shifted' is needed" in labels
+        assert "labels is 'aligned' and must be 'shifted'" in labels
         assert "place (RankPlacement(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows per rank, 8 sequences" in counter
@@ -132,7 +132,7 @@ def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(sto
         assert megatron.resume_from_samples(other, megatron.count_consumed_samples(loader, step)) == step
         assert next(iter(other)).step == step
     for inside in (25, "8", -8):
-        with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is no number"):
+        with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is not a number"):
             megatron.resume_from_samples(loader, inside)
     end = megatron.count_consumed_samples(loader, 9)
     assert megatron.resume_from_samples(loader, end) == 9

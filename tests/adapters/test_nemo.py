@@ -144,7 +144,7 @@ def test_a_shuffling_sampler_or_one_of_other_sizes_is_found_out(folder, ranks):
         asked(train, micro=4, size=2)
     loader = train.loader
     bare = batchloom.Loader(loader.store, seq_len=32, global_batch_size=8)
-    with pytest.raises(InputError, match="need labels='shifted'"):
+    with pytest.raises(InputError, match="require labels='shifted'"):
         nemo.PlanSamples(bare)
 
 
@@ -263,7 +263,7 @@ def test_a_share_of_the_validation_is_of_the_subset_once(folder, ranks, limit, s
 def test_an_evaluation_that_cannot_be_is_refused(folder, ranks):
     with pytest.raises(TrainError, match=r"limit_val_batches 0.25 of 2 steps .* at least 0.5"):
         nemo_module(folder, limit=0.25)
-    with pytest.raises(InputError, match=r"no subset 'test' .it has train, val.: give test= one"):
+    with pytest.raises(InputError, match=r"no subset 'test' .it has train, val.: give test= an existing one"):
         StoreProvider(store=folder, **SIZES).build_datasets(context(test=8))
     made = StoreProvider(store=folder, **SIZES, test=None).build_datasets(context(test=8))
     assert made[2] is None
@@ -283,7 +283,7 @@ def test_limits_of_evaluation_count_micro_batches(folder, ranks):
 
 def test_a_data_sampler_that_deals_otherwise_is_refused(folder):
     sizes = nemo.StoreDatasets(store=folder, **SIZES)
-    with pytest.raises(InputError, match="micro_batch_size is 4, and 2 .*_type is 'cyclic'"):
+    with pytest.raises(InputError, match="micro_batch_size is 4 and must be 2; .*_type is 'cyclic'"):
         nemo.StoreDataModule(sizes, data_sampler=DataSampler(32, 4, 8, "cyclic"))
 
 

@@ -31,7 +31,7 @@ def test_what_is_installed_in_a_version_that_works_is_taken(needed):
     [
         (
             Requirement("no-such-framework", "2.0", "none"),
-            "no-such-framework is required and not installed",
+            "no-such-framework is needed and not installed",
         ),
         (
             Requirement("numpy", "99.0", "none"),

@@ -170,7 +170,7 @@ def test_shards_of_a_damaged_store_are_never_read_as_headerless(tmp_path, lost):
 def test_misuse_is_told_at_once():
     with pytest.raises(
         ValueError,
-        match=r"config.block_size: missing.*config.batch_size: 'x'.*config.dtype: 'float32' is none of",
+        match=r"config.block_size: missing.*config.batch_size: 'x'.*config.dtype: 'float32' is not one of",
     ):
         GPTDataLoader({"batch_size": "x", "dtype": "float32"}, "bytes")
     loader = GPTDataLoader(CONFIG, "bytes")
@@ -184,7 +184,7 @@ def test_misuse_is_told_at_once():
     for text in (b"short", None, ["short"]):
         with pytest.raises(ValueError, match="text: .* is not a text; give one str"):
             loader.prepare_data(text)
-    with pytest.raises(ValueError, match="config.dtype: '>u4' is none of uint16, uint32, int32"):
+    with pytest.raises(ValueError, match="config.dtype: '>u4' is not one of uint16, uint32, int32"):
         GPTDataLoader({**CONFIG, "dtype": ">u4"}, "bytes")
     loader.prepare_data("short")
     with pytest.raises(ValueError, match="train has 5 tokens, and block_size 16 takes 17"):

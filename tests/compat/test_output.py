@@ -24,7 +24,7 @@ def test_an_output_nobody_knows_is_refused(door, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
     write_store("s", [[1, 2, 3]] * 9)
-    with pytest.raises(ValueError, match="output: 'trch' is none of torch, numpy; did you mean"):
+    with pytest.raises(ValueError, match="output: 'trch' is not one of torch, numpy; did you mean"):
         DOORS[door]("trch")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     DOORS[door]("numpy")

@@ -161,7 +161,7 @@ def test_misuse_and_a_rank_without_documents(here, tmp_path):
         with pytest.raises(ValueError, match="rank: .* is not one of 0 to 3"):
             made(here, rank, 4)
     jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
-    with pytest.raises(ValueError, match="has no document for rank 3 of 8;  use fewer ranks"):
+    with pytest.raises(ValueError, match="has no document for rank 3 of 8; use fewer ranks"):
         made(str(tmp_path / "few.jsonl"), 3, 8)[0]
     # Nothing is looked up before the first batch.
     dataset = made("no/such")

@@ -55,7 +55,7 @@ def test_what_is_announced_as_left_out_is_no_loss(store):
     left_out = make(rank=0, world_size=1).plan.left_out().tokens
     assert left_out
     check_loader(make, documents=store, left_out=left_out)
-    with pytest.raises(AssertionError, match="and 0 were announced as left out"):
+    with pytest.raises(AssertionError, match="; 0 were announced as left out"):
         check_loader(make, documents=store)
 
 

@@ -177,7 +177,7 @@ def whole(model, batch):
         (lambda *asked: (whole(*asked).logits,), "gives a tuple, and a tensor of scores"),
         (lambda *asked: whole(*asked).logits[:, :-1], r"scores \[4, 63, 264\] for ids \[4, 64\]"),
         (lambda *asked: whole(*asked).logits.sum(-1), r"scores \[4, 64\] for ids \[4, 64\]"),
-        (lambda *asked: whole(*asked).logits[..., :256], "holds id 256 and .* scores of 256 ids"),
+        (lambda *asked: whole(*asked).logits[..., :256], "holds id 256 and .* scores for 256 ids"),
     ],
 )
 def test_what_are_no_scores_is_told(store, answer, said):

@@ -59,11 +59,11 @@ def find_requirement_problem(requirement: Requirement) -> str | None:
     remedy = f"pip install 'batchloom[{requirement.extra}]' (or '{requirement.package}{bound}')."
     installed_version = get_installed_version(requirement.package)
     if installed_version is None:
-        return f"{requirement.package} is required and not installed: {remedy}"
+        return f"{requirement.package} is needed and not installed: {remedy}"
     if _release_key(installed_version) < _release_key(requirement.least) or (
         requirement.below and _release_key(installed_version) >= _release_key(requirement.below)
     ):
-        return f"{requirement.package} {installed_version} is installed and {bound} is required: {remedy}"
+        return f"{requirement.package} {installed_version} is installed and {bound} is needed: {remedy}"
     return None
 
 

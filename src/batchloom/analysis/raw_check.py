@@ -211,7 +211,7 @@ def _check_documents(
     if bad > _MAX_LISTED:
         verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
     if not documents - empty:
-        verdict.faults.append(f"{path}: it holds no document.")
+        verdict.faults.append(f"{path}: holds no document.")
     verdict.used = (
         f"batchloom prepare {path} --out STORE reads {format_count(documents - empty, 'document')} of it"
         if documents - empty

@@ -166,7 +166,7 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
     assert run_command_line(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     # Of all that are known, those that are missing are named with their remedy.
-    assert "nosuch is missing: no-such-trainer is required and not installed: pip install" in said
+    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
     assert said.startswith("SYNTHETIC DATA: a throughput run")
     assert said.count("SYNTHETIC DATA") == 2
     assert "source=synthetic" in said
@@ -182,21 +182,21 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
         ([], "store: missing; give a store, or --synthetic"),
         (["distributed_dummy"], "is synthetic data, which says nothing about training; give real"),
         (["STORE", "--synthetic"], "is real data; leave --synthetic out"),
-        (["STORE", "--frameworks", "pytroch"], "'pytroch' is none of pytorch"),
+        (["STORE", "--frameworks", "pytroch"], "'pytroch' is neither one of pytorch"),
         (["STORE", "--frameworks", "pytroch"], "did you mean 'pytorch'?"),
         (["STORE", "--frameworks", "gone.py"], "there is no file gone.py"),
         (["STORE", "--global-batch-size", "6", "--processes", "2"], "multiple of 4, such as 8"),
         (["STORE", "--steps", "0"], "steps: 0 is not a whole"),
-        (["STORE", "--frameworks", "../x"], "'../x' is none of pytorch"),
-        (["STORE", "--frameworks", "."], "'.' is none of pytorch"),
+        (["STORE", "--frameworks", "../x"], "'../x' is neither one of pytorch"),
+        (["STORE", "--frameworks", "."], "'.' is neither one of pytorch"),
         (["STORE", "--frameworks", ""], "--frameworks: '' names none; leave it out for all"),
         (["STORE", "--frameworks", " ,"], "--frameworks: ' ,' names none"),
         (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is not a number above 0"),
         (["STORE", "--tolerance", "inf"], "--tolerance: inf is not a number above 0"),
         (["STORE", "--seconds", "nan"], "--seconds: nan is not a number above 0"),
-        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is not a number above 0"),
-        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is not a number above 0"),
-        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is not a number above 0"),
+        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is no number above 0"),
+        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
+        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
         (["STORE", "STORE"], "store: one is compared on, and 2 are given"),
         (["STORE", "--by", "tokens"], "--by: is of --runs"),
         (["--runs"], "runs: missing; give the logs"),

@@ -260,7 +260,7 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
     for dtype in (np.float64, np.float32, np.float16, np.int64):
         assert read_loss_curve(written(dtype.__name__, dtype(2))).losses == (2.0,)
     for number, value in enumerate(("abc", [1.0, 2.0])):
-        with pytest.raises(InputError, match="for loss, no number"):
+        with pytest.raises(InputError, match="for loss, which is not a number"):
             read_loss_curve(written(str(number), value))
 
 
@@ -274,12 +274,12 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
         (b'{"a": 1, "b": 2}', "an object of a, b"),
         (b'{"step": 1, "acc": 2}\n{"step": 2}\n', "rows with step, acc"),
         (b"\x89PNG\r\n\x1a\n\xff", "it is not text"),
-        (b'{"step": 1, "loss": "low"}\n{"step": 2, "loss": 1}\n', "has 'low' for loss, no number"),
-        (b'{"step": 1,\n{"step": 2, "loss": 1}\n', "line 1 is no JSON"),
-        (b'{"step": 1, "loss": true}\n', "has True for loss, no number"),
-        (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}\n", "bits for loss, no number"),
-        (b'{"step": 1, "loss": 1' + b"0" * 5000 + b"}\n\n", "line 1 is no JSON: Exceeds the limit"),
-        (b'{"step": 1, "loss": 1}\n' + b'{"a":[' * 20000 + b"\n", "line 2 is no JSON: too many"),
+        (b'{"step": 1, "loss": "low"}\n{"step": 2, "loss": 1}\n', "has 'low' for loss, which is not a number"),
+        (b'{"step": 1,\n{"step": 2, "loss": 1}\n', "line 1 is not JSON"),
+        (b'{"step": 1, "loss": true}\n', "has True for loss, which is not a number"),
+        (b'{"step": 1, "loss": 1' + b"0" * 400 + b"}\n", "bits for loss, which is not a number"),
+        (b'{"step": 1, "loss": 1' + b"0" * 5000 + b"}\n\n", "line 1 is not JSON: Exceeds the limit"),
+        (b'{"step": 1, "loss": 1}\n' + b'{"a":[' * 20000 + b"\n", "line 2 is not JSON: brackets"),
         (b'{"log_history": null}', "has None for log_history, which is not a list"),
         (b'{"log_history": {"a": 1}}', "for log_history, which is not a list"),
         (b'{\n  "log_history": [\n    {"step": 1, "loss', "one object over many lines that cannot"),
@@ -296,7 +296,7 @@ def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
         read_loss_curve(str(file))
     assert said in str(error.value)
     # A remedy, each.
-    told = r"Expected: a folder|Delete |Give that|into another file|Leave the other|write the number"
+    told = r"Expected: a folder|Delete |Give the file of|into another file|Remove the other row|write the number"
     assert re.search(told, str(error.value))
 
 

@@ -102,7 +102,7 @@ def test_a_loss_that_is_no_number_diverges(wrong):
 def test_few_points_are_too_short(count):
     found = judge_loss_curve(range(count), [5.0 - n for n in range(count)])
     assert (found.kind, found.points) == ("too short", count)
-    assert f"a verdict takes {MIN_POINTS}" in found.reason
+    assert f"a verdict needs {MIN_POINTS}" in found.reason
 
 
 def test_what_fell_before_and_stays_is_flat_and_says_so():
