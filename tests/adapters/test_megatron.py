@@ -101,10 +101,10 @@ def test_a_bad_set_up_is_refused(ranks):
         early, labels, half, ranks_differ, counter, packed = told["refusals"]
         assert "call initialize_model_parallel" in early
         assert "labels is 'aligned' and must be 'shifted'" in labels
-        assert "place (RankPlacement(rank=0, world_size=4" in half
+        assert "place is (RankPlacement(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows per rank, 8 sequences" in counter
-        assert "says 4 of 2, 16 in all" in counter
+        assert "gives 4 of 2, 16 in total" in counter
         assert "Rows are packed ('best_fit'), and Megatron's models let" in packed
         assert "attention_mask=True" in packed
 

@@ -187,5 +187,5 @@ def test_misuse_is_told_at_once():
     with pytest.raises(ValueError, match="config.dtype: '>u4' is not one of uint16, uint32, int32"):
         GPTDataLoader({**CONFIG, "dtype": ">u4"}, "bytes")
     loader.prepare_data("short")
-    with pytest.raises(ValueError, match="train has 5 tokens, and block_size 16 takes 17"):
+    with pytest.raises(ValueError, match="train has 5 tokens, and block_size 16 needs 17"):
         loader.get_batch("train")
