@@ -121,6 +121,7 @@ class ChatTemplate:
         try:
             context = self._template.new_context(variables, shared=True)
             for chunk in self._template.root_render_func(context):
+                sandbox.count(len(chunk))
                 sandbox.chunks.append(chunk)
         except (TemplateLimitError, SecurityError, MemoryError, RecursionError) as error:
             self._refuse(error)

@@ -4,14 +4,15 @@ import datetime as dt
 import json
 import time
 from collections.abc import ItemsView, KeysView, ValuesView
+from types import BuiltinMethodType
 from typing import Any, NoReturn, final
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -23,6 +24,17 @@ _OUTPUT_PER_INPUT_CHARACTER = 32
 _MAX_EXPONENT = 1 << 12
 _TICKS_PER_CLOCK_READ = 8
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_BUFFERED_NODES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+_SCALAR_TYPES = (bool, int, float, type(None))
+# jinja2 replaces these methods by ones that respect the sandbox.
+_FORMAT_METHODS = ("format", "format_map")
+# Attributes that pass jinja2's checks. Templates look them up in every round, and the checks take microseconds.
+_SAFE_ATTRIBUTES = frozenset(
+    (kind, name)
+    for kind, value in ((str, ""), (list, []), (dict, {}), (LoopContext, None))
+    for name in dir(kind)
+    if not (name.startswith("_") or name in _FORMAT_METHODS or modifies_known_mutable(value, name))
+)
 
 
 class TemplateLimitError(Exception):
@@ -79,12 +91,28 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.chunks, self.marks = [], []
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an item of a message directly: most lookups are such."""
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+        """Return an item of a message, or a safe attribute, directly: most lookups are such."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
+        if (kind, attribute) in _SAFE_ATTRIBUTES:
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in method directly: the sandbox only hands out safe ones."""
+        if type(function) is BuiltinMethodType and function.__name__ not in _FORMAT_METHODS:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return function(*args, **kwargs)
+        return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuse powers and repetitions that jinja2 would compute in one long step."""
@@ -108,7 +136,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._ticks += 1
         if not self._ticks % _TICKS_PER_CLOCK_READ and time.thread_time() > self._deadline:
             raise TemplateLimitError(f"it takes more than {_MAX_SECONDS:g} seconds for one conversation")
-        self._count(characters)
+        self.count(characters)
         return ""
 
     def _write(self, value: Any) -> Any:
@@ -116,17 +144,22 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if not isinstance(value, str):
             self._check_value(value)
             value = str(value)
-        self._count(len(value))
+        self.count(len(value))
         return value
 
-    def _count(self, characters: int) -> None:
+    def count(self, characters: int) -> None:
+        """Count characters that are written, up to the limit of the conversation."""
         self._written += characters
         if self._written > self._limit:
             self._check_size(self._written)
 
     def _check_value(self, value: Any) -> Any:
         """Refuse a value that is too large, so that nothing can double in every round of a loop."""
-        self._check_size(len(value) if type(value) is str else _measure_size(value, self._limit))
+        kind = type(value)
+        if kind is str:
+            self._check_size(len(value))
+        elif kind not in _SCALAR_TYPES:
+            self._check_size(_measure_size(value, self._limit))
         return value
 
     def _check_size(self, size: int) -> None:
@@ -196,7 +229,18 @@ class GenerationExtension(jinja2.ext.Extension):
 
 @final
 class _LimitTransformer(NodeTransformer):
-    """Adds the checks of a sandbox to loops, macros, outputs and named values of a template."""
+    """Adds the checks of a sandbox to loops, macros, named values and buffered outputs of a template."""
+
+    def __init__(self) -> None:
+        self._buffers = 0
+
+    def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
+        """Visit the children of a node, and know whether their output goes into a buffer."""
+        is_buffer = isinstance(node, _BUFFERED_NODES)
+        self._buffers += is_buffer
+        super().generic_visit(node, *args)
+        self._buffers -= is_buffer
+        return node
 
     def visit_For(self, node: Any) -> nodes.Node:  # noqa: N802 - jinja2's form
         """Tick in every round of a loop and every call of a macro or block."""
@@ -209,8 +253,10 @@ class _LimitTransformer(NodeTransformer):
     visit_Macro = visit_CallBlock = visit_Block = visit_For  # noqa: N815
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        """Count the text of every expression that is written."""
+        """Count text that goes into a buffer; :meth:`ChatTemplate.render` counts the rest."""
         self.generic_visit(node)
+        if not self._buffers:
+            return node
         node.nodes = [
             part if isinstance(part, nodes.TemplateData) else _apply_filter("_write", part) for part in node.nodes
         ]
