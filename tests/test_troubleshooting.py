@@ -188,7 +188,7 @@ HERE = {
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
     "There is no store at ...": lambda _: (
         Path("notes.txt").write_text("text"), batchloom.open_store("notes.txt")),
-    "is an unfinished store; give its prepare command again: it goes on": lambda _: unfinished(),
+    "is an unfinished store; give its prepare command again to continue": lambda _: unfinished(),
     "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
         lambda _: edited_manifest()),
     "holds unfinished work of another job": lambda _: changed_in_the_middle(),

@@ -21,13 +21,13 @@ def here(tmp_path, monkeypatch):
 
 
 CASES = [
-    ("store", "real", 0, "train --data store reads the 2 documents of subset train, and looks"),
-    ("store/train/shard_00000", "real", 0, "reads the 2 documents of it as they are"),
-    ("unseen", "real", 0, "nothing by batchloom train: it has no document of a subset train"),
+    ("store", "real", 0, "train --data store reads the 2 documents of subset train, and evaluates"),
+    ("store/train/shard_00000", "real", 0, "reads its 2 documents as they are"),
+    ("unseen", "real", 0, "nothing by batchloom train: subset train has no documents"),
     ("raw.jsonl", "real", 0, "batchloom prepare raw.jsonl --out STORE reads 2 documents of it"),
-    ("made", "synthetic", 0, "made-up documents of subset train"),
-    ("dummy", "synthetic", 0, "--data dummy makes up 100,000 documents as it goes"),
-    ("distributed_dummy:documents=7", "synthetic", 0, "makes up 7 documents as it goes"),
+    ("made", "synthetic", 0, "synthetic documents of subset train"),
+    ("dummy", "synthetic", 0, "--data dummy generates its 100,000 documents as it runs"),
+    ("distributed_dummy:documents=7", "synthetic", 0, "generates its 7 documents as it runs"),
     ("nowhere", "absent", 1, "nothing"),
     ("folder", "absent", 1, "nothing"),
 ]
@@ -58,14 +58,14 @@ def test_a_damaged_store_is_real_and_nothing_of_it_would_be_used(here, capsys):
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
     assert run_command_line(["check", "store", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["data"], found["used"]) == ("real", "nothing, before what is faulty is mended")
+    assert (found["data"], found["used"]) == ("real", "nothing until the faults are fixed")
 
 
 def test_whether_a_store_without_a_readable_manifest_is_real_is_not_known(here, capsys):
     (here / "made/dataset_metadata.json").write_text("{")
     assert run_command_line(["check", "made", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["data"], found["used"]) == ("unknown", "nothing, before what is faulty is mended")
+    assert (found["data"], found["used"]) == ("unknown", "nothing until the faults are fixed")
 
 
 def test_what_is_there_and_cannot_be_told_is_an_error(here, capsys):

@@ -449,7 +449,7 @@ def test_media_may_have_moved_as_a_whole(moved):
 def test_a_damaged_report_is_told_where_it_is_needed(moved):
     store, file = moved
     (store.path / "report.json").write_text("{")
-    with pytest.raises(StoreError, match="it says where paths of images and audio begin"):
+    with pytest.raises(StoreError, match="it records the folders of relative image and audio paths"):
         list(batchloom.Loader(store, **SIZES))
     assert list(batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(file.parent))))
     (store.path / "report.json").unlink()

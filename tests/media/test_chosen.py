@@ -216,7 +216,7 @@ def test_what_holds_none_of_it(place, tmp_path):
     with pytest.raises(InputError, match="it has: 2 none"):
         batchloom.open_store(tmp_path / "plain", media="any")
     for bare in (tmp_path / "plain" / "train" / "shard_00000", "dummy"):
-        with pytest.raises(SettingsError, match="only stores know of media"):
+        with pytest.raises(SettingsError, match="only stores have media"):
             batchloom.open_store(bare, media="none")
     (tmp_path / "mix.yaml").write_text(f"weights: {{a: 1}}\nstores: {{a: {{path: {place}/store, media: pictures}}}}\n")
     with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is none of"):

@@ -225,8 +225,8 @@ def test_what_passes_is_asked_again(made, relay, tmp_path, impatient, faults):
     ("what", "words"),
     [
         ("gone", f"Document .* cannot be read: s3://bucket/{BLOBS} is gone"),
-        ("changed", f"Document .* cannot be read: s3://bucket/{BLOBS} holds other bytes from"),
-        ("cut", f"Document .* cannot be read: s3://bucket/{BLOBS} is not what the manifest"),
+        ("changed", f"Document .* cannot be read: s3://bucket/{BLOBS}: bytes .* do not match"),
+        ("cut", f"Document .* cannot be read: s3://bucket/{BLOBS} does not match the manifest"),
     ],
 )
 def test_held_media_that_are_lost_there_are_told(s3, made, relay, tmp_path, impatient, prefetch, what, words):
@@ -348,7 +348,7 @@ def test_files_beside_media_are_checked(made, tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     faults = batchloom.check(tmp_path / "store").faults
-    assert any("shard_00000.blobsums: it is not that of its file" in fault for fault in faults)
+    assert any("shard_00000.blobsums: does not match its file" in fault for fault in faults)
     path.unlink()
     faults = batchloom.check(tmp_path / "store").faults
     assert any("shard_00000.blobsums" in fault for fault in faults)
@@ -365,7 +365,7 @@ def test_a_store_whose_manifest_tells_no_sizes_is_refused_elsewhere(made, tmp_pa
     assert list(batchloom.Loader(batchloom.open_store(tmp_path / "store"), **SIZES))
     url = to_memory(tmp_path / "store", tmp_path.name)
     store = batchloom.open_store(url, cache=tmp_path / "cache")
-    with pytest.raises(StoreError, match="does not say how large the media files of shard_00000"):
+    with pytest.raises(StoreError, match="does not record the size of the media files of shard_00000"):
         list(batchloom.Loader(store, **SIZES))
     assert Path(tmp_path / "cache").is_dir()
 

@@ -253,8 +253,8 @@ def test_removed_documents_are_not_looked_at(lost, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no list of documents whose images or audio are gone"),
-        ("[1]", "is no list of documents"),
+        ("{", "is not a list of documents with missing images or audio"),
+        ("[1]", "is not a list of documents"),
         ('{"version": 2, "store": "x", "subsets": {}}', "has version 2"),
         (None, "cannot be read"),
     ],

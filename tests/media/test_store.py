@@ -90,7 +90,7 @@ def test_a_store_with_media_is_checked(store, tmp_path):
     file.write_bytes(data)
     assert "shard_00000.media: checksum differs" in verify_store(copy).faults[0]
     file.write_bytes(data[:-1])
-    assert "in 3,0" in verify_store(copy).faults[0] or "bytes of places" in verify_store(copy).faults[0]
+    assert "in 3,0" in verify_store(copy).faults[0] or "bytes of locations" in verify_store(copy).faults[0]
     file.unlink()
     assert "shard_00000.media" in verify_store(copy).faults[0]
 
@@ -348,7 +348,7 @@ def test_a_changed_processor_is_found_by_check_and_by_loaders(store, tmp_path):
     state = json.loads(file.read_text())
     file.write_text(json.dumps({**state, "tokens": {"image": "<|im_end|>"}}))
     assert "processor_state.json is not the one" in verify_store(copy).faults[0]
-    with pytest.raises(StoreError, match="is not the one that the manifest beside it names"):
+    with pytest.raises(StoreError, match="is not the one that the manifest next to it names"):
         batchloom.Loader(batchloom.open_store(copy), seq_len=600, global_batch_size=1)
     file.unlink()
     assert "processor_state.json cannot be read" in verify_store(copy).faults[0]
@@ -503,8 +503,8 @@ def test_golden_bytes_of_a_media_file(tmp_path):
     [
         (lambda rows: rows.__setitem__("document", (3, 0)), "not in the order of its 4 documents"),
         (lambda rows: rows.__setitem__("document", (0, 9)), "not in the order of its 4 documents"),
-        (lambda rows: rows.__setitem__("kind", (0, 7)), "is of kind 7"),
-        (lambda rows: rows.__setitem__("place_size", (1, 200)), "lie outside of the file"),
+        (lambda rows: rows.__setitem__("kind", (0, 7)), "has the unknown kind 7"),
+        (lambda rows: rows.__setitem__("place_size", (1, 200)), "are outside the file"),
         (
             lambda rows: (rows.__setitem__("document", (1, 1)), rows.__setitem__("start", (5, 6))),
             "overlap",

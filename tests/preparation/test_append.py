@@ -624,7 +624,7 @@ def test_bands_that_are_damaged_are_found():
     assert len(data) == 32 + 4 * 14 * 8
     for harm, said in (
         (data[:-1] + bytes([data[-1] ^ 1]), "checksum differs"),
-        (data[:-8], "says 4 documents of 14 bands in 472 bytes"),
+        (data[:-8], "declares 4 documents with 14 bands in 472 bytes"),
         (b"X" + data[1:], "is not a .bands file of version 1"),
         (None, "missing|No such file"),
     ):
@@ -636,4 +636,4 @@ def test_bands_that_are_damaged_are_found():
     assert check("s").sound
     make("a.jsonl", "t", val_fraction=0)
     shutil.copy(path, "t/train/shard_00000.bands")
-    assert "the manifest knows of no bands of this shard" in " ".join(check("t").faults)
+    assert "the manifest lists no bands of this shard" in " ".join(check("t").faults)

@@ -231,7 +231,7 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
     store = open_store(tmp_path / "kept")
     assert store.manifest.subset_overrides
     assert "No plan of this store can repeat the stream" in caplog.text
-    with pytest.raises(PlanError, match="no stretches"):
+    with pytest.raises(PlanError, match="no stream ranges"):
         read_range_bounds(store)
 
 
@@ -255,7 +255,7 @@ def test_the_stretches_of_another_store_are_refused(tmp_path):
     (tmp_path / "gone").write_text("train:3\n")
     remove_documents(one.path, documents_file=tmp_path / "gone")
     assert read_range_bounds(open_store(one.path)).tolist() == bounds.tolist()
-    with pytest.raises(PlanError, match=r"of another store than the one beside it"):
+    with pytest.raises(PlanError, match=r"belongs to another store"):
         read_range_bounds(two)
 
 
@@ -273,7 +273,7 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
         rows_of(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
     prepared(other, tmp_path / "plain")
     store = open_store(tmp_path / "plain")
-    with pytest.raises(PlanError, match="no stretches"):
+    with pytest.raises(PlanError, match="no stream ranges"):
         read_range_bounds(store)
     with pytest.raises(PlanError, match="end at document"):
         LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))

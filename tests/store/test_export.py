@@ -95,7 +95,7 @@ def test_a_flat_file_and_back(tmp_path, store):
 def test_a_flat_file_that_loses_where_documents_end_says_so(tmp_path, documents):
     write_store(tmp_path / "s", documents)
     done = export_store(tmp_path / "s", to="flat", out=tmp_path / "f")
-    assert "Where documents end cannot be told" in done.notes[0]
+    assert "The flat file does not show where documents end" in done.notes[0]
     assert json.loads((tmp_path / "f/train.json").read_text())["eod"] is None
     with pytest.raises(InputError, match="give --eod"):
         import_tokens(tmp_path / "f/train.bin", out=tmp_path / "t", vocab_size=300)

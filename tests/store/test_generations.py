@@ -161,7 +161,7 @@ def test_what_is_pickled_stays_of_its_generation(tmp_path):
     [
         (3, GenerationError, "has no generation 3; it has: 1, 2"),
         (0, GenerationError, "has no generation 0"),
-        ("two", SettingsError, "generation: 'two' is no number"),
+        ("two", SettingsError, "generation: 'two' is not the number"),
     ],
 )
 def test_a_generation_that_is_not_there(grown, generation, error, words):
@@ -231,7 +231,7 @@ def test_a_job_that_began_on_another_generation_is_refused(tmp_path, grown):
     shutil.copytree(grown, copied)
     base = read_manifest(copied, 1)
     stale = extend_manifest(base, replace(base, subsets={}))
-    with pytest.raises(StoreConflictError, match="is generation 2 now, and was another"):
+    with pytest.raises(StoreConflictError, match="is now generation 2, and was another"):
         add_generation(copied, stale, staged=tmp_path)
     assert tree(copied) == tree(grown)
 
@@ -239,7 +239,7 @@ def test_a_job_that_began_on_another_generation_is_refused(tmp_path, grown):
 def test_a_job_of_another_tokenizer_is_refused(grown, tmp_path):
     base = read_manifest(grown)
     other = replace(base, tokenizer=replace(base.tokenizer, fingerprint="f"))
-    with pytest.raises(StoreConflictError, match="a store is of one tokenizer"):
+    with pytest.raises(StoreConflictError, match="a store has only one tokenizer"):
         extend_manifest(base, other)
 
 
@@ -293,7 +293,7 @@ def test_a_store_is_changed_by_one_at_a_time(grown):
         (lambda s: (s / "generations/00001.json").unlink(), "00001.json is missing"),
         (
             lambda s: (s / "generations/00001.json").write_bytes((s / "generations/00002.json").read_bytes()),
-            "is not the manifest that generation had",
+            "is not the manifest of that generation",
         ),
         (lambda s: (s / "train/removed.00003.u64").unlink(), "removed.00003.u64 cannot be read"),
         (
@@ -318,10 +318,10 @@ def test_check_finds_what_is_damaged(grown, damage, words):
     ("change", "words"),
     [
         (lambda m: m.update(generation=3), "it is generation 3"),
-        (lambda m: m.update(history=[]), "generation 2 and has no history"),
-        (lambda m: m.update(generation=1 << 40), r"has the generations \[1, 2\], and it is"),
+        (lambda m: m.update(history=[]), "generation 2 but has no history"),
+        (lambda m: m.update(generation=1 << 40), r"has the generations \[1, 2\], but it is"),
         (lambda m: m["subsets"]["train"]["layers"][0].update(documents=1), "ends inside a shard"),
-        (lambda m: m["subsets"]["train"]["layers"].pop(), "in its layers, and says"),
+        (lambda m: m["subsets"]["train"]["layers"].pop(), "in its layers, but declares"),
         (
             lambda m: m["subsets"]["train"]["layers"][1].update(generation=1),
             r"layers of generations \[1, 1\]",
@@ -340,7 +340,7 @@ def test_check_finds_what_is_damaged(grown, damage, words):
                     "file": "0" * 32,
                 }
             ),
-            "says 9 removed documents of 5",
+            "declares 9 removed documents out of 5",
         ),
     ],
 )
@@ -352,7 +352,7 @@ def test_manifests_that_contradict_themselves_are_refused(grown, change, words):
 
 def test_check_compares_what_the_history_says(grown):
     edit_manifest(grown, lambda m: m["history"][1]["tokens"].update(train=99))
-    assert "history says something else of generation 2 (tokens)" in "\n".join(check(grown).faults)
+    assert "history contradicts the manifest of generation 2 (tokens)" in "\n".join(check(grown).faults)
 
 
 def append(folder):

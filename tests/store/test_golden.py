@@ -156,10 +156,10 @@ def test_pairs_bytes(tmp_path):
     assert sides.to_bytes() == expected
     (tmp_path / "x.pairs").write_bytes(expected)
     assert map_pair_index(tmp_path / "x.pairs", 4, "pairs").to_bytes() == expected
-    with pytest.raises(StoreError, match="document 0 has side 1, which is none of labels"):
+    with pytest.raises(StoreError, match="document 0 has side 1, which is not a side of labels"):
         map_pair_index(tmp_path / "x.pairs", 4, "labels")
     (tmp_path / "x.pairs").write_bytes(expected[:-4] + bytes([3, 4, 4, 3]))
-    with pytest.raises(StoreError, match="do not ascend"):
+    with pytest.raises(StoreError, match="are not in ascending order"):
         map_pair_index(tmp_path / "x.pairs", 4, "labels")
 
 

@@ -58,15 +58,15 @@ def source(manifest):
 MANIFEST_ATTACKS = {
     "etc passwd": (lambda m: shard(m).update(name="../../etc/passwd"), "not of the form shard_00000"),
     "absolute name": (lambda m: shard(m).update(name="/etc/passwd"), "not of the form shard_00000"),
-    "subset outside": (lambda m: m["subsets"].update({"../x": m["subsets"]["train"]}), "subset '../x' is none of"),
+    "subset outside": (lambda m: m["subsets"].update({"../x": m["subsets"]["train"]}), "subset '../x' is not one of"),
     "other version": (lambda m: m.update(format_version=99), "format_version 99"),
     "no version": (lambda m: m.pop("format_version"), "is not a manifest"),
     "version as text": (lambda m: m.update(format_version="1"), "is not a manifest"),
-    "lying documents": (lambda m: shard(m).update(documents=21), "says 50 documents"),
-    "lying tokens": (lambda m: shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards together"),
+    "lying documents": (lambda m: shard(m).update(documents=21), "declares 50 documents"),
+    "lying tokens": (lambda m: shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards have"),
     "negative": (lambda m: shard(m).update(documents=-1), r"Expected `int` >= 0 - at .*shards\[0\].documents"),
     "bytes": (lambda m: shard(m).update(bytes=7), "contradict"),
-    "dtype": (lambda m: m.update(dtype="float64"), "dtype 'float64' is none of"),
+    "dtype": (lambda m: m.update(dtype="float64"), "dtype 'float64' is not one of"),
     "dtype that lies": (lambda m: (m.update(dtype="int32"), [s.update(bytes=2 * s["bytes"]) for s in m["subsets"]["train"]["shards"]]), "holds uint16 tokens, the manifest says int32"),
     "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
     "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
@@ -79,8 +79,8 @@ MANIFEST_ATTACKS = {
     "checksum of a shard": (lambda m: shard(m).update(bin="-" + "1" * 31), "Expected `str` matching regex"),
     "trained without a mask": (lambda m: shard(m).update(trained=3), "contradict each other"),
     "trained": (lambda m: shard(m).update(trained=10**6, mask="0" * 32), "contradict each other"),
-    "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not of the vocabulary"),
-    "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is none of"),
+    "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not in the vocabulary"),
+    "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is not one of"),
     "overridden": (lambda m: m.update(subset_overrides={"x": "val"}), "matching regex|length"),
     "recipe": (lambda m: m.update(recipe={"reading": 3}), r"recipe.reading: Expected `object \| null`, got `int`"),
     "generation": (lambda m: m.update(generation=2**64), "Expected `int` <="),
@@ -159,7 +159,7 @@ MASK_ATTACKS = {
     "cut": (lambda f: cut(f / MASK, 1), "its shard has 6", True),
     "magic": (lambda f: patch(f / MASK, 0, b"XX"), "is not a .mask file", True),
     "version": (lambda f: patch(f / MASK, 8, b"\x02"), "is not a .mask file", True),
-    "tokens lie": (lambda f: patch(f / MASK, 16, b"\x07"), "says 7 tokens", True),
+    "tokens lie": (lambda f: patch(f / MASK, 16, b"\x07"), "declares 7 tokens", True),
     "trained lie": (lambda f: patch(f / MASK, 24, b"\x02"), "its header says 2 trained", False),
     "bits": (lambda f: patch(f / MASK, 32, b"\x3f"), "checksum differs", False),
     "bits beyond the last token": (lambda f: patch(f / MASK, 32, b"\xf5"), "6 bits are set", False),
@@ -180,7 +180,7 @@ def test_masks(tmp_path, name):
 
 def test_a_mask_the_manifest_does_not_know(folder):
     (folder / MASK).write_bytes(b"")
-    assert any("knows of no mask" in fault for fault in verify_store(folder).faults)
+    assert any("lists no mask" in fault for fault in verify_store(folder).faults)
 
 
 @pytest.mark.parametrize("name", FILE_ATTACKS)
@@ -201,7 +201,7 @@ def test_check_finds_what_reading_cannot(folder):
 
 COUNT_LIES = {
     "documents": (lambda m: m["counts"].update(documents=51), "says 51 documents, its subsets hold 50;"),
-    "tokens": (lambda m: m["counts"].update(tokens=7), "says 7 tokens, its subsets hold 1,050;"),
+    "tokens": (lambda m: m["counts"].update(tokens=7), "declares 7 tokens, its subsets hold 1,050;"),
     "records": (lambda m: m["counts"].update(records=60), "says 60 records, the parts of its sources hold 50;"),
     "fates": (lambda m: m["counts"].update(dropped={"empty": 3}), "says 50 records, its documents, quarantined and dropped records together are 53;"),
     "quarantined": (lambda m: m["counts"].update(quarantined=2), "says 2 quarantined records, quarantine.jsonl has 0;"),
@@ -218,7 +218,7 @@ def test_check_compares_every_count_that_is_stated(folder, name):
     edit_manifest(folder, change)
     faults = [fault for fault in verify_store(folder).faults if sentence in fault]
     assert len(faults) == 1
-    assert faults[0].endswith("or prepare the store anew.")
+    assert faults[0].endswith("or prepare the store again.")
 
 
 def test_check_counts_the_lines_of_the_quarantine(folder):
@@ -287,8 +287,8 @@ def prefix_of(path, lengths, pointers, bounds=None):
 @pytest.mark.parametrize(
     ("lengths", "pointers", "bounds", "sentence"),
     [
-        ([3, 2, 4], [0, 4, 10], None, "points sequence 1 to byte 4 of the .bin, where the one before it ends at 6"),
-        ([3, 2, 4], [0, 8, 10], None, "points sequence 1 to byte 8 of the .bin, where the one before it ends at 6"),
+        ([3, 2, 4], [0, 4, 10], None, "points sequence 1 to byte 4 of the .bin, but the one before it ends at 6"),
+        ([3, 2, 4], [0, 8, 10], None, "points sequence 1 to byte 8 of the .bin, but the one before it ends at 6"),
         ([3, 2, 4], [0, 6, 6], None, "overlap or leave gaps"),
         ([3, 2, 4], [-2, 6, 10], None, "points sequence 0 to byte -2"),
         ([3, 2, 4], [0, 6, 2**60], None, "points sequence 2 to byte"),
@@ -334,7 +334,7 @@ def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
     edit_manifest(folder, lambda m: m["tokenizer"].update({name: value}))
     assert any("another tokenizer" in fault for fault in verify_store(folder).faults)
     edit_manifest(folder, lambda m: m["tokenizer"].update(end_id=70_000))
-    with pytest.raises(StoreError, match="end_id 70000 is not of the vocabulary"):
+    with pytest.raises(StoreError, match="end_id 70000 is not in the vocabulary"):
         batchloom.open_store(folder)
 
 
@@ -357,7 +357,7 @@ def test_a_prefix_without_documents_is_a_fault(tmp_path):
 def test_a_tokenizer_that_is_none_is_named_with_its_file(folder):
     path = folder / "tokenizer_state.json"
     path.write_text("null")
-    assert f"{path}: this is no state of a tokenizer" in " ".join(verify_store(folder).faults)
+    assert f"{path}: this is not the state of a tokenizer" in " ".join(verify_store(folder).faults)
     path.unlink()
     (fault,) = verify_store(folder).faults
     assert fault.startswith(f"{path} cannot be read: ")

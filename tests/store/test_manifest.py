@@ -93,7 +93,7 @@ def test_a_change_of_an_older_generation_is_refused(folder):
     path = folder / "generations/00001.json"
     path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
     assert open_store(folder).location.generation == 3
-    with pytest.raises(StoreError, match="00001.json is not the manifest that generation had"):
+    with pytest.raises(StoreError, match="00001.json is not the manifest of that generation"):
         open_store(folder, generation=1)
 
 
@@ -307,6 +307,6 @@ def test_inputs_whose_manifest_could_not_be_read_are_refused_before_the_work(tmp
     monkeypatch.undo()
     # What is behind it: the manifest itself, when it is written.
     monkeypatch.setattr("batchloom.store.format.manifest.SMALL_FILE_LIMIT", 1000)
-    with pytest.raises(StoreError, match="would have .* bytes, and at most 1,000 are read"):
+    with pytest.raises(StoreError, match="would have .* bytes; the limit is 1,000"):
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
     assert not (tmp_path / "out" / NAME).exists()

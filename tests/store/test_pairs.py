@@ -64,9 +64,9 @@ ATTACKS = {
     "two chosen": (side(1, b"\1"), "documents 0 and 1 are not the chosen and the rejected answer"),
     "torn": (side(1, b"\1\2"), "documents 0 and 1 are not the chosen and the rejected answer"),
     "no side": (side(2, b"\0"), "document 2 has side 0"),
-    "labels": (side(0, b"\3\4"), "document 0 has side 3, which is none of pairs"),
+    "labels": (side(0, b"\3\4"), "document 0 has side 3, which is not a side of pairs"),
     "half a pair": (lambda f: patch(f / PAIRS, HEAD + 8, b"\7"), "answer of one pair"),
-    "twice": (lambda f: patch(f / PAIRS, HEAD + 16, bytes(16)), "do not ascend"),
+    "twice": (lambda f: patch(f / PAIRS, HEAD + 16, bytes(16)), "are not in ascending order"),
 }  # fmt: skip
 
 
@@ -89,15 +89,15 @@ def test_check_compares_pairs_with_the_records_they_come_from(folder):
     assert len(read_all(folder)) == 8
     faults = verify_store(folder).faults
     assert any("checksum differs" in fault for fault in faults)
-    assert any("not those of the records that its .docs names" in fault for fault in faults)
-    assert any("begins with a pair that a shard before it holds" in fault for fault in faults)
+    assert any("do not match the records that its .docs names" in fault for fault in faults)
+    assert any("its first pair is not after the pairs of the shards before it" in fault for fault in faults)
 
 
 MANIFESTS = {
     "no preferences": (lambda m: source(m).pop("preferences"), "has a .pairs file in a store without preferences"),
-    "unknown": (lambda m: source(m).update(preferences="likes"), "preferences 'likes' are none of pairs and labels"),
+    "unknown": (lambda m: source(m).update(preferences="likes"), "preferences 'likes' are neither pairs nor labels"),
     "no file": (lambda m: shard(m).pop("pairs"), "shard_00000 has no .pairs file in a store of preferences"),
-    "labels": (lambda m: source(m).update(preferences="labels"), "which is none of labels"),
+    "labels": (lambda m: source(m).update(preferences="labels"), "which is not a side of labels"),
     "mixed": (
         lambda m: m["sources"].append({**source(m), "name": "b", "preferences": "labels"}),
         "several kinds of preferences (labels, pairs)",
@@ -125,17 +125,17 @@ def test_a_file_of_pairs_that_no_manifest_knows(tmp_path):
     folder = write(tmp_path, lambda n: {"text": f"text {n}"})
     (folder / PAIRS).write_bytes(b"x")
     (fault,) = verify_store(folder).faults
-    assert fault.endswith("shard_00000.pairs: the manifest knows of no preferences.")
+    assert fault.endswith("shard_00000.pairs: the manifest lists no preferences.")
 
 
 def test_a_mask_that_lies_gives_no_answer(folder):
     bits = np.frombuffer((folder / MASK).read_bytes(), np.uint8, offset=32).copy()
     bits[0] ^= 1
     patch(folder / MASK, 32, bits.tobytes())
-    with pytest.raises(StoreError, match="Document 0 .* is not the end of it"):
+    with pytest.raises(StoreError, match="Document 0 .* are not at its end"):
         read_all(folder)
     patch(folder / MASK, 32, bytes(len(bits)))
-    with pytest.raises(StoreError, match="Document 0 .* is not the end of it"):
+    with pytest.raises(StoreError, match="Document 0 .* are not at its end"):
         read_all(folder)
 
 

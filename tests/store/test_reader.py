@@ -60,7 +60,7 @@ def test_nothing_there(tmp_path):
         ("a.txt", "this is a file.*batchloom prepare .*a.txt --out STORE;.*--input-file .*a.txt"),
         ("texts", "this is a folder without .*batchloom prepare .*texts --out STORE"),
         ("half", "is an unfinished store; give its prepare command again"),
-        ("half.bin", "a pair, and half.idx does not lie beside it"),
+        ("half.bin", "a pair of files, and half.idx is missing"),
         ("s/train", "is a subset of a store; name the store itself: .*/s$"),
         ("a.tx", r"--out .*a.tx makes one.*did you mean 'a.txt'\?$"),
     ],
@@ -180,7 +180,7 @@ def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
 
 def test_a_prefix_of_floats_is_refused(tmp_path):
     prefix = megatron_prefix(tmp_path / "f", [[[1]]], np.float32)
-    with pytest.raises(StoreError, match="float32 numbers, and token ids are integers"):
+    with pytest.raises(StoreError, match="float32 numbers, but token ids are integers"):
         batchloom.open_store(prefix)
 
 

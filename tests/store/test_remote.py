@@ -182,7 +182,7 @@ def test_an_older_store_is_read_whole_files_checked_and_its_tokens_not(near, tmp
         path.unlink()
     with caplog.at_level(logging.WARNING):
         store = open_store(to_memory(near.path, tmp_path.name), cache=tmp_path / "cache")
-    assert "older batchloom and has no checksums of blocks" in caplog.text
+    assert "older batchloom and has no block checksums" in caplog.text
     assert store.fingerprint == near.fingerprint
     assert everything(store) == DOCUMENTS
     # On this machine each shard is checked whole where it was asked for.
@@ -237,7 +237,7 @@ def test_full_notices_what_changes_behind_its_back(near, tmp_path):
     assert changed != DOCUMENTS
     assert everything(open_store(near.path)) == changed
     for store in (always, open_store(near.path, verify="first-read")):
-        words = r"train/shard_00000.bin holds other bytes from 0 to 4,096 than its checksums say"
+        words = r"train/shard_00000.bin: bytes 0 to 4,096 do not match its checksums"
         with pytest.raises(StoreError, match=words):
             everything(store)
 
@@ -364,26 +364,26 @@ def test_a_cache_on_a_disk_that_is_full(near, url, tmp_path):
 
 
 def test_settings_that_are_none(near, url, tmp_path):
-    with pytest.raises(SettingsError, match="verify: 'often' is none of off, first-read, full"):
+    with pytest.raises(SettingsError, match="verify: 'often' is not one of off, first-read, full"):
         open_store(url, verify="often")
     with pytest.raises(SettingsError, match="verify: 'often'"):
         open_store(near.path, verify="often")
-    with pytest.raises(SettingsError, match="cache_limit: 0 is no number of bytes"):
+    with pytest.raises(SettingsError, match="cache_limit: 0 is not a number of bytes"):
         open_store(url, cache_limit=0)
-    with pytest.raises(SettingsError, match="cache: only what lies behind a URL is kept"):
+    with pytest.raises(SettingsError, match="cache: only remote stores are cached"):
         open_store(near.path, cache=tmp_path)
     for none in (3, "", b"x", "x\0", "s3://a/b", "~nobody-is-called-so/x"):
-        with pytest.raises(SettingsError, match=re.escape(f"cache: {none!r} is no folder of this machine: give")):
+        with pytest.raises(SettingsError, match=re.escape(f"cache: {none!r} is not a local folder: give")):
             open_store(url, cache=none)
     for none in ("", []):
-        with pytest.raises(SettingsError, match="verify: .* is none of off, first-read, full"):
+        with pytest.raises(SettingsError, match="verify: .* is not one of off, first-read, full"):
             open_store(url, verify=none)
     with pytest.raises(InputError, match=r"no documents in subset \[\]; it has: train, val"):
         open_store(url, [])
     for none in (3, None, b"near"):
-        with pytest.raises(InputError, match=f"{none!r} is no place of a store: give the path or"):
+        with pytest.raises(InputError, match=f"{none!r} is not the location of a store: give the path or"):
             open_store(none)
-    with pytest.raises(SettingsError, match="verify: only stores have checksums, and dummy is none"):
+    with pytest.raises(SettingsError, match="verify: only stores have checksums, and dummy is not a store"):
         open_store("dummy", verify="full")
 
 
@@ -397,7 +397,7 @@ def test_what_is_no_store(url, tmp_path):
 
 
 def test_what_needs_files_says_so(opened):
-    with pytest.raises(InputError, match="lies elsewhere, and its shards are no files here"):
+    with pytest.raises(InputError, match="is remote, and its shards are not local files"):
         _ = opened.shards.stems
 
 
@@ -461,7 +461,7 @@ def test_a_store_elsewhere_is_checked_as_one_here(tmp_path):
         ("train/shard_00003.bin", "shard_00003.bin: checksum differs"),
         ("train/shard_00004.docs", "shard_00004.docs: checksum differs"),
         ("train/shard_00005.idx", "shard_00005.idx"),
-        ("train/shard_00006.sums", "shard_00006.sums: it is not that of its file"),
+        ("train/shard_00006.sums", "shard_00006.sums: does not match its file"),
         ("train/lengths.u32", "lengths.u32: checksum differs"),
         ("train/shard_00001.bin", None),
     ],

@@ -77,16 +77,16 @@ def test_what_passes_is_asked_again(near, relay, tmp_path, impatient, faults):
     [
         (
             "gone",
-            "s3://bucket/store/train/shard_00004.bin is gone: the manifest of its store names it",
+            "s3://bucket/store/train/shard_00004.bin is missing: the manifest of its store names it",
         ),
         pytest.param(
             "changed",
-            "s3://bucket/store/train/shard_00004.bin holds other bytes from .* was changed or damaged",
+            "s3://bucket/store/train/shard_00004.bin: bytes .* do not match .* was changed or damaged",
             marks=SLOW,
         ),
         pytest.param(
             "short",
-            "s3://bucket/store/train/shard_00004.bin is not what the manifest .* was cut short or written",
+            "s3://bucket/store/train/shard_00004.bin does not match the manifest .* was truncated or rewritten",
             marks=SLOW,
         ),
     ],

@@ -91,7 +91,7 @@ def test_who_removes_everything_is_told(store, capsys):
     with pytest.raises(InputError, match="All documents of .* are removed"):
         compact_store(store)
     run_command_line(["check", str(store)])
-    assert "nothing by batchloom train: it has no document of a subset train" in (capsys.readouterr().out)
+    assert "nothing by batchloom train: subset train has no documents" in (capsys.readouterr().out)
 
 
 def test_every_form_of_a_line(store):
@@ -168,7 +168,7 @@ def test_what_is_asked_for_must_be_there(store, tmp_path):
     with pytest.raises(SettingsError, match="sources: missing"):
         remove_documents(store)
     (tmp_path / "bytes").write_bytes(b"train:1\xff")
-    with pytest.raises(InputError, match="is no UTF-8 text"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         remove_documents(store, documents_file=tmp_path / "bytes")
 
 

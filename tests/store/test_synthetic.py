@@ -149,7 +149,7 @@ def test_settings_that_are_none(given, said):
         batchloom.open_store(given)
 
 
-@pytest.mark.parametrize("made", ["made-up documents", "preferences"])
+@pytest.mark.parametrize("made", ["synthetic documents", "preferences"])
 def test_a_shard_does_not_pass_for_what_its_store_says_it_is_not(tmp_path, monkeypatch, made):
     if made == "preferences":
         rows = ({"prompt": f"q{n}", "chosen": "yes", "rejected": f"no {n}"} for n in range(9))
@@ -228,7 +228,7 @@ def test_check_tells_the_three_apart(tmp_path):
     assert real.used.endswith("reads the 2 documents of subset train")
     prefix = batchloom.check(tmp_path / "s/train/shard_00000")
     assert (prefix.data, prefix.kind) == ("real", "prefix")
-    assert "reads the 2 documents of it" in prefix.used
+    assert "reads its 2 documents" in prefix.used
     (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
     raw = batchloom.check(tmp_path / "a.jsonl")
     assert (raw.data, raw.kind) == ("real", "file")
@@ -251,7 +251,7 @@ def test_noise_is_a_fault_where_nobody_said_so(tmp_path):
     path.write_text(json.dumps(manifest))
     verdict = verify_store(tmp_path / "s")
     assert any("uniform noise" in fault for fault in verdict.faults)
-    assert verdict.used == "nothing, before what is faulty is mended"
+    assert verdict.used == "nothing until the faults are fixed"
     bare = verify_prefix(tmp_path / "s/train/shard_00000")
     assert any("uniform noise" in fault for fault in bare.faults)
 
@@ -263,4 +263,4 @@ def test_an_export_says_what_it_loses(tmp_path):
         export_store(SMALL, to="megatron", out=tmp_path / "m")
     batchloom.prepare(SMALL, out=tmp_path / "s")
     done = export_store(tmp_path / "s", to="megatron", out=tmp_path / "m")
-    assert done.notes[-1].startswith("source=synthetic: these documents are made up")
+    assert done.notes[-1].startswith("source=synthetic: these documents are synthetic")

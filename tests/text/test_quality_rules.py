@@ -83,7 +83,7 @@ def test_the_rules_of_c4_that_are_off(tmp_path):
 
 def test_a_list_of_bad_words_that_is_none(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(InputError, match="holds no word; give one a line"):
+    with pytest.raises(InputError, match="holds no words; give one word per line"):
         c4.make_c4_step(C4(bad_words=str(tmp_path / "empty.txt")))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(InputError, match="save it as UTF-8"):

@@ -50,9 +50,9 @@ def test_names_are_parsed_and_unknown_ones_get_the_nearest():
     with pytest.raises(SettingsError) as caught:
         parse_steps("whitspace,,pii")
     first, second = caught.value.problems
-    assert first.startswith("clean[0]: 'whitspace' is none of html, ")
+    assert first.startswith("clean[0]: 'whitspace' is not one of html, ")
     assert first.endswith("; did you mean 'whitespace'?")
-    assert second.startswith("clean[1]: '' is none of ")
+    assert second.startswith("clean[1]: '' is not one of ")
 
 
 def test_all_problems_are_told_at_once_with_their_paths():
@@ -68,12 +68,12 @@ def test_all_problems_are_told_at_once_with_their_paths():
     assert told == [
         "clean[0].least: unknown setting; did you mean 'least_words'?",
         "clean[0].most_words: 'many' is not int",
-        "clean[2].least_words: 30 is above most_words, 2: every text would go",
-        "clean[3].least: 1.5 is no probability, from 0 to 1",
-        "clean[3].keep: 'EN' is no language of the model",
-        "clean[3].keep: 'ger' is no language of the model",
+        "clean[2].least_words: 30 is above most_words, 2: every text would be dropped",
+        "clean[3].least: 1.5 is not a probability from 0 to 1",
+        "clean[3].keep: 'EN' is not a language of the model",
+        "clean[3].keep: 'ger' is not a language of the model",
         "clean[4].kinds[0]: 'cookies' is none of 'policies', 'javascript', 'navigation', 'counters'",
-        "clean[5].settings: {1: True} does not map names of settings to values",
+        "clean[5].settings: {1: True} is not a mapping of setting names to values",
     ]
 
 

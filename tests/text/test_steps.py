@@ -295,7 +295,7 @@ def test_language(code):
     others = [other for other in SAMPLES if other != code]
     drop = step("language", keep=others)(text)
     assert drop.reason == "language: another"
-    assert drop.detail.startswith(f"{code} with the probability ")
+    assert drop.detail.startswith(f"{code} with probability ")
 
 
 def test_language_of_what_has_none():

@@ -118,7 +118,7 @@ def test_models_the_fast_engine_does_not_take(kind, small):
         small["added_tokens"] = [special("<|endoftext|>", 1000)]
     tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
     assert tokenizer.engine.name == "tokenizers"
-    assert tokenizer.engine.note.startswith(f"fastokens {FAST} does not take it (")
+    assert tokenizer.engine.note.startswith(f"fastokens {FAST} does not support it (")
     assert verify_engine(tokenizer, ["ab"]) is tokenizer
     texts = ["ab a b", "", "a" * 300_000, "b"]
     ids, offsets = tokenizer.encode_batch(texts)

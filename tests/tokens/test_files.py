@@ -59,7 +59,7 @@ def test_a_store_s_tokenizer_can_be_used_again(tmp_path, trained):
     write_json(tmp_path / "store" / "tokenizer_state.json", trained.state())
     again = resolve_tokenizer(str(tmp_path / "store"))
     assert (again.name, again.fingerprint) == (trained.name, trained.fingerprint)
-    with pytest.raises(TokenizerError, match="whose end token is settled"):
+    with pytest.raises(TokenizerError, match="whose end token is fixed"):
         resolve_tokenizer(str(tmp_path / "store"), end_token="</s>")
 
 

@@ -71,7 +71,9 @@ def test_text_that_is_not_unicode_is_refused(gpt2):
 @pytest.mark.parametrize("wrong", [-1, 60000])
 def test_an_id_outside_the_vocabulary_is_refused(gpt2, wrong):
     for tokenizer in (gpt2, resolve_tokenizer("bytes")):
-        with pytest.raises(TokenizerError, match=f"id {wrong} is not of tokenizer '{tokenizer.name}', whose ids go"):
+        with pytest.raises(
+            TokenizerError, match=f"id {wrong} is not an id of tokenizer '{tokenizer.name}', whose ids are"
+        ):
             tokenizer.decode([1, wrong])
 
 
@@ -87,7 +89,7 @@ def test_an_id_outside_the_vocabulary_is_refused(gpt2, wrong):
         ("bert-base-uncased", "a Hub id such as org/name"),
         ("a/b/c", "the path of a tokenizer.json"),
         ("tiktoken:cl100k", "did you mean 'cl100k_base'"),
-        ("tiktoken:", "there are gpt2, r50k_base"),
+        ("tiktoken:", "the encodings are gpt2, r50k_base"),
     ],
 )
 def test_an_unknown_spec_is_told_what_there_is(spec, hint):
@@ -113,7 +115,7 @@ def test_train_is_for_prepare():
         ("train:1_000", "'1_000' is not a vocabulary size"),
         ("train:٣٠٠", "is not a vocabulary size"),
         ("train:257", "258 is the smallest; give train:258 or more, or bytes"),
-        ("train:99999999", "the largest vocabulary that is learned is 1048576"),
+        ("train:99999999", "the largest vocabulary size is 1048576"),
     ],
 )
 def test_a_wrong_size_is_refused_with_the_remedy(spec, sentence):

@@ -95,7 +95,7 @@ def test_a_state_that_lies_is_refused(trained, change, sentence):
 
 @pytest.mark.parametrize("state", [{}, [], None, "x", {"kind": "bytes"}])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(TokenizerError, match="no state of a tokenizer"):
+    with pytest.raises(TokenizerError, match="not the state of a tokenizer"):
         restore_tokenizer(state)
 
 
@@ -118,7 +118,7 @@ def test_ids_without_a_tokenizer_have_a_state_too():
     again = restore_tokenizer(state)
     assert (again.fingerprint, again.state()) == (tokenizer.fingerprint, state)
     assert again.decode([7, 256]) == "7 256"
-    with pytest.raises(TokenizerError, match="id 300 is not of tokenizer 'none'"):
+    with pytest.raises(TokenizerError, match="id 300 is not an id of tokenizer 'none'"):
         again.decode([300])
     with pytest.raises(TokenizerError, match="2 texts cannot be encoded"):
         again.encode_batch(["a", "b"])
@@ -128,7 +128,7 @@ def test_ids_without_a_tokenizer_have_a_state_too():
     ("change", "sentence"),
     [
         ({"vocab_size": 301}, "was changed"),
-        ({"end_id": 300}, "end token 300 is not of a vocabulary of 300 ids"),
+        ({"end_id": 300}, "end token 300 is not in a vocabulary of 300 ids"),
         ({"end_id": -1}, "end token -1 is not"),
         ({"end_id": True}, "not two numbers"),
         ({"vocab_size": "300"}, "not two numbers"),

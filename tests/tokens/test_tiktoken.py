@@ -111,7 +111,7 @@ def test_a_file_that_is_not_the_published_one_is_refused(r50k_file, tmp_path):
     lines = r50k_file.read_bytes().splitlines(keepends=True)
     short = tmp_path / "r50k_base.tiktoken"
     short.write_bytes(b"".join(lines[:-10]))
-    with pytest.raises(TokenizerError, match="has 50246 tokens where there should be 50256"):
+    with pytest.raises(TokenizerError, match="has 50246 tokens instead of 50256"):
         resolve_tokenizer(f"tiktoken:{short}")
     short.write_bytes(b"".join([*lines[:100], b"not a rank\n"]))
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_the_published_one_is_refused(r50k_file, tmp_path):
         resolve_tokenizer(f"tiktoken:{renamed}")
     with pytest.raises(TokenizerError, match="cannot be read"):
         resolve_tokenizer(f"tiktoken:{tmp_path}/p50k_base.tiktoken")
-    with pytest.raises(TokenizerError, match="'mine' is no encoding"):
+    with pytest.raises(TokenizerError, match="'mine' is not an encoding"):
         resolve_tokenizer(f"tiktoken:{tmp_path}/mine.tiktoken")
 
 

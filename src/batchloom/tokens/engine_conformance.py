@@ -193,7 +193,7 @@ def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokeni
     differing, example = _compare_engines(tokenizer, reference, texts, control=True)
     if not differing:
         return tokenizer
-    note = f"fastokens {tokenizer.engine.version} reads control tokens otherwise: {example}"
+    note = f"fastokens {tokenizer.engine.version} reads control tokens differently: {example}"
     return tokenizer.with_exact_engine(f"{note}: the slower tokenizers is used", reference)
 
 

@@ -55,7 +55,7 @@ class FastEngine:
         except ImportError as error:
             raise FastEngineError(f"fastokens cannot be imported ({error})") from error
         except ValueError as error:
-            raise FastEngineError(f"fastokens {self.version} does not take it ({error})") from error
+            raise FastEngineError(f"fastokens {self.version} does not support it ({error})") from error
 
     def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """Implement ``Tokenizer.encode_batch``."""
@@ -104,9 +104,8 @@ class ReferenceEngine:
                 raise
             raise TokenizerError(
                 f"tokenizer {self._label!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
-                f"its vocabulary lacks "
-                "it and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
-                "another --tokenizer"
+                "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
+                "tokenizer.json, or choose another --tokenizer"
             ) from error
         return concat_ids(id_arrays)
 

@@ -63,7 +63,7 @@ def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
 
 def _load_from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
     if end_token is not None:
-        raise TokenizerError(f"{path} is a store's tokenizer, whose end token is settled: leave --end-token out")
+        raise TokenizerError(f"{path} is a store's tokenizer, whose end token is fixed: leave --end-token out")
     return restore_tokenizer(state)
 
 
@@ -138,7 +138,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{path} is no chat template: it cannot be read ({error})") from error
+        raise TokenizerError(f"{path} is not a chat template: it cannot be read ({error})") from error
 
 
 def _get_base_name(path: Path) -> str:

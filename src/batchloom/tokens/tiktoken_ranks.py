@@ -96,7 +96,7 @@ def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
     encoding = TIKTOKEN_ENCODINGS.get(name)
     if encoding is None:
         raise TokenizerError(
-            f"tiktoken:{target}: {name!r} is no encoding{suggest(name, TIKTOKEN_ENCODINGS)}; there are "
+            f"tiktoken:{target}: {name!r} is not an encoding{suggest(name, TIKTOKEN_ENCODINGS)}; the encodings are "
             f"{', '.join(TIKTOKEN_ENCODINGS)}; a ranks file carries the encoding's name, such as "
             "cl100k_base.tiktoken"
         )
@@ -153,8 +153,8 @@ def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, label: str) 
     if hashlib.sha256(text).hexdigest() != published.sha256:
         raise TokenizerError(
             f"{label} does not hold the published ranks of {published.name}: it has {len(ranks)} "
-            f"tokens where there should be {published.count}, or others; fetch the file again, or "
-            "turn your own ranks into a tokenizer.json under a name of their own"
+            f"tokens instead of {published.count}, or other tokens; fetch the file again, or "
+            "convert your own ranks to a tokenizer.json under another name"
         )
 
 

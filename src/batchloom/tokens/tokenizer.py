@@ -135,8 +135,8 @@ def validate_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDA
     wrong = array[(array < 0) | (array >= tokenizer.vocab_size)]
     if wrong.size:
         raise TokenizerError(
-            f"id {wrong[0]} is not of tokenizer {tokenizer.name!r}, whose ids go from 0 to "
-            f"{tokenizer.vocab_size - 1}: decode with the tokenizer the ids were made by"
+            f"id {wrong[0]} is not an id of tokenizer {tokenizer.name!r}, whose ids are 0 to "
+            f"{tokenizer.vocab_size - 1}: decode with the tokenizer that made the ids"
         )
     return array
 

@@ -113,7 +113,7 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
         if expected_id != number:
             raise TokenizerError(
                 f"{label}: added token {content!r} has id {number} in the file, and tokenizers gives "
-                f"it {expected_id}: number the added tokens from the size of the vocabulary on, without a gap"
+                f"it {expected_id}: number the added tokens without gaps, starting at the size of the vocabulary"
             )
         highest = max(highest, number)
         words[content] = number
@@ -166,7 +166,7 @@ def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: st
     try:
         text = orjson.dumps(tokenizer_json)
     except orjson.JSONEncodeError as error:
-        raise TokenizerError(f"{label} cannot be kept as JSON: {error}") from error
+        raise TokenizerError(f"{label} cannot be written as JSON: {error}") from error
     return TokenizerDefinition(
         text=text,
         model=str(tokenizer_json["model"].get("type", "BPE")),

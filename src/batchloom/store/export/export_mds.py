@@ -78,7 +78,7 @@ def _encode_samples(document_range: DocumentRange, names: list[bytes]) -> list[b
         sizes = list(map(len, values))
         if sum(sizes) > _MAX_SHARD_BYTES - _SHARD_BYTES:
             raise InputError(
-                f"A document of {stop - start:,} tokens is too long for an MDS shard, which ends at 4 GiB; give "
+                f"A document of {stop - start:,} tokens is too long for an MDS shard, which holds at most 4 GiB; give "
                 "--to megatron or parquet."
             )
         head = [size.to_bytes(4, "little") for size in sizes]

@@ -22,8 +22,8 @@ from batchloom.store.write import make_folder, sync_folder, wrap_write_errors
 ExportTarget = Literal["megatron", "flat", "parquet", "hf", "mds"]
 EXPORT_TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
 _SYNTHETIC_NOTE = (
-    "source=synthetic: these documents are made up, and what was exported does not say so as their store does. Keep "
-    "it apart from real data."
+    "source=synthetic: these documents are synthetic. Their store records that, the exported files do not. Keep them "
+    "apart from real data."
 )
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
@@ -94,8 +94,8 @@ def export_store(
     output_folder = Path(out)
     if not store.location.on_disk:
         raise InputError(
-            f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
-            f"{store.path} --out STORE), and export that store."
+            f"{store.path} is generated while it is read and has no shards to export: write it first (batchloom "
+            f"prepare {store.path} --out STORE), then export that store."
         )
     refuse_media(store.manifest, store.location.name, "an export")
     tick = progress or (lambda _: None)
@@ -119,11 +119,11 @@ def export_store(
 def _list_problems(to: str, merge: str | None) -> list[str]:
     problems = []
     if to not in EXPORT_TARGETS:
-        problems.append(f"to: {to!r} is none of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}")
+        problems.append(f"to: {to!r} is not one of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}")
     if merge is not None and to != "megatron":
-        problems.append(f"merge: names the one prefix of --to megatron; --to {to} has none")
+        problems.append(f"merge: names the one prefix of --to megatron; --to {to} writes no prefix")
     if merge is not None and not _NAME_PATTERN.fullmatch(merge):
-        problems.append(f"merge: {merge!r} is no file name of letters, digits, '.', '_' and '-'")
+        problems.append(f"merge: {merge!r} is not a file name of letters, digits, '.', '_' and '-'")
     return problems
 
 
@@ -139,7 +139,7 @@ def _choose_exporter(to: str) -> Callable[[Store, Path, Callable[[int], None]], 
 def _open_staging_folder(out: Path) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to ``out`` on success, else deleted."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreConflictError(f"{out} is there already and not empty; choose another --out, or delete it.")
+        raise StoreConflictError(f"{out} already exists and is not empty; choose another --out, or delete it.")
     folder = out.absolute().with_name(out.absolute().name + PARTIAL_SUFFIX)
     make_folder(folder)
     with _lock_output(folder, out):

@@ -137,8 +137,8 @@ def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]
     notes = _list_losses(store)
     if not clear:
         notes.append(
-            "Where documents end cannot be told from the flat file: they do not all end with the end token, or hold "
-            "it inside. --to megatron keeps their bounds."
+            "The flat file does not show where documents end: some lack the end token at their end, or contain it "
+            "inside. --to megatron keeps their bounds."
         )
     return notes
 
@@ -188,14 +188,13 @@ def _list_losses(store: Store) -> list[str]:
     notes = []
     if store.contents.preferences:
         notes.append(
-            "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
+            "These files do not show which answers are preferred: --to parquet, hf or mds keeps pair and side."
         )
     masked = store.contents.remaining_counts[1] - store.contents.trained_tokens
     if not masked:
         return notes
     note = (
         f"{masked:,} of {store.contents.remaining_counts[1]:,} tokens are not trained. The .mask files say which; "
-        "batchloom "
-        "heeds them, Megatron and other readers do not."
+        "batchloom applies them, Megatron and other readers do not."
     )
     return [*notes, note]

@@ -213,7 +213,8 @@ def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int 
     head = count_header_bytes(size, width)
     if count != count_entries(size) or len(view) != head + count * width:
         raise StoreError(
-            f"{path} says {count:,} blocks in {len(view):,} bytes; its file has {count_entries(size):,}. {CHECK_REMEDY}"
+            f"{path} declares {count:,} blocks in {len(view):,} bytes; its file has {count_entries(size):,}. "
+            f"{CHECK_REMEDY}"
         )
     root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
     if root_checksums is None:

@@ -85,9 +85,9 @@ def list_history_faults(generation: int, history: tuple[GenerationEntry, ...], s
     numbers = [entry.number for entry in history]
     # The length is compared first: a damaged generation number could make the range huge.
     if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
-        return [f"its history has the generations {numbers}, and it is generation {generation}"]
+        return [f"its history has the generations {numbers}, but it is generation {generation}"]
     if not history and generation != 1:
-        return [f"it is generation {generation} and has no history"]
+        return [f"it is generation {generation} but has no history"]
     counts = [0, *(entry.sources for entry in history), sources]
     if any(a > b for a, b in pairwise(counts)):
         return [f"its history has {counts[1:-1]} sources, and the manifest {sources}"]
@@ -111,4 +111,4 @@ def list_layer_faults(generation: int, layers: tuple[LayerEntry, ...], bounds: s
         end += layer.documents
         if layer.documents < 1 or end not in bounds:
             return [f"has a layer of generation {layer.generation} that ends inside a shard"]
-    return [] if end == documents else [f"has {end} documents in its layers, and says {documents}"]
+    return [] if end == documents else [f"has {end} documents in its layers, but declares {documents}"]

@@ -109,6 +109,6 @@ def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
     header_tokens, trained = read_header(view, path, MAGIC)
     if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
-            f"{path} says {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
+            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
         )
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))

@@ -410,9 +410,8 @@ def seal_manifest(manifest: Manifest) -> Manifest:
     size = len(encode_manifest(sealed))
     if size > SMALL_FILE_LIMIT:
         raise StoreError(
-            f"The manifest of this store would have {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read. Give "
-            "fewer, larger input files (records of JSON Lines), larger shards (--tokens-per-shard), or make several "
-            "stores."
+            f"The manifest of this store would have {size:,} bytes; the limit is {SMALL_FILE_LIMIT:,}. Give fewer, "
+            "larger input files (records of JSON Lines), larger shards (--tokens-per-shard), or make several stores."
         )
     return sealed
 
@@ -487,7 +486,7 @@ def _read_verified(
     for remaining_tries in reversed(range(tries)):
         data = read_file(name)
         if expected is not None and split_checksum(data)[0] != expected:
-            damage = StoreError(f"{path} is not the manifest that generation had; {_RESTORE_REMEDY}.")
+            damage = StoreError(f"{path} is not the manifest of that generation; {_RESTORE_REMEDY}.")
         else:
             try:
                 return decode_manifest(data, path)
@@ -516,8 +515,7 @@ def _describe_missing_generation(folder: Path | str, newest: Manifest, generatio
         last = newest.readable[0]
         return (
             f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: "
-            f"{available}. "
-            "A run on it cannot go on with this store; restore a copy made before, or begin the run anew."
+            f"{available}. A run on it cannot continue with this store; restore a copy made before, or start a new run."
         )
     return f"{folder} has no generation {generation}; it has: {available}."
 
@@ -576,11 +574,11 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
     problems = []
     tokenizer = manifest.tokenizer
     if manifest.dtype not in TOKEN_DTYPES:
-        problems.append(f"dtype {manifest.dtype!r} is none of {', '.join(TOKEN_DTYPES)}")
+        problems.append(f"dtype {manifest.dtype!r} is not one of {', '.join(TOKEN_DTYPES)}")
     itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
-            problems.append(f"{field} {value} is not of the vocabulary")
+            problems.append(f"{field} {value} is not in the vocabulary")
     problems += _list_preference_faults(manifest) + _list_recipe_faults(manifest)
     problems += list_history_faults(manifest.generation, manifest.history, len(manifest.sources))
     records = sum(part.records for source in manifest.sources for part in source.parts)
@@ -588,7 +586,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         problems.append(f"the parts of its sources have {records} records")
     for name in (*manifest.subsets, *manifest.subset_overrides.values()):
         if name not in SUBSETS:
-            problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
+            problems.append(f"subset {name!r} is not one of {', '.join(SUBSETS)}")
     for name, subset in manifest.subsets.items():
         for shard in subset.shards:
             if not SHARD_NAME.fullmatch(shard.name):
@@ -601,8 +599,8 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         tokens = sum(shard.tokens for shard in subset.shards)
         if (documents, tokens) != (subset.documents, subset.tokens):
             problems.append(
-                f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
-                f"its shards together {documents} and {tokens}"
+                f"subset {name!r} declares {subset.documents} documents and {subset.tokens} tokens, "
+                f"its shards have {documents} and {tokens} in total"
             )
         problems += [f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)]
     return problems
@@ -633,7 +631,7 @@ def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str
         and 0 < removed_entry.documents <= subset.documents
         and 0 <= removed_entry.trained <= removed_entry.tokens <= subset.tokens
     ):
-        faults.append(f"says {removed_entry.documents} removed documents of {subset.documents}")
+        faults.append(f"declares {removed_entry.documents} removed documents out of {subset.documents}")
     return faults
 
 
@@ -641,10 +639,10 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
     """List faults of the preferences: a store holds at most one kind, unmixed."""
     kinds = {source.preferences for source in manifest.sources if source.documents}
     if unknown_kinds := sorted(kinds.difference(PREFERENCE_KINDS)):
-        return [f"preferences {unknown_kinds[0]!r} are none of pairs and labels"]
+        return [f"preferences {unknown_kinds[0]!r} are neither pairs nor labels"]
     if len(kinds) > 1:
         return [
-            f"its sources are of several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
+            f"its sources have several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
         ]
     has_preferences = bool(manifest.preferences)
     return [

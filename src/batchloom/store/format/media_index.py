@@ -114,7 +114,7 @@ class MediaRows:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise StoreError(f"The place of a medium is no UTF-8: its file is damaged. {CHECK_REMEDY}") from error
+            raise StoreError(f"The location of a medium is not UTF-8: its file is damaged. {CHECK_REMEDY}") from error
 
     def take(self, documents: NDArray[np.int64]) -> "MediaRows":
         """Return the media of some documents, ascending, int64 [D].
@@ -222,7 +222,8 @@ def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + locations_size:
         raise StoreError(
-            f"{path} says {count:,} media and {locations_size:,} bytes of places in {len(view):,} bytes. {CHECK_REMEDY}"
+            f"{path} declares {count:,} media and {locations_size:,} bytes of locations in {len(view):,} bytes. "
+            f"{CHECK_REMEDY}"
         )
     rows = np.frombuffer(view, MEDIA_ROW_DTYPE, count, HEADER.size)
     if fault := _find_fault(rows, documents, locations_size):
@@ -242,10 +243,10 @@ def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> 
     if (ends[:-1][same_document] > rows["start"][1:][same_document]).any():
         return "media of a document overlap"
     if int(rows["kind"].max()) >= len(MEDIUM_KINDS):
-        return f"a medium is of kind {int(rows['kind'].max())}, which is none"
+        return f"a medium has the unknown kind {int(rows['kind'].max())}"
     begins, sizes = rows["place"].astype(np.int64), rows["place_size"].astype(np.int64)
     if (begins < 0).any() or (begins + sizes > locations_size).any():
-        return "places of media lie outside of the file"
+        return "locations of media are outside the file"
     return ""
 
 
@@ -311,7 +312,7 @@ def find_blobs_fault(path: Path, media: MediaRows) -> str:
     """Describe the mismatch of a ``.blobs`` file and its rows; empty if there is none."""
     stored_mask = media.rows["blob"] != NOT_STORED
     if not stored_mask.any():
-        return f"{path}: no medium of its shard lies in it." if path.exists() else ""
+        return f"{path}: no medium of its shard is stored in it." if path.exists() else ""
     ends = media.rows["blob"][stored_mask] + media.rows["size"][stored_mask]
     size = len(map_file(path))
     if int(ends.max()) != size:

@@ -23,7 +23,7 @@ from batchloom.store.format.layout import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-_REMEDIES = {errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"}
+_REMEDIES = {errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store again"}
 _MAX_TOKENS = 2**31 - 1
 _CHUNK_DOCUMENTS = 1 << 20
 
@@ -42,8 +42,8 @@ def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) 
     count = len(lengths)
     if count and int(lengths.max()) > _MAX_TOKENS:
         raise StoreError(
-            f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index holds at most "
-            f"{_MAX_TOKENS:,} for one. Cut it before."
+            f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index allows at most "
+            f"{_MAX_TOKENS:,} per document. Split it first."
         )
     code = next(code for code, token_dtype in DTYPE_CODES.items() if token_dtype == dtype)
     yield HEADER.pack(MAGIC, 1, code, count, count + 1)
@@ -98,7 +98,7 @@ def map_index(path: Path) -> MegatronIndex:
     plain = HEADER.size + 12 * sequences + 8 * documents
     if len(view) not in (plain, plain + sequences):
         raise StoreError(
-            f"{path} says {sequences} sequences and {documents} document bounds, which take {plain} "
+            f"{path} declares {sequences} sequences and {documents} document bounds, which take {plain} "
             f"bytes, but it has {len(view)}: it is cut short or damaged."
         )
     at_pointers = HEADER.size + 4 * sequences

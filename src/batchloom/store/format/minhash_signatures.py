@@ -104,8 +104,8 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
     if count != documents or len(view) != HEADER.size + 8 * bands * documents:
         raise StoreError(
-            f"{path} says {count:,} documents of {bands} bands in {len(view):,} bytes; its shard has {documents:,} "
-            f"documents. {CHECK_REMEDY}"
+            f"{path} declares {count:,} documents with {bands} bands in {len(view):,} bytes; its shard has "
+            f"{documents:,} documents. {CHECK_REMEDY}"
         )
     keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
     return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))

@@ -16,7 +16,7 @@ def make_missing_store_error(path: Path) -> StoreMissingError:
         return StoreMissingError(describe_partial_store(path) or _describe_missing_store(path))
     except OSError:
         # Without read permission the cause cannot be determined.
-        return StoreMissingError(f"There is no store at {path} that can be looked into.")
+        return StoreMissingError(f"There is no readable store at {path}.")
 
 
 def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
@@ -42,7 +42,7 @@ def describe_partial_store(path: Path) -> str:
     Returns an empty string for any other path.
     """
     if (path / WORK_NAME).is_dir():
-        return f"{path} is an unfinished store; give its prepare command again: it goes on."
+        return f"{path} is an unfinished store; give its prepare command again to continue."
     if path.name in SUBSETS and path.is_dir() and (path.parent / MANIFEST_NAME).is_file():
         return f"{path} is a subset of a store; name the store itself: {path.parent}"
     return ""
@@ -52,12 +52,12 @@ def _describe_missing_store(path: Path) -> str:
     lead = f"{'No training shards found in' if path.is_dir() else 'There is no store at'} {path}: "
     if path.suffix in (".bin", ".idx") and path.is_file():
         partner_path = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
-        return f"{lead}a Megatron prefix is a pair, and {partner_path.name} does not lie beside it."
+        return f"{lead}a Megatron prefix is a pair of files, and {partner_path.name} is missing."
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         kind = "file" if path.is_file() else f"folder without {MANIFEST_NAME}"
         return (
             f"{lead}this is a {kind}. If it holds text, make a store of it: batchloom prepare "
-            f"{path} --out STORE; batchloom train also takes it as it is: --input-file {path}"
+            f"{path} --out STORE; batchloom train also reads it directly: --input-file {path}"
         )
     if path.is_dir():
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"

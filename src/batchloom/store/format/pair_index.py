@@ -57,11 +57,11 @@ class PairIndex:
         unknown_sides = np.flatnonzero((self.sides != allowed_sides[0]) & (self.sides != allowed_sides[1]))
         if unknown_sides.size:
             index = int(unknown_sides[0])
-            return f"document {index} has side {self.sides[index]}, which is none of {preferences}"
+            return f"document {index} has side {self.sides[index]}, which is not a side of {preferences}"
         firsts = self.pairs
         if preferences == "pairs":
             if len(self) % 2:
-                return f"{len(self):,} documents are no pairs"
+                return f"{len(self):,} documents do not form pairs"
             firsts = self.pairs[::2]
             is_pair = (self.sides[::2] == CHOSEN) & (self.sides[1::2] == REJECTED)
             broken_pairs = np.flatnonzero(~is_pair | (firsts != self.pairs[1::2]))
@@ -69,7 +69,7 @@ class PairIndex:
                 index = 2 * int(broken_pairs[0])
                 return f"documents {index} and {index + 1} are not the chosen and the rejected answer of one pair"
         if (firsts[1:] <= firsts[:-1]).any():
-            return "its pairs do not ascend, so that one may stand there twice"
+            return "its pairs are not in ascending order, so one may be repeated"
         return ""
 
 
@@ -85,7 +85,7 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
     """
     if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
-            f"Preferences are numbered in at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
+            f"A store of preferences has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
             "fewer, larger files."
         )
     return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
@@ -113,7 +113,7 @@ def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: 
         raise make_wrong_format_error(path)
     if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
         raise StoreError(
-            f"{path} says {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"
+            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"
         )
     sides = PairIndex(
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),

@@ -120,7 +120,7 @@ def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
     if zero:
         raise make_wrong_format_error(path)
     if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:
-        raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
+        raise StoreError(f"{path} declares {count} documents, which do not fit its {len(view)} bytes.")
     offset = HEADER.size
     return ProvenanceTable(
         hashes=np.frombuffer(view, "<u8", 2 * count, offset).reshape(count, 2),
@@ -153,8 +153,8 @@ class PartTable(NamedTuple):
             part = int(provenance.parts[row])
             raise StoreError(
                 f"A document names record {int(provenance.records[row]):,} of a part of "
-                f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs is "
-                f"damaged. {CHECK_REMEDY}"
+                f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs file "
+                f"is damaged. {CHECK_REMEDY}"
             )
         documents = []
         columns = (provenance.parts, provenance.records, provenance.offsets, provenance.hashes)

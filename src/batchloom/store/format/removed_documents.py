@@ -55,13 +55,13 @@ def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[
     expected_count = subset.removed.documents
     if count != expected_count or len(view) != HEADER.size + 8 * count:
         raise StoreError(
-            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {expected_count:,}. "
+            f"{path} declares {count:,} documents in {len(view):,} bytes, the manifest says {expected_count:,}. "
             f"{CHECK_REMEDY}"
         )
     numbers = np.frombuffer(view, "<i8", count, HEADER.size)
     inside = bool(count) and numbers[0] >= 0 and int(numbers[-1]) < subset.documents
     if not inside or (numbers[1:] <= numbers[:-1]).any():
-        raise StoreError(f"{path} names documents that do not ascend, or that the subset does not have. {CHECK_REMEDY}")
+        raise StoreError(f"{path} lists documents that are not ascending, or not in the subset. {CHECK_REMEDY}")
     return numbers
 
 

@@ -32,8 +32,7 @@ def make_span_error(store_path: object, document: int, tokens: int, stop: int) -
     """
     return StoreError(
         f"Document {document} of {store_path} has {tokens} tokens, and a span of it ends at {stop}: the plan "
-        "belongs to "
-        "another store, or the store was changed. Open it anew."
+        "belongs to another store, or the store was changed. Open it again."
     )
 
 
@@ -88,8 +87,8 @@ class StoreLengths:
         """Refuse impossible lengths in a pool; smaller requests come from a checked pool."""
         if len(lengths) >= _MIN_READ_AHEAD and (longest := int(lengths.max())) > self._longest:
             raise StoreError(
-                f"A document of the store has {longest:,} tokens by its lengths, and no shard has more than "
-                f"{self._longest:,}. {CHECK_REMEDY}"
+                f"According to its lengths a document of the store has {longest:,} tokens, but no shard has more "
+                f"than {self._longest:,}. {CHECK_REMEDY}"
             )
         return lengths
 

@@ -97,7 +97,7 @@ def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] 
             return CompactionResult(folder, base.generation, made=False, files=files)
         if removed_count == sum(entry.documents for entry in base.subsets.values()):
             raise InputError(
-                f"All documents of {folder} are removed: a store without any is none. Delete the folder instead."
+                f"All documents of {folder} are removed, and a store cannot be empty. Delete the folder instead."
             )
         changed, shards = _write_compacted(folder, base, progress or (lambda _: None))
         newest = make_successor(base, changed, "compacted")

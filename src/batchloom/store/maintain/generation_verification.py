@@ -35,16 +35,16 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
             continue
         expected_history = tuple(map(_unseal_entry, newest.history[:number]))
         if tuple(map(_unseal_entry, older.all_history)) != expected_history:
-            faults.append(f"{folder}: generation {number} tells another history than the newest.")
+            faults.append(f"{folder}: generation {number} has another history than the newest.")
         for name, subset in older.subsets.items():
             if not _continues_history(subset, newest.subsets.get(name)):
-                faults.append(f"{folder / name}: generation {number} has other shards than the newest begins with.")
+                faults.append(f"{folder / name}: the newest generation does not begin with the shards of {number}.")
             else:
                 faults += list_removed_faults(folder / name, subset)
         if older.sources != newest.sources[: len(older.sources)]:
-            faults.append(f"{folder}: generation {number} has other sources than the newest begins with.")
+            faults.append(f"{folder}: the newest generation does not begin with the sources of {number}.")
         faults += [
-            f"{folder / file}: missing, and generation {number} names it."
+            f"{folder / file}: missing, but generation {number} names it."
             for file in sorted(list_generation_files(older))
             if not (folder / file).exists()
         ]
@@ -58,7 +58,7 @@ def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
     differing_fields = [name for name in own_entry.__struct_fields__ if getattr(own_entry, name) != getattr(last, name)]
     if not differing_fields:
         return []
-    return [f"{folder}: its history says something else of generation {last.number} ({differing_fields[0]})."]
+    return [f"{folder}: its history contradicts the manifest of generation {last.number} ({differing_fields[0]})."]
 
 
 def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:

@@ -114,8 +114,8 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     ):
         if old != new:
             raise StoreConflictError(
-                f"The store has {name} {old} and the documents to append have {new}: a store is of one {name}. Append "
-                "with the store's own, or prepare another store."
+                f"The store has {name} {old} and the documents to append have {new}: a store has only one {name}. "
+                "Append with the store's own, or prepare another store."
             )
     number = base.generation + 1
     pairs = {name: (base.subsets.get(name), added.subsets.get(name)) for name in SUBSETS}
@@ -207,8 +207,8 @@ def lock_store(folder: Path) -> Iterator[None]:
             descriptor,
             folder,
             busy=lambda: f"Another run is changing {folder}; wait for it, then give the command again.",
-            ended=f"{folder} has just been deleted or renamed; give the command again for the store that is meant.",
-            unable=lambda why: f"Cannot lock {folder}: {why}; a store is changed on a file system with locks.",
+            ended=f"{folder} has just been deleted or renamed; give the command again for the store you mean.",
+            unable=lambda why: f"Cannot lock {folder}: {why}; changing a store needs a file system with locks.",
         )
         yield
     finally:
@@ -259,7 +259,7 @@ def _move_new_files(folder: Path, base: Manifest, manifest: Manifest, staged: Pa
 def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
     if [entry.manifest for entry in manifest.history[-2:-1]] != [compute_content_checksum(base)]:
         raise StoreConflictError(
-            f"{folder} is generation {base.generation} now, and was another when this job began; begin the job anew."
+            f"{folder} is now generation {base.generation}, and was another when this job began; start the job again."
         )
 
 
@@ -278,7 +278,7 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
     missing = sorted(name for name in list_generation_files(manifest) if not (folder / name).exists())
     if missing:
         raise StoreConflictError(
-            f"{folder / missing[0]} is missing, which generation {manifest.generation} would name; begin the job anew."
+            f"{folder / missing[0]} is missing, and generation {manifest.generation} needs it; start the job again."
         )
     old = folder / format_generation_name(base.generation)
     make_folder(old.parent)
@@ -299,7 +299,7 @@ def refuse_unfinished(folder: Path) -> None:
     if (folder / WORK_NAME).is_dir():
         _refuse_running_job(folder)
         raise StoreConflictError(
-            f"{folder} holds an unfinished job: give its prepare command again, which goes on, or give it up by "
+            f"{folder} holds an unfinished job: give its prepare command again to continue it, or discard it by "
             f"deleting {folder / WORK_NAME}; then give this command again."
         )
 
@@ -392,8 +392,7 @@ def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iter
             if len(provenance) != shard.documents:
                 raise StoreError(
                     f"{path} has {len(provenance)} documents, the manifest says {shard.documents}. The store is "
-                    "damaged: "
-                    "run batchloom check on it."
+                    "damaged: run batchloom check on it."
                 )
             begin, end = removed.searchsorted([first, first + shard.documents])
             remaining_documents = np.delete(np.arange(shard.documents), removed[begin:end] - first)

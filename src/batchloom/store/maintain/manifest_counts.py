@@ -11,7 +11,7 @@ from batchloom.store.maintain.generations import list_sidecars
 
 _CHUNK_BYTES = 8 << 20
 _QUARANTINE_STEM = QUARANTINE_NAME.partition(".")[0]
-_REMEDY = "put back the manifest that prepare wrote, or prepare the store anew"
+_REMEDY = "restore the manifest that prepare wrote, or prepare the store again"
 
 
 def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
@@ -71,7 +71,7 @@ def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparis
             int(tokens[part_slice].sum()),
         )
     strays = int(documents[part:].sum())
-    yield "documents of other sources than those it lists", 0, "its .docs files", strays
+    yield "documents of sources it does not list", 0, "its .docs files have", strays
 
 
 def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

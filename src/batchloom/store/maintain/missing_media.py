@@ -55,7 +55,7 @@ def read_missing_media(path: Path) -> MissingMedia:
         raise InputError(f"{path} cannot be read: {describe_os_error(error)}; {remedy}.") from error
     except JSON_DECODE_ERRORS as error:
         raise InputError(
-            f"{path} is no list of documents whose images or audio are gone: {error}; {remedy}."
+            f"{path} is not a list of documents with missing images or audio: {error}; {remedy}."
         ) from error
     if missing_media.version != _VERSION:
         raise InputError(f"{path} has version {missing_media.version}; this batchloom reads {_VERSION}; {remedy}.")

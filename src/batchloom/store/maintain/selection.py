@@ -67,8 +67,7 @@ def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], 
             hint = suggest(pattern, [name for names in source_names for name in names])
             raise InputError(
                 f"sources: no source of the store is called {quote_value(pattern)}{hint or '.'} batchloom log "
-                f"--json lists "
-                "them; * and ? stand for any characters."
+                "--json lists them; * and ? stand for any characters."
             )
         named_documents.sources |= matches
 
@@ -87,7 +86,7 @@ def add_named_documents(named_documents: NamedDocuments, path: Path, manifest: M
         remedy = "name a file that lists documents"
         raise InputMissingError(describe_missing_path(str(path), remedy)) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}.") from error
+        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
     problems: list[str] = []

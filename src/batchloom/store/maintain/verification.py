@@ -54,7 +54,7 @@ _NOISE_FACTOR = 1.5
 _NOISE_PAIRS = 200.0
 _PREFERENCE_DESCRIPTIONS = {
     "pairs": "pairs: two documents each, the chosen answer and the rejected one",
-    "labels": "labels: each document is an answer called good or bad",
+    "labels": "labels: each document is an answer labelled good or bad",
 }
 
 
@@ -177,7 +177,7 @@ def verify_synthetic(name: str) -> VerificationResult:
     verdict.facts["ranks"] = f"{share} of each step"
     verdict.sample = decode_beginning(store.tokenizer, store[0].ids, _SAMPLED_IDS)
     verdict.used = (
-        f"batchloom train --data {name} makes up {len(store):,} documents as it goes and reads nothing; "
+        f"batchloom train --data {name} generates its {len(store):,} documents as it runs and reads no file; "
         f"batchloom prepare {name} --out STORE writes them"
     )
     return verdict
@@ -189,14 +189,14 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
     ``counts`` holds the documents of each subset; ``older`` is the command-line option of an older generation.
     """
     if verdict.faults:
-        return "nothing, before what is faulty is mended"
+        return "nothing until the faults are fixed"
     if verdict.facts.get("preferences"):
-        return "preference trainers read it (batchloom.store.PreferencePairs), and batchloom train refuses it"
+        return "preference trainers read it (batchloom.store.PreferencePairs), but batchloom train refuses it"
     if not counts.get("train"):
-        return "nothing by batchloom train: it has no document of a subset train"
-    val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
-    made_up = " made-up" if verdict.data == "synthetic" else ""
-    documents = f"{counts['train']:,}{made_up} documents"
+        return "nothing by batchloom train: subset train has no documents"
+    val = f", and evaluates on the {counts['val']:,} of subset val" if counts.get("val") else ""
+    synthetic = " synthetic" if verdict.data == "synthetic" else ""
+    documents = f"{counts['train']:,}{synthetic} documents"
     init = " --init FOLDER (of a model made for its processor)" if verdict.facts.get("processor") else ""
     return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
 
@@ -228,9 +228,9 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
     verdict.faults += _list_range_faults(f"{path}.bin", lowest, highest, vocab_size)
     verdict.faults += _list_noise_faults(ids, vocab_size or highest + 1, str(path))
     verdict.used = (
-        "nothing, before what is faulty is mended"
+        "nothing until the faults are fixed"
         if verdict.faults
-        else f"batchloom train --data {path} reads the {len(store):,} documents of it as they are"
+        else f"batchloom train --data {path} reads its {len(store):,} documents as they are"
     )
     return verdict
 
@@ -267,7 +267,7 @@ def _list_subset_faults(
                     pair_faults, last = _list_pair_faults(stem, shard, manifest, last)
                     faults += pair_faults
                 elif (path := stem.with_suffix(".pairs")).exists():
-                    faults.append(f"{path}: the manifest knows of no preferences.")
+                    faults.append(f"{path}: the manifest lists no preferences.")
         except StoreError as error:
             faults.append(str(error))
     return faults or list_removed_faults(folder, subset)
@@ -342,7 +342,7 @@ def _list_range_faults(name: str, lowest: int, highest: int, vocabulary: int | N
 def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".mask")
     if shard.mask is None:
-        return [f"{path}: the manifest knows of no mask of this shard."] if path.exists() else []
+        return [f"{path}: the manifest lists no mask of this shard."] if path.exists() else []
     mask = map_mask(path, shard.tokens)
     faults = []
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.mask:
@@ -358,7 +358,7 @@ def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
 def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".bands")
     if shard.bands is None:
-        return [f"{path}: the manifest knows of no bands of this shard."] if path.exists() else []
+        return [f"{path}: the manifest lists no bands of this shard."] if path.exists() else []
     map_signature_file(path, shard.documents)
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
         return [f"{path}: checksum differs from the manifest's."]
@@ -368,7 +368,7 @@ def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
 def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
     path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
     if shard.media is None:
-        return [f"{file_path}: the manifest knows of no media." for file_path in (path, blobs) if file_path.exists()]
+        return [f"{file_path}: the manifest lists no media." for file_path in (path, blobs) if file_path.exists()]
     media = map_media(path, shard.documents)
     faults = [
         f"{file_path}: checksum differs from the manifest's."
@@ -377,7 +377,7 @@ def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
     ]
     ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
     if (ends > lengths[media.rows["document"]]).any():
-        faults.append(f"{path}: media end behind their documents.")
+        faults.append(f"{path}: media extend past the end of their documents.")
     if shard.blobs is not None:
         faults += _list_checksum_faults(stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs))
     for file_path, expected_value in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
@@ -395,11 +395,11 @@ def _list_length_checksum_faults(path: Path, view: memoryview, expected_checksum
 def _list_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
     """List a fault if a ``.sums`` does not match its file; older stores have none."""
     if expected_checksum is None:
-        return [f"{path}: the manifest knows of no sums."] if path.exists() else []
+        return [f"{path}: the manifest lists no checksums."] if path.exists() else []
     data, head = checksums.to_bytes()
     if map_file(path) == data and head == expected_checksum:
         return []
-    return [f"{path}: it is not that of its file, or not the manifest's."]
+    return [f"{path}: does not match its file or the manifest."]
 
 
 def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
@@ -414,9 +414,9 @@ def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: i
         faults.append(f"{path}: checksum differs from the manifest's.")
     provenance = map_provenance(stem.with_suffix(".docs"))
     if not np.array_equal(sides.pairs, compute_pair_numbers(provenance.parts, provenance.records)):
-        faults.append(f"{path}: its pairs are not those of the records that its .docs names.")
+        faults.append(f"{path}: its pairs do not match the records that its .docs names.")
     if shard.documents and int(sides.pairs[0]) <= last:
-        faults.append(f"{path}: begins with a pair that a shard before it holds, or has passed.")
+        faults.append(f"{path}: its first pair is not after the pairs of the shards before it.")
     return faults, int(sides.pairs[-1]) if shard.documents else last
 
 
@@ -465,7 +465,7 @@ def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> li
     if factor < _NOISE_FACTOR:
         fault = (
             f"{name}: its tokens look like uniform noise (equal pairs {factor:.2f} times chance; text has "
-            "hundreds): they were made up, or written with another dtype."
+            "hundreds): they are synthetic, or were written with another dtype."
         )
         return [fault]
     return []

@@ -107,7 +107,7 @@ def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
     """
     if ids.size and ids.dtype.itemsize > 4 and int(np.abs(ids).max()) >= 2**31:
         raise InputError(
-            f"Id {int(ids[np.abs(ids).argmax()])} does not fit into int32: no vocabulary is that large, so that the "
-            "prefix holds something else than tokens."
+            f"Id {int(ids[np.abs(ids).argmax()])} does not fit into int32: no vocabulary is that large, so the "
+            "prefix does not hold tokens."
         )
     return ids.astype(np.int32)

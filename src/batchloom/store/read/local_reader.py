@@ -349,9 +349,8 @@ class FirstRead:
             if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != entries[block]:
                 name = self._subset.shards[shard].name
                 raise StoreError(
-                    f"{self._folder / name}.bin holds other bytes from {BLOCK_BYTES * block:,} to "
-                    f"{BLOCK_BYTES * (block + 1):,} "
-                    f"than its checksums say: it was changed or damaged. {CHECK_REMEDY}"
+                    f"{self._folder / name}.bin: bytes {BLOCK_BYTES * block:,} to {BLOCK_BYTES * (block + 1):,} do not "
+                    f"match its checksums; it was changed or damaged. {CHECK_REMEDY}"
                 )
 
     def _map(self, shard: int) -> "_Mapped | None":

@@ -165,8 +165,8 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype.kind not in "iu":
         raise StoreError(
-            f"{stem}.idx holds {index.dtype.name} numbers, and token ids are integers: these are features or "
-            "scores, not tokens. Name the prefix of the tokens they were made of."
+            f"{stem}.idx holds {index.dtype.name} numbers, but token ids are integers: these are features or "
+            "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
     lengths = compute_document_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
@@ -212,10 +212,9 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
     if wrong.size:
         sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
         raise StoreError(
-            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, where the one "
-            f"before it ends at {expected_byte}: sequences overlap or leave gaps, so that documents hold tokens of "
-            "others. "
-            "Make the prefix anew from its source."
+            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, but the one "
+            f"before it ends at {expected_byte}: sequences overlap or leave gaps, so documents hold tokens of "
+            "others. Make the prefix again from its source."
         )
 
 
@@ -248,7 +247,7 @@ def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uin
         if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
-                "Make it anew from its source."
+                "Make it again from its source."
             )
     return index.lengths.view("<u4") if plain else _sum_sequence_lengths(index, stem)
 
@@ -260,7 +259,7 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
     """
     if (np.diff(index.documents) < 0).any():
         raise StoreError(
-            f"{stem}.idx has document bounds that run backwards; it is damaged. Make it anew from its source."
+            f"{stem}.idx has document bounds that run backwards; it is damaged. Make it again from its source."
         )
     ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
     is_inner = np.ones(max(len(ends) - 1, 0), bool)
@@ -268,8 +267,7 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
     is_inner[first[(first > 0) & (first < len(ends))] - 1] = False
     if (ends[:-1] != index.pointers[1:])[is_inner].any():
         raise StoreError(
-            f"{stem}.idx has a document whose sequences do not lie one after the other; "
-            "merge it anew with Megatron's own tools."
+            f"{stem}.idx has a document whose sequences are not consecutive; merge it again with Megatron's own tools."
         )
     token_offsets = np.zeros(len(index.lengths) + 1, np.int64)
     np.cumsum(index.lengths, out=token_offsets[1:])

@@ -36,7 +36,7 @@ def normalize_media_filter(media_filter: object) -> str:
     choices = (NO_MEDIA, ANY_MEDIA, *MEDIUM_KINDS)
     hint = suggest(media_filter, choices) if isinstance(media_filter, str) else ""
     raise SettingsError(
-        [f"media: {quote_value(media_filter)} is none of {', '.join(choices)}, or kinds joined by +{hint}"]
+        [f"media: {quote_value(media_filter)} is not one of {', '.join(choices)}, or kinds joined by +{hint}"]
     )
 
 
@@ -56,7 +56,7 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
     """
     media, lengths = normalize_media_filter(media_filter), store.lengths
     if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):
-        raise SettingsError([f"media: only stores know of media, and {store.location.name} is none"])
+        raise SettingsError([f"media: only stores have media, and {store.location.name} is not a store"])
     store_media, selected_sets = StoreMedia(store), _mask_kind_sets(media)
     documents, tokens = _count_by_kind_set(store, store_media, lengths)
     if not documents[selected_sets].any():

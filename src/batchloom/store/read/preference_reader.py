@@ -133,7 +133,7 @@ def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
 def _check_index(index: object, count: int, noun: str) -> int:
     number = as_int(index)
     if number is None:
-        raise TypeError(f"A {noun} is taken by a whole number, not by {quote_value(index)}.")
+        raise TypeError(f"A {noun} is selected by a whole number, not by {quote_value(index)}.")
     if not -count <= number < count:
         raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
     return number % count
@@ -156,7 +156,7 @@ def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int
         start = ids.size - int(np.count_nonzero(trained))
         if start == ids.size or not trained[start:].all():
             raise StoreError(
-                f"Document {number} of {store.path} is a preference, and what its mask trains is not the end of it. "
+                f"Document {number} of {store.path} is a preference, but its trained tokens are not at its end. "
                 "The store is damaged: run batchloom check on it."
             )
         answers.append((ids.tolist(), start))

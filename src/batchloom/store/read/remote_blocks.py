@@ -539,26 +539,22 @@ class RemoteBlocks:
         url = f"{self._ranges.url}/{error.name}"
         if error.fault.kind == "missing":
             raise StoreError(
-                f"{redact_url(url)} is gone: the manifest of its store names it. Restore it from a copy; the run "
-                f"goes on "
-                "from its last checkpoint."
+                f"{redact_url(url)} is missing: the manifest of its store names it. Restore it from a copy; the run "
+                "continues from its last checkpoint."
             ) from None
         if error.fault.kind == "refused":
             raise StoreError(
-                f"{redact_url(url)} is not what the manifest of its store says: {error.fault.description}. It was cut "
-                f"short or "
-                "written anew; restore it from a copy."
+                f"{redact_url(url)} does not match the manifest of its store: {error.fault.description}. It was "
+                "truncated or rewritten; restore it from a copy."
             ) from None
         raise make_remote_error(error.fault, url) from None
 
     def _make_changed_error(self, file: RemoteStoreFile, start: int, stop: int) -> StoreError:
         file_url = redact_url(f"{self._ranges.url}/{file.name}")
         return StoreError(
-            f"{file_url} holds other bytes from {file.offset + start:,} to {file.offset + stop:,} than the "
-            "checksums of its "
-            f"store say ({MAX_FETCH_ATTEMPTS} tries): it was changed or damaged. Restore it from a copy; the run "
-            f"goes on from its "
-            "last checkpoint."
+            f"{file_url}: bytes {file.offset + start:,} to {file.offset + stop:,} do not match the checksums of its "
+            f"store ({MAX_FETCH_ATTEMPTS} tries); it was changed or damaged. Restore it from a copy; the run continues "
+            "from its last checkpoint."
         )
 
 

@@ -101,9 +101,9 @@ class RemoteStoreSettings:
     def __post_init__(self) -> None:
         problems = []
         if as_int(self.limit) is None or self.limit < 1:
-            problems.append(f"cache_limit: {shown_value(self.limit)} is no number of bytes above 0")
+            problems.append(f"cache_limit: {shown_value(self.limit)} is not a number of bytes above 0")
         if self.verify not in VERIFY_MODES:
-            problems.append(f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY_MODES)}")
+            problems.append(f"verify: {shown_value(self.verify)} is not one of {', '.join(VERIFY_MODES)}")
         if problems:
             raise SettingsError(problems)
 
@@ -146,8 +146,7 @@ def _read_remote_file(base: str, name: str) -> bytes:
             if size > SMALL_FILE_LIMIT:
                 raise StoreError(
                     f"{redact_url(url)} cannot be read: it has {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} "
-                    f"are read; "
-                    "check the address."
+                    "are read; check the address."
                 )
             if size > _FIRST_BYTES:
                 data += run_with_retries(url, lambda: fetch(url, _FIRST_BYTES, size, size))
@@ -155,9 +154,8 @@ def _read_remote_file(base: str, name: str) -> bytes:
         if name != MANIFEST_NAME:
             raise
         raise StoreMissingError(
-            f"There is no store at {redact_url(base)}: it has no {MANIFEST_NAME}, which is written last. Give the "
-            f"prepare "
-            "command again where it is unfinished, or check the address."
+            f"There is no store at {redact_url(base)}: it has no {MANIFEST_NAME}, which is written last. If it is "
+            "unfinished, give its prepare command again; otherwise check the address."
         ) from None
     # No file of a store begins with HTML.
     if data[:64].lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -203,9 +201,9 @@ class RemoteFiles:
             entry = self._entry.shards[shard]
             if entry.media_bytes is None:
                 raise StoreError(
-                    f"The manifest of {redact_url(self.url)} does not say how large the media files of "
-                    f"{entry.name} are, as "
-                    "those of older stores: copy the store here, or prepare the data again."
+                    f"The manifest of {redact_url(self.url)} does not record the size of the media files of "
+                    f"{entry.name}, because an older batchloom wrote it: copy the store here, or prepare the data "
+                    "again."
                 )
             media_rows = parse_media(*self.read_whole(self._files.media[shard]), entry.documents)
             if len(self._media) >= _MAX_CACHED_MEDIA:
@@ -324,8 +322,8 @@ class RemoteSubset:
         _OPEN_BLOCKS.add(self._blocks)
         if not all(shard.sums for shard in entry.shards):
             LOG.warning(
-                "%s was written by an older batchloom and has no checksums of blocks: what comes of its tokens is "
-                "not checked. Prepare it anew, or copy it here and run batchloom check on it.",
+                "%s was written by an older batchloom and has no block checksums: tokens read from it are not checked. "
+                "Prepare it again, or copy it here and run batchloom check on it.",
                 redact_url(self.url),
             )
         layers = [layer.documents for layer in entry.all_layers]

@@ -30,7 +30,7 @@ def refuse_standalone_shard(stem: Path) -> None:
         # With an unreadable manifest the shard is treated as any other prefix.
         return
     if is_synthetic(manifest):
-        content = f"made-up documents (source={SYNTHETIC})"
+        content = f"synthetic documents (source={SYNTHETIC})"
     elif manifest.preferences:
         content = f"preferences ({manifest.preferences})"
     elif manifest.processor is not None:
@@ -40,7 +40,7 @@ def refuse_standalone_shard(stem: Path) -> None:
     else:
         return
     raise InputError(
-        f"{stem} is a shard of a store of {content}, which its files alone do not say; name the store itself: {store}"
+        f"{stem} is a shard of a store of {content}, which its files alone do not show; name the store itself: {store}"
     )
 
 
@@ -57,7 +57,6 @@ def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> Non
     """
     if manifest is not None and manifest.processor is not None:
         raise InputError(
-            f"{store_name} holds images or audio, which {reader} does not take along yet: what stands for them "
-            "would be left "
-            "alone. Read it with batchloom.Loader (docs/media.md)."
+            f"{store_name} holds images or audio, which {reader} does not support yet: only their placeholders would "
+            "be read. Read it with batchloom.Loader (docs/media.md)."
         )

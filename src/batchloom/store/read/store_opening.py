@@ -84,11 +84,11 @@ def open_store(
         )
         return filter_by_media(store, media)
     if generation is not None and as_int(generation) is None:
-        raise SettingsError([f"generation: {quote_value(generation)} is no number of a generation"])
+        raise SettingsError([f"generation: {quote_value(generation)} is not the number of a generation"])
     path_or_url = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path_or_url, str):
         raise InputError(
-            f"{quote_value(path)} is no place of a store: give the path or the URL of its folder, as a string."
+            f"{quote_value(path)} is not the location of a store: give the path or the URL of its folder, as a string."
         )
     if is_url(path_or_url):
         settings = RemoteStoreSettings(
@@ -100,9 +100,9 @@ def open_store(
     refuse_url(path, "The store")
     path = strip_file_scheme(path_or_url)
     if cache is not None or cache_limit is not None:
-        raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
+        raise SettingsError([f"cache: only remote stores are cached, and {path} is not a URL"])
     if verify is not None and verify not in VERIFY_MODES:
-        raise SettingsError([f"verify: {quote_value(verify)} is none of {', '.join(VERIFY_MODES)}"])
+        raise SettingsError([f"verify: {quote_value(verify)} is not one of {', '.join(VERIFY_MODES)}"])
     return _open_local(path, split, generation, verify or "off")
 
 
@@ -113,7 +113,7 @@ def _resolve_cache_folder(cache: object) -> Path:
         # A path of an unknown user (~name) raises RuntimeError and is refused below.
         with contextlib.suppress(RuntimeError):
             return Path(strip_file_scheme(folder)).expanduser().absolute()
-    raise SettingsError([f"cache: {quote_value(cache)} is no folder of this machine: give its path, as a string"])
+    raise SettingsError([f"cache: {quote_value(cache)} is not a local folder: give its path, as a string"])
 
 
 def _open_local(path: str, split: str, generation: int | None, verify: VerifyMode) -> Store:
@@ -130,9 +130,9 @@ def _open_local(path: str, split: str, generation: int | None, verify: VerifyMod
         return _open_folder(folder, split, generation, verify)
     spec = None if is_prefix or is_there else parse_synthetic_spec(path)
     if generation is not None and (is_prefix or spec):
-        raise SettingsError([f"generation: only stores have generations, and {path} is none"])
+        raise SettingsError([f"generation: only stores have generations, and {path} is not a store"])
     if verify != "off" and (is_prefix or spec):
-        raise SettingsError([f"verify: only stores have checksums, and {path} is none"])
+        raise SettingsError([f"verify: only stores have checksums, and {path} is not a store"])
     if is_prefix:
         return _open_prefix(stem)
     if spec:
@@ -193,9 +193,8 @@ def _get_subset_entry(manifest: Manifest, split: str, store_path: Path | str) ->
 def _open_synthetic(reader: SyntheticReader, split: str) -> Store:
     if split != SUBSET:
         raise InputError(
-            f"{reader.spec.spec_string} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: "
-            f"{reader.spec.name}"
-            f":seed={reader.spec.seed + 1}"
+            f"{reader.spec.spec_string} has no subset {split!r}; it has: {SUBSET}. Another seed gives other data: "
+            f"{reader.spec.name}:seed={reader.spec.seed + 1}"
         )
     location = StoreLocation(
         address=str(Path(reader.spec.spec_string)),

@@ -208,7 +208,7 @@ class StoreShards:
         """
         if self._location.is_remote:
             raise InputError(
-                f"{self._location.name} lies elsewhere, and its shards are no files here: copy it here first."
+                f"{self._location.name} is remote, and its shards are not local files: copy it here first."
             )
         return tuple(location.stem for location in self._reader.table.locations)
 
@@ -438,7 +438,7 @@ def _as_document(index: object, documents: int) -> int:
     number = as_int(index)
     if number is None:
         raise TypeError(
-            f"Documents are taken one by one, by a whole number, not by {quote_value(index)}: "
+            f"Documents are selected one by one, by a whole number, not by {quote_value(index)}: "
             "[store[n] for n in range(2)]"
         )
     if not -documents <= number < documents:

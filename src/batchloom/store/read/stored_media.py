@@ -50,7 +50,7 @@ def read_processor_state(
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
     if compute_checksum(data) != entry.state:
-        raise StoreError(f"{path} is not the one that the manifest beside it names; {_RESTORE_REMEDY}.")
+        raise StoreError(f"{path} is not the one that the manifest next to it names; {_RESTORE_REMEDY}.")
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except JSON_DECODE_ERRORS as error:
@@ -356,6 +356,6 @@ def _read_media_folders(store: Store, name: str) -> dict[str, str]:
     except JSON_DECODE_ERRORS as error:
         why = str(error)
     raise StoreError(
-        f"{report} cannot be read: {why}; it says where paths of images and audio begin. Restore it, or give "
-        "Loader(media=MediaOptions(folder=...))."
+        f"{report} cannot be read: {why}; it records the folders of relative image and audio paths. Restore it, or "
+        "give Loader(media=MediaOptions(folder=...))."
     )

@@ -81,14 +81,14 @@ def read_range_bounds(store: Store) -> NDArray[np.int64]:
     path = store.path / _FILE_NAME
     if not path.exists() or store.split != "train":
         raise PlanError(
-            f"{store.path} ({store.split}) has no stretches: the order of lanes repeats a stream, and is there for the "
-            "train subset of a store that a stream kept (batchloom.stream(keep=...), then finish())."
+            f"{store.path} ({store.split}) has no stream ranges: the order of lanes repeats a stream, and exists only "
+            "for the train subset of a store that a stream wrote (batchloom.stream(keep=...), then finish())."
         )
     view, count, order_hash = map_file_with_header(path, MAGIC)
     if order_hash != _hash_document_order(store):
         raise PlanError(
-            f"{path} is of another store than the one beside it, or documents were appended or moved since the stream "
-            "ended: no order repeats it over these. Use order='pools', or the store that the stream kept."
+            f"{path} belongs to another store, or documents were appended or moved since the stream ended: the order "
+            "of the stream cannot be repeated. Use order='pools', or the store that the stream wrote."
         )
     bounds = np.frombuffer(view, "<u8", offset=HEADER.size).astype(np.int64)
     if len(bounds) != count + 1 or (np.diff(bounds) < 0).any():

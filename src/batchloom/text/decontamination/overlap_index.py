@@ -190,7 +190,7 @@ def load_index(path: str) -> OverlapIndex:
         with open(path, "rb") as file:  # noqa: PTH123
             magic, version, size = struct.unpack("<8sII48x", file.read(_ALIGN))
             if (magic, version) != (_MAGIC, _VERSION):
-                raise InputError(f"{path} is no index of evaluation sets of version {_VERSION}.")
+                raise InputError(f"{path} is not an index of evaluation sets of version {_VERSION}.")
             header = json.loads(file.read(size))
             file.seek(0, 2)
             file_size = file.tell()
@@ -205,7 +205,7 @@ def load_index(path: str) -> OverlapIndex:
     except (struct.error, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is no index of evaluation sets: {error}") from error
+        raise InputError(f"{path} is not an index of evaluation sets: {error}") from error
     except OSError as error:
         raise InputError(f"The index of evaluation sets cannot be read: {error}") from error
     names, lengths = tuple(header["names"]), tuple(header["lengths"])

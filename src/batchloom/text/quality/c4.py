@@ -105,7 +105,7 @@ def read_bad_words(path: str) -> tuple[str, ...]:
         raise InputError(f"bad_words: {path} cannot be read: {describe_os_error(error)}") from error
     words = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
     if not words:
-        raise InputError(f"bad_words: {path} holds no word; give one a line")
+        raise InputError(f"bad_words: {path} holds no words; give one word per line")
     return words
 
 

@@ -94,8 +94,8 @@ def _check_repeated_lines(settings: FineWeb, lines: list[str], text: str) -> Dro
     if settings.max_newlines is not None and newlines:
         count = len(compute_word_statistics(text))
         if newlines / count > settings.max_newlines:
-            requirement = f"at most {settings.max_newlines:g} a word"
-            return DroppedText(NEWLINES, f"{newlines:,} to {count:,} words, {requirement}")
+            requirement = f"at most {settings.max_newlines:g} per word"
+            return DroppedText(NEWLINES, f"{newlines:,} in {count:,} words, {requirement}")
     return None
 
 

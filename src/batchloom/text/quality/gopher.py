@@ -90,10 +90,10 @@ def _check_words(settings: Gopher, text: str) -> DroppedText | None:
         return None
     mean = int(statistics.lengths[plain].sum()) / count
     if settings.min_word_length is not None and mean < settings.min_word_length:
-        detail = f"{mean:.2f} characters a word, at least {settings.min_word_length:g}"
+        detail = f"{mean:.2f} characters per word, at least {settings.min_word_length:g}"
         return DroppedText(SHORT_WORDS, detail)
     if settings.max_word_length is not None and mean > settings.max_word_length:
-        detail = f"{mean:.2f} characters a word, at most {settings.max_word_length:g}"
+        detail = f"{mean:.2f} characters per word, at most {settings.max_word_length:g}"
         return DroppedText(LONG_WORDS, detail)
     return None
 
@@ -103,9 +103,9 @@ def _check_symbols(settings: Gopher, text: str) -> DroppedText | None:
     if most is not None and count:
         hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
         if hashes / count > most:
-            return DroppedText(HASHES, f"{hashes:,} to {count:,} words, at most {most:g} a word")
+            return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
-            return DroppedText(ELLIPSES, f"{ellipses:,} to {count:,} words, at most {most:g} a word")
+            return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
     return _check_lines(settings, text.splitlines())
 
 
