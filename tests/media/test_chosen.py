@@ -204,7 +204,7 @@ def _all_sets():
 
 @pytest.mark.parametrize("asked", ["", "picture", "image+image", "image+none", "+", 5, ["image"]])
 def test_words_that_are_none(place, asked):
-    with pytest.raises(SettingsError, match="media: .* is none of none, any, image, audio, video"):
+    with pytest.raises(SettingsError, match="media: .* is not one of none, any, image, audio, video"):
         chosen(place, asked)
 
 
@@ -219,7 +219,7 @@ def test_what_holds_none_of_it(place, tmp_path):
         with pytest.raises(SettingsError, match="only stores have media"):
             batchloom.open_store(bare, media="none")
     (tmp_path / "mix.yaml").write_text(f"weights: {{a: 1}}\nstores: {{a: {{path: {place}/store, media: pictures}}}}\n")
-    with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is none of"):
+    with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is not one of"):
         read_mixture(tmp_path / "mix.yaml")
 
 

@@ -224,7 +224,7 @@ def test_what_passes_is_asked_again(made, relay, tmp_path, impatient, faults):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("gone", f"Document .* cannot be read: s3://bucket/{BLOBS} is gone"),
+        ("gone", f"Document .* cannot be read: s3://bucket/{BLOBS} is missing"),
         ("changed", f"Document .* cannot be read: s3://bucket/{BLOBS}: bytes .* do not match"),
         ("cut", f"Document .* cannot be read: s3://bucket/{BLOBS} does not match the manifest"),
     ],

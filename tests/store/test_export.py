@@ -258,7 +258,7 @@ def test_settings_that_are_wrong(tmp_path):
         export_store(tmp_path / "s", to="parqet", out=tmp_path / "o")
     with pytest.raises(SettingsError, match="names the one prefix of --to megatron"):
         export_store(tmp_path / "s", to="flat", out=tmp_path / "o", merge="x")
-    with pytest.raises(SettingsError, match="no file name"):
+    with pytest.raises(SettingsError, match="is not a file name"):
         export_store(tmp_path / "s", to="megatron", out=tmp_path / "o", merge="../x")
 
 

@@ -201,14 +201,14 @@ def test_check_finds_what_reading_cannot(folder):
 
 COUNT_LIES = {
     "documents": (lambda m: m["counts"].update(documents=51), "says 51 documents, its subsets hold 50;"),
-    "tokens": (lambda m: m["counts"].update(tokens=7), "declares 7 tokens, its subsets hold 1,050;"),
+    "tokens": (lambda m: m["counts"].update(tokens=7), "says 7 tokens, its subsets hold 1,050;"),
     "records": (lambda m: m["counts"].update(records=60), "says 60 records, the parts of its sources hold 50;"),
     "fates": (lambda m: m["counts"].update(dropped={"empty": 3}), "says 50 records, its documents, quarantined and dropped records together are 53;"),
     "quarantined": (lambda m: m["counts"].update(quarantined=2), "says 2 quarantined records, quarantine.jsonl has 0;"),
     "parts": (lambda m: m["sources"][0].update(parts=[[0, 9, 49]]), "says 50 records, the parts of its sources hold 49;"),
     "documents of a source": (lambda m: m["sources"][0].update(documents=49), "says 49 documents of given, the documents that name it as their source are 50;"),
     "tokens of a source": (lambda m: m["sources"][0].update(tokens=9), "says 9 tokens of given, the documents that name it as their source hold 1,050;"),
-    "no source": (lambda m: m.update(sources=[]), "says 0 documents of other sources than those it lists, its .docs files 50;"),
+    "no source": (lambda m: m.update(sources=[]), "says 0 documents of sources it does not list, its .docs files have 50;"),
 }  # fmt: skip
 
 

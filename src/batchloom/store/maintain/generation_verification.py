@@ -38,11 +38,13 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
             faults.append(f"{folder}: generation {number} has another history than the newest.")
         for name, subset in older.subsets.items():
             if not _continues_history(subset, newest.subsets.get(name)):
-                faults.append(f"{folder / name}: the newest generation does not begin with the shards of {number}.")
+                faults.append(
+                    f"{folder / name}: the newest generation does not start with the shards of generation {number}."
+                )
             else:
                 faults += list_removed_faults(folder / name, subset)
         if older.sources != newest.sources[: len(older.sources)]:
-            faults.append(f"{folder}: the newest generation does not begin with the sources of {number}.")
+            faults.append(f"{folder}: the newest generation does not start with the sources of generation {number}.")
         faults += [
             f"{folder / file}: missing, but generation {number} names it."
             for file in sorted(list_generation_files(older))
