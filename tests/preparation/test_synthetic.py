@@ -32,7 +32,7 @@ def test_the_documents_are_those_of_the_name(tmp_path):
     assert found == {number: made[number].ids.tolist() for number in range(400)}
     verdict = batchloom.check(tmp_path / "s")
     assert (verdict.faults, verdict.data) == ([], "synthetic")
-    assert "made-up documents of subset train, and looks at the" in verdict.used
+    assert "synthetic documents of subset train, and evaluates on the" in verdict.used
     assert result.subsets["train"].shards > 3
 
 
