@@ -130,7 +130,7 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
         ([], "Line one."),
         ([], "Line two."),
     ]
-    assert any("1 image or sound without a text of its name" in note for note in notes)
+    assert any("1 image or sound without a text file of the same name" in note for note in notes)
     assert any("texts next to media of the same name" in note for note in notes)
     folders = {StoreMedia(store).folder_of(n) for n in range(4)}
     assert folders == {str(folder), str(folder / "more")}
@@ -173,7 +173,7 @@ def test_a_cut_image_with_a_caption_is_kept_aside(folder, processor, tmp_path):
 
 def test_images_alone_are_no_input(folder, processor, tmp_path):
     shutil.rmtree(folder / "more")
-    with pytest.raises(InputMissingError, match="3 images and sounds without a text of their name"):
+    with pytest.raises(InputMissingError, match="3 images and sounds without a text file of the same name"):
         prepared(folder, tmp_path / "out", processor)
 
 

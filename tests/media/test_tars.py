@@ -97,7 +97,7 @@ def test_tars_of_captions_are_documents_and_batches(made, processor, tmp_path):
         packed(folder / f"shards-{number:04}.tar", pairs(4, 4 * number))
     store, notes = prepared(folder, tmp_path / "out", processor)
     assert len(store) == 12
-    assert any("files of these endings are not read: .cls" in note for note in notes)
+    assert any("with these suffixes are not read: .cls" in note for note in notes)
     assert not any("Left out" in note for note in notes)
     store_bytes = sum(one.stat().st_size for one in (store.path / "train").iterdir())
     assert store_bytes < sum(one.stat().st_size for one in folder.iterdir()) / 2
@@ -215,7 +215,7 @@ def test_sounds_of_tars(tmp_path):
         ([("b.jpg", b"x")], "has b.jpg and no .txt, .caption or .json beside it"),
         ([("b.txt", "B.")], "has b.txt and no image or sound beside it"),
         ([("b.cls", "1")], "has b.cls and no .txt, .caption or .json beside it"),
-        ([("b.jpg", b"x"), ("b.json", "{")], "has 'b.json', which is no JSON"),
+        ([("b.jpg", b"x"), ("b.json", "{")], "has 'b.json', which is not JSON"),
         ([("b.jpg", b"x"), ("b.json", "[]")], "has an array in 'b.json', not an object"),
         ([("b.jpg", b"x"), ("b.txt", b"\xff")], "byte 0xff is not valid UTF-8"),
         ([("b.jpg", b"x"), ("b.txt", "1"), ("b.1.txt", "2")], "has several .txt files"),
@@ -273,11 +273,11 @@ def test_bad_samples_are_told_with_their_number(processor, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data: data[:9000], r"a.tar is damaged behind byte 7,680 \(it is cut short\)"),
+        (lambda data: data[:9000], r"a.tar is damaged after byte 7,680 \(it is cut short\)"),
         (lambda data: data[:7680 + 100], r"damaged behind byte 6,656 \(it is cut short\)"),
-        (lambda data: data[:7680], "ends behind the file at byte 6,656 without the mark of its end"),
+        (lambda data: data[:7680], "ends after the file at byte 6,656 without an end marker"),
         (lambda data: data[:7680] + b"x" * 512 + data[8192:], r"behind byte 6,656 \(a damaged header\)"),
-        (lambda data: data + data, "a.tar goes on behind its end: it seems to be several tars"),
+        (lambda data: data + data, "a.tar has data after its end: it seems to be several tars"),
     ],
 )  # fmt: skip
 def test_broken_tars_are_refused(change, said, processor, tmp_path):
@@ -290,7 +290,7 @@ def test_broken_tars_are_refused(change, said, processor, tmp_path):
 
 def test_what_is_no_tar_or_holds_nothing(processor, tmp_path):
     (tmp_path / "a.tar").write_bytes(b"no tar " * 200)
-    with pytest.raises(InputError, match="is no sound tar archive"):
+    with pytest.raises(InputError, match="is not a valid tar archive"):
         prepared(tmp_path / "a.tar", tmp_path / "out", processor)
     packed(tmp_path / "b.tar", [])
     with pytest.raises(InputMissingError, match="holds no"):

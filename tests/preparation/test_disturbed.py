@@ -84,7 +84,7 @@ def test_no_room_on_the_disk(limit, execution, inputs, whole, tmp_path):
     [
         ("read", "EIO", "b.jsonl cannot be read: the disk or the network failed"),
         ("fsync", "EIO", r"Cannot (write|use) .*: the disk failed \(input/output error\); look at"),
-        ("fsync", "ENOSPC", "Cannot (write|use) .*: the disk is full; free some room"),
+        ("fsync", "ENOSPC", "Cannot (write|use) .*: the disk is full; free some space"),
         ("rename", "EROFS", "Cannot (write|use) .*: the file system is read-only; choose"),
     ],
 )

@@ -524,7 +524,7 @@ def test_a_file_asked_for_as_something_else_is_another_job(folder):
         ("jsonl", "words.txt", "holds plain text, and data_type says jsonl"),
         ("parquet", "sums.jsonl", "data_type says parquet"),
         ("arrow", "best.parquet", "holds Parquet (parquet), and data_type says arrow"),
-        ("hf_dataset", "sums.jsonl", "is a file, and data_type says hf_dataset"),
+        ("hf_dataset", "sums.jsonl", "is a file, and data_type hf_dataset needs a folder"),
         ("csv", "lines.txt", "holds plain text, and data_type says csv"),
     ],
 )

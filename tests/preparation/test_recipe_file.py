@@ -391,7 +391,7 @@ train_on: me
         ("r.yaml", b"", "r.yaml is empty; write settings such as inputs:"),
         ("r.yaml", b"\x00\xff\xfe", "r.yaml"),
         ("r.yaml", b"a: 1\na: 2\n", "line 2.*the key 'a' is there already"),
-        ("r.json", b'{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is there twice"),
+        ("r.json", b'{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is given twice"),
         ("r.json", b'{"dtype": "\\ud800"}', "cannot be read as JSON"),
         ("r.json", b'{"dtype": ', "line 1.*not valid JSON"),
         ("r.json", b"[" * 100_000, "cannot be read as JSON"),
@@ -433,7 +433,7 @@ def test_places_that_are_no_recipe(folder):
     assert time.monotonic() - began < 5
     with pytest.raises(InputMissingError, match=r"did you mean 'pipe.yaml'\?"):
         read_recipe("pip.yaml")
-    with pytest.raises(InputError, match="must be a path of this machine"):
+    with pytest.raises(InputError, match="must be a local path"):
         read_recipe("s3://bucket/r.yaml")
     write("r.yaml", RECIPE)
     with pytest.raises(InputError, match="is a recipe .* give it with --recipe r.yaml"):

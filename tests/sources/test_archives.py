@@ -91,7 +91,7 @@ def test_what_a_folder_would_leave_out_and_what_is_unsafe_is_left_out(tmp_path, 
     ]
     found = Read(make(tmp_path / name, files))
     assert found.values == ["good"]
-    left = "1 JSON of no records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
+    left = "1 JSON without records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
     assert found.notes == (f"Left out of {name}: {left}, 1 empty, 2 hidden, 2 unsafe names.",)
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
     only = make(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
@@ -134,7 +134,7 @@ def test_encrypted_and_oddly_packed_members_are_left_out(tmp_path):
     path.write_bytes(data)
     found = Read(path)
     assert found.values == ["good"]
-    assert "1 encrypted, 1 packed in another way than deflate" in found.notes[0]
+    assert "1 compressed by a method other than deflate, 1 encrypted" in found.notes[0]
 
 
 @pytest.mark.parametrize("name", ["stored.zip", "a.tar"])
@@ -149,7 +149,7 @@ def test_a_table_that_is_not_packed_is_read_in_its_archive(tmp_path, name):
 def test_a_packed_table_is_left_out_and_told(tmp_path, name):
     found = Read(make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", parquet())]))
     assert found.values == ["text"]
-    assert "1 table packed in an archive" in found.notes[0]
+    assert "1 table compressed in an archive" in found.notes[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -158,7 +158,7 @@ def test_a_damaged_archive_is_named(tmp_path, name):
     path = tmp_path / f"cut.{name.split('.', 1)[1]}"
     for cut in (5, len(data) // 2):
         path.write_bytes(data[:cut])
-        with pytest.raises(InputError, match=rf"{path.name} is no sound \w+ archive"):
+        with pytest.raises(InputError, match=rf"{path.name} is not a valid \w+ archive"):
             Read(path)
 
 
@@ -169,7 +169,7 @@ def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
     path.write_bytes(data)
     (tmp_path / "b.tar.gz").write_bytes(gzip.compress(data))
     for name in ("a.tar", "b.tar.gz"):
-        with pytest.raises(InputError, match=f"{name} is no sound tar archive .a damaged header"):
+        with pytest.raises(InputError, match=f"{name} is not a valid tar archive .a damaged header"):
             Read(tmp_path / name)
 
 

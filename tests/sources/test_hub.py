@@ -321,7 +321,7 @@ def test_connections_that_break_and_servers_that_fail(hub, elsewhere, tmp_path):
         assert elsewhere("cut", "org/plain", streaming=True)[0][0] is True
         ((result, notes, _),) = elsewhere("copied", "org/plain", streaming=False)
         assert result is True
-        assert "org/plain/train.jsonl could not be downloaded; what is left is read where it lies." in notes
+        assert "org/plain/train.jsonl could not be downloaded; the remaining files are read remotely." in notes
         hub.cut, hub.failures, hub.delay = None, 2, 0.01
         assert elsewhere("failing", "org/plain", streaming=True)[0][0] is True
     finally:
@@ -379,7 +379,7 @@ SENTENCES = {
         "FileNotFoundError",
         "has no split 'trian'; it has train, test; did you mean 'train'?",
     ),
-    "org/splits": ("FileNotFoundError", "has several splits and none of them is train"),
+    "org/splits": ("FileNotFoundError", "has several splits, but no train split"),
     "org/cards:smal": (
         "FileNotFoundError",
         "has no configuration 'smal'; it has big, small; did you mean 'small'?",
@@ -388,8 +388,8 @@ SENTENCES = {
         "PermissionError",
         "Dataset 'org/gated' asks for permission: accept its terms at https://",
     ),
-    "org/script": ("InputError", "is made by a loading script, which is never run here"),
-    "org/empty": ("FileNotFoundError", "Dataset 'org/empty' holds no data files that are read"),
+    "org/script": ("InputError", "needs a loading script, and loading scripts are never run here"),
+    "org/empty": ("FileNotFoundError", "Dataset 'org/empty' holds no supported data files"),
     "hf://datasets/org/plain/none.jsonl": (
         "FileNotFoundError",
         "There is no file or folder hf://datasets/org/plain/none.jsonl.",

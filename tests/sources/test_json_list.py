@@ -15,7 +15,7 @@ from tiers import examples
 ROWS = [{"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]} for i in range(300)]
 
 
-NAN = "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
+NAN = "; NaN and Infinity are not JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
 
 
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
@@ -59,7 +59,7 @@ def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
         "Invalid JSON on line 4 in a.json, column 8: unexpected character, expected a JSON value" + NAN,
         "Invalid JSON on line 5 in a.json, column 3: no low surrogate in string",
         "a.json, line 5, column 13: null, not a JSON object",
-        "Invalid JSON on line 6 in a.json, column 1027: depth limit exceeded; nested so deeply it is not read: make it flatter, or JSON text in a string",
+        "Invalid JSON on line 6 in a.json, column 1027: depth limit exceeded; nested too deeply: flatten it, or write it as JSON text in a string",
     ]
 
 

@@ -67,7 +67,7 @@ def test_any_column_can_be_the_text(tmp_path):
         (
             '{"test":1}',
             None,
-            "the record has 'test'; name the one that holds the text with --text-field",
+            "the record has 'test'; name the field that holds the text with --text-field",
         ),
     ],
 )

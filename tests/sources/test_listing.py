@@ -169,7 +169,7 @@ def test_the_output_is_no_input(corpus):
     (corpus / "out").mkdir()
     (corpus / "out" / "left.txt").write_text("x")
     assert "corpus/out/left.txt" not in names("corpus", exclude=corpus / "out")
-    with pytest.raises(InputError, match="is a store already"):
+    with pytest.raises(InputError, match="is already a store"):
         names("corpus/store")
 
 
@@ -180,7 +180,7 @@ def test_the_output_is_no_input(corpus):
         ("empty.txt", "corpus/empty.txt is empty: it has 0 bytes."),
         ("missing.jsonl", "JSONL file not found: corpus/missing.jsonl"),
         ("missing.parquet", "Parquet file not found: corpus/missing.parquet"),
-        ("notes.docx", r"corpus/notes.docx is not read yet \(.docx\): extract its text first"),
+        ("notes.docx", r"corpus/notes.docx is not supported \(.docx\): extract its text first"),
         (
             "image.png",
             r"not read yet \(binary .png\): only text, code, JSON, CSV and tables are read",
@@ -262,7 +262,7 @@ def test_what_a_file_holds_decides_between_lines_and_lists(tmp_path, name, conte
     expected = {"a": None, "a.json": "json", "a.jsonl": "jsonl", "a.arrow": "arrow"}
     otherwise = expected.get(name, kind) not in (None, kind)
     assert bool(listing.notes) == otherwise
-    assert not otherwise or f"Read as what it holds: {name} as " in listing.notes[0]
+    assert not otherwise or f"Read by content, not by name: {name} as " in listing.notes[0]
 
 
 def test_json_of_no_records_is_left_out_of_folders_and_globs(tmp_path):
@@ -281,16 +281,16 @@ def test_json_of_no_records_is_left_out_of_folders_and_globs(tmp_path):
         "more.json",
         "lines.json",
     }
-    assert "3 JSON of no records" in listing.notes[0]
+    assert "3 JSON without records" in listing.notes[0]
     assert len(list_sources([str(tmp_path / "*.json")]).sources) == 3
 
 
 def test_feather_of_version_1_and_packed_tables_are_refused(tmp_path):
     (tmp_path / "a.feather").write_bytes(b"FEA1")
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
-    with pytest.raises(InputError, match="Feather of version 1.*write_feather"):
+    with pytest.raises(InputError, match="Feather version 1.*write_feather"):
         names(tmp_path / "a.feather")
-    with pytest.raises(InputError, match="unpack it first: tables need random access"):
+    with pytest.raises(InputError, match="decompress it first: tables need random access"):
         names(tmp_path / "a.parquet.gz")
 
 

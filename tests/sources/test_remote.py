@@ -230,7 +230,7 @@ def test_reading_anywhere_is_reading_the_file(web):
         (
             403,
             AccessError,
-            "Access to http://.*/a.txt is denied: the answer is 403; check who may read it.",
+            "Access to http://.*/a.txt is denied: the server answered 403; check who may read it.",
         ),
         (400, DownloadError, "/a.txt cannot be read: the server answered 400; check its address"),
         (
@@ -262,7 +262,7 @@ def test_what_cannot_be_had_is_one_sentence_without_secrets(web, impatient, stat
         (
             "http://no-such-host.invalid/a.txt",
             ConnectionError,
-            "the name of its server is not known here",
+            "the host name of its server cannot be resolved",
         ),
         (
             "s3a://bucket",
@@ -388,7 +388,7 @@ def test_standard_input(run_with, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counts"]["documents"] == 3000
-    assert b"to go on after a stop, give the same bytes again" in done.stderr
+    assert b"to resume a stopped job, pipe the same bytes again" in done.stderr
     assert not (tmp_path / "o" / ".work").exists()
     assert json.loads(run_with(prepare, PACKED)[1])["already_done"]
     assert "another job (inputs: stdin has 1," in run_with(prepare, LINES)[2]
@@ -396,7 +396,7 @@ def test_standard_input(run_with, tmp_path):
     assert run_with(["prepare", "-", "--out", "p"], b"") == (
         1,
         "",
-        "batchloom: stdin is empty: it has 0 bytes; name a file with something in it, or leave it out.\n",
+        "batchloom: stdin is empty: it has 0 bytes; name a file with content, or leave it out.\n",
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o"]
 

@@ -48,7 +48,7 @@ def test_of_several_splits_train_is_read_unless_one_is_named(tmp_path):
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     found = Read(folder)
     assert found.values == ROWS[:10]
-    assert found.notes == (f"Of the saved dataset {folder} the split train is read; for others name {folder}/test.",)
+    assert found.notes == (f"Split train of the saved dataset {folder} is read; for other splits name {folder}/test.",)
     assert Read(folder / "test").values == ROWS[10:]
     # Also where it lies in a folder among other inputs.
     (tmp_path / "a.jsonl").write_text('{"text": "first"}')

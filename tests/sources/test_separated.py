@@ -53,8 +53,8 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
     assert [sentence.split(" (it begins")[0] for sentence in found.bad] == [
         "a.csv, line 5: 1 field where the header names 2; the ones from 'n' on are missing",
         "a.csv, line 6: 3 fields where the header names 2; quote the fields that hold delimiters",
-        "a.csv, line 9, column 4: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from whatever it is in)",
-        "a.csv, line 10, column 4: a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8",
+        "a.csv, line 9, column 4: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from its actual encoding)",
+        "a.csv, line 10, column 4: a NUL byte, which is not text; if the file is UTF-16: iconv -f UTF-16 -t UTF-8",
         "a.csv, line 12: not readable as CSV: new-line character seen in unquoted field - do you need to open the file in universal-newline mode?",
     ]
 
@@ -62,7 +62,7 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"a,a,b\n1,2,3\n", "no sound header .'a' stands twice.: the first line must name"),
+        (b"a,a,b\n1,2,3\n", "no valid header .'a' occurs twice.: the first line must name"),
         (b",text\n0,a\n", "column 1 has no name.*pandas: to_csv.index=False"),
         (b"\n", "the first line is blank"),
         (

@@ -88,7 +88,7 @@ def test_a_packed_file_cut_short_names_the_file_and_the_byte(tmp_path, kind, lef
 def test_a_broken_packed_file_names_the_file_and_the_byte(tmp_path, kind):
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(b"this was never packed")
-    with pytest.raises(InputError, match=rf"^a.txt.{kind} does not begin as \w+ does: rename it to a.txt if"):
+    with pytest.raises(InputError, match=rf"^a.txt.{kind} does not begin like \w+: rename it to a.txt if"):
         unpack(path)
     checked = zstandard.ZstdCompressor(write_checksum=True)
     data = bytearray(checked.compress(TEXT) if kind == "zst" else packed(kind, TEXT))

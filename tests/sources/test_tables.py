@@ -56,10 +56,10 @@ def test_a_damaged_file_is_named(tmp_path, name):
     path = tmp_path / ("b." + name.split(".", 1)[1])
     for cut in (9, 300, len(data) // 2, len(data) - 20):
         path.write_bytes(data[:cut])
-        with pytest.raises(InputError, match=rf"{path.name} is no sound \w+ file \(.+\); fetch or write"):
+        with pytest.raises(InputError, match=rf"{path.name} is not a valid \w+ file \(.+\); fetch or write"):
             Read(path)
     path.write_bytes(b"this is something else altogether, without any magic")
-    with pytest.raises(InputError, match="is no sound"):
+    with pytest.raises(InputError, match="is not a valid"):
         Read(path)
 
 
@@ -141,7 +141,7 @@ def test_an_encrypted_file_is_named(tmp_path):
     path = write(tmp_path / "a.parquet")
     data = path.read_bytes()
     path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
-    with pytest.raises(InputError, match="a.parquet is encrypted, which is not read: write it anew"):
+    with pytest.raises(InputError, match="a.parquet is encrypted, which is not supported: write it again"):
         Read(path)
 
 
@@ -150,7 +150,7 @@ def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
     assert len(Read(path, field="text").values) == 3
     monkeypatch.setattr("batchloom.sources.formats.table_format.BOMB_BYTES", 1 << 20)
-    with pytest.raises(InputError, match="more than 1,000 times its size, as a zip bomb does"):
+    with pytest.raises(InputError, match="more than 1,000 times its size, like a zip bomb"):
         Read(path)
 
 

@@ -332,7 +332,7 @@ def test_a_cache_that_cannot_be_written_is_told_once_and_gone_without(near, url,
     with caplog.at_level(logging.WARNING):
         store = open_store(url, cache=tmp_path / "cache")
         assert same_batches(Loader(near, **PLAIN), Loader(store, **PLAIN))
-    assert caplog.text.count("Blocks of a remote store are not kept in") == 1
+    assert caplog.text.count("Blocks of a remote store cannot be cached in") == 1
     assert not kept(tmp_path / "cache")
 
 
@@ -360,7 +360,7 @@ def test_a_cache_on_a_disk_that_is_full(near, url, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "cache").rglob("*.partial"))
-    assert "are not kept in" in done.stderr
+    assert "cannot be cached in" in done.stderr
 
 
 def test_settings_that_are_none(near, url, tmp_path):
@@ -392,7 +392,7 @@ def test_what_is_no_store(url, tmp_path):
         open_store("memory://far/nothing", cache=tmp_path)
     with pytest.raises(InputError, match="no documents in subset 'test'; it has: train, val"):
         open_store(url, "test", cache=tmp_path)
-    with pytest.raises(InputError, match=r"nosuch:// is not known to fsspec|is no URL that can be read"):
+    with pytest.raises(InputError, match=r"nosuch:// is not known to fsspec|is not a readable URL"):
         open_store("nosuch://a/b", cache=tmp_path)
 
 

@@ -131,16 +131,16 @@ def test_it_reads_like_any_store():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("dummy:docments=3", "'docments=3' is no setting of it; .*; did you mean 'documents'?"),
-        ("dummy:vocab", "dummy: 'vocab' is no setting of it; it takes NAME=VALUE"),
+        ("dummy:docments=3", "'docments=3' is not a setting; .*; did you mean 'documents'?"),
+        ("dummy:vocab", "dummy: 'vocab' is not a setting; write NAME=VALUE"),
         ("dummy:vocab=1", r"dummy.vocab: 1 is not a whole number from 2 to 2147483647"),
         ("dummy:vocab=abc", "dummy.vocab: 'abc' is not a whole number"),
         ("dummy:seed=1,seed=2", "dummy: seed is given twice"),
-        ("dummy:lengths=9-3", r"dummy.lengths: \(9, 3\) is not the shortest and the longest"),
+        ("dummy:lengths=9-3", r"dummy.lengths: \(9, 3\) is not a shortest and a longest"),
         ("dummy:lengths=0", r"dummy.lengths: \(0, 0\)"),
         ("dummy:lengths=-", "dummy.lengths: '-'"),
         ("dummy:lengths=1-99999999", "two whole numbers from 1 to 16777216"),
-        ("distributed_dummy:kind=txt", "kind: 'txt' is none of random, text; did you mean 'text'"),
+        ("distributed_dummy:kind=txt", "kind: 'txt' is not one of random, text; did you mean 'text'"),
         ("dummy:documents=" + "9" * 200, "dummy.documents: a number of"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_server_without_ranges_is_told(web, look):
     web.ranges = False
     # What its server shows of the folder is no data, however well it reads.
     web.files["/near"] = PAGE
-    words = r"/near/dataset_metadata.json comes whole or not at all: .*no ranges.*Use a server that"
+    words = r"/near/dataset_metadata.json cannot be read in parts: .*range requests.*Use a server that"
     with serving(web=web), pytest.raises(DownloadError, match=words):
         look(f"{web.url}/near")
 
@@ -63,7 +63,7 @@ def test_a_shard_that_comes_without_ranges_ends_the_check(web, monkeypatch, name
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_page_instead_of_a_manifest_is_told(web, tmp_path, ranges):
-    words = "/near/dataset_metadata.json is no data: its server answered with a page of HTML"
+    words = "/near/dataset_metadata.json is not a data file: its server answered with an HTML page"
     web.files = {"/near/dataset_metadata.json": PAGE, "/near": PAGE}
     with serving(Handler if ranges else Login, web):
         with pytest.raises(DownloadError, match=words):

@@ -86,7 +86,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
 @pytest.mark.parametrize("address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"])
 def test_an_address_that_is_none_is_told_without_it(tmp_path, address):
     (said,) = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=address)
-    assert said.startswith("InputError: HF_ENDPOINT is no address of a Hub: unset it, or write")
+    assert said.startswith("InputError: HF_ENDPOINT is not the address of a Hub: unset it, or write")
     assert "s3cret" not in said
 
 

@@ -224,7 +224,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
         ),
         (
             {"dataset_name": "wiki"},
-            "dummy: 'wiki' is no setting of it.* or leave it out. For real data",
+            "dummy: 'wiki' is not a setting.* or leave it out",
         ),
         ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
         ({"tokenizer_name": "gpt2"}, "goes with huggingface only; synthetic data has no text"),

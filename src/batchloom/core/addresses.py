@@ -66,8 +66,7 @@ def check_url(url: str) -> None:
         _ = urlsplit(url).port
     except ValueError:
         raise InputError(
-            f"{redact_url(url)} is no URL that can be read: its host or its port is none; write it as "
-            "scheme://host:port/path."
+            f"{redact_url(url)} is not a readable URL: its host or port is invalid; write it as scheme://host:port/path."
         ) from None
 
 

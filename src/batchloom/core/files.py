@@ -19,37 +19,37 @@ _URL_PATTERN = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
 # Exceptions that msgspec's JSON decoder may raise, despite its annotations.
 JSON_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_NOT_REGULAR_REMEDY = "it is a pipe or a device, and only regular files are read; write what it gives into a file first"
+_NOT_REGULAR_REMEDY = "it is a pipe or a device, and only regular files are read; write its output to a file first"
 _REMEDIES = {
     errno.EACCES: "permission denied; change its owner or its mode (chmod u+rX)",
     errno.EPERM: "permission denied; change its owner or its mode (chmod u+rX)",
     errno.EISDIR: "it is a folder, not a file; name a file",
     errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
-    errno.ELOOP: "its links lead in a circle; name the file that is meant by its own path",
+    errno.ELOOP: "its symbolic links form a loop; name the file by its real path",
     errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter one",
     errno.EMFILE: "this process has too many files open; raise its limit: ulimit -n 4096",
-    errno.ENFILE: "this machine has too many files open; end programs that hold many",
+    errno.ENFILE: "this machine has too many files open; stop programs that hold many open",
     errno.EIO: "the disk or the network failed (input/output error); look at dmesg, or use a copy on another disk",
-    errno.ESTALE: "the network file system lost it; mount it anew",
-    errno.ENOSPC: "the disk is full; free some room, then give the same command again",
-    errno.ENOMEM: "out of memory; give the process more",
+    errno.ESTALE: "the network file system lost the file; mount the file system again",
+    errno.ENOSPC: "the disk is full; free some space, then run the same command again",
+    errno.ENOMEM: "out of memory; give the process more memory",
 }
 # Remedies for output files that cannot be written.
 WRITE_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
-    errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
+    errno.ENOSPC: "the disk is full; free some space, then run the same command again; it resumes",
+    errno.EDQUOT: "the disk quota is used up; free some space, then run the same command again",
     errno.EACCES: "permission denied; choose another --out or change its owner",
     errno.EPERM: "permission denied; choose another --out or change its owner",
     errno.EROFS: "the file system is read-only; choose another --out",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another --out",
     errno.EEXIST: "a file is in the way; choose another --out",
-    errno.EFBIG: "a file would be larger than the file system or `ulimit -f` allows; raise that, give a smaller "
+    errno.EFBIG: "a file would be larger than the file system or `ulimit -f` allows; raise the limit, choose a smaller "
     "--tokens-per-shard, or choose another --out",
-    errno.ELOOP: "its links lead in a circle; choose another --out",
+    errno.ELOOP: "its symbolic links form a loop; choose another --out",
     errno.ENAMETOOLONG: "the path or a name in it is too long; choose a shorter --out",
     errno.EIO: "the disk failed (input/output error); look at dmesg, or choose an --out on another disk",
     errno.EISDIR: "a folder is in the way; choose another --out",
-    errno.ENOENT: "a folder on the way is gone or cannot be made; choose another --out",
+    errno.ENOENT: "a parent folder is missing or cannot be created; choose another --out",
 }
 _MAX_SIBLINGS = 4096
 
@@ -136,7 +136,7 @@ def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
     match = _URL_PATTERN.search(text)
     if match and match[1].lower() != "file" and not os.path.lexists(text[: match.end(1) + 1]):
         raise InputError(
-            f"{subject} is a URL ({match[1]}://...), and must be a path of this machine: copy what lies elsewhere here "
+            f"{subject} is a URL ({match[1]}://...), and must be a local path: copy the remote data to this machine "
             "first."
         )
 
@@ -152,7 +152,7 @@ def describe_missing_path(path: str, remedy: str) -> str:
 def suggest_path(path: str) -> str:
     """Return the end of a sentence about a missing path, with a similar name if any."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string
-        return "; it is a link that leads nowhere."
+        return "; it is a broken link."
     parent, name = os.path.split(os.path.normpath(path))
     while parent and not os.path.exists(parent):  # noqa: PTH110 - a string stays a string
         parent, name = os.path.split(parent)

@@ -77,16 +77,15 @@ class SyntheticSpec:
             value = getattr(self, name)
             if value not in choices:
                 hint = suggest(str(value), choices)
-                problems.append(f"{name}: {quote_value(value)} is none of {', '.join(choices)}{hint}")
+                problems.append(f"{name}: {quote_value(value)} is not one of {', '.join(choices)}{hint}")
         try:
             shortest, longest = (as_int(length) or 0 for length in self.lengths)
         except (TypeError, ValueError):
             shortest = longest = 0
         if not 1 <= shortest <= longest <= _MAX_LENGTH:
             problems.append(
-                f"lengths: {quote_value(self.lengths)} is not the shortest and the longest length, two whole "
-                f"numbers from "
-                f"1 to {_MAX_LENGTH}, such as 100-2000"
+                f"lengths: {quote_value(self.lengths)} is not a shortest and a longest length: two whole numbers "
+                f"from 1 to {_MAX_LENGTH}, such as 100-2000"
             )
         raise_problems(problems)
         object.__setattr__(self, "lengths", (shortest, longest))
@@ -122,7 +121,7 @@ def parse_synthetic_spec(text: str) -> SyntheticSpec | None:
         key, equals, value = word.partition("=")
         if key not in field_names or not equals:
             problems.append(
-                f"{name}: {quote_value(word)} is no setting of it; it takes NAME=VALUE of "
+                f"{name}: {quote_value(word)} is not a setting; write NAME=VALUE with a name of "
                 f"{', '.join(field_names)}{suggest(key, field_names)}"
             )
         elif key in values:

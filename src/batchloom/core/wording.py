@@ -14,7 +14,7 @@ _JSON_TYPE_NAMES = {
     bytes: "bytes",
 }
 # Remedy for columns of bytes if text is required.
-BYTES_REMEDY = "make text of its bytes first (pyarrow: column.cast('string'); pandas: column.str.decode('utf-8'))"
+BYTES_REMEDY = "convert its bytes to text first (pyarrow: column.cast('string'); pandas: column.str.decode('utf-8'))"
 
 
 def describe_json_type(value: object) -> str:

@@ -53,8 +53,8 @@ def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
     """Parse YAML (or JSON, by ``name``) as :func:`read_yaml` does; errors call it ``name``."""
     if len(data) > _MAX_BYTES:
         raise InputError(
-            f"{name} has more than {_MAX_BYTES >> 20} MiB, which no list of data sets needs; name a folder or a "
-            "glob in place of its files."
+            f"{name} has more than {_MAX_BYTES >> 20} MiB, too much for a list of data sets; name a folder or a glob "
+            "instead of its files."
         )
     text = _decode_text(data, name)
     if name.lower().endswith(".json") and data.strip():
@@ -88,7 +88,7 @@ def _parse_json(text: str, name: str) -> Any:
                 name,
                 None,
                 None,
-                f"the key {quote_value(duplicate_key)} is there twice; leave one of the two out",
+                f"the key {quote_value(duplicate_key)} is given twice; remove one of them",
             )
         return mapping
 
@@ -113,7 +113,7 @@ def _decode_text(data: bytes, name: str) -> str:
             name,
             None,
             None,
-            f"is no text: it is not UTF-8 at byte {error.start}; write YAML as text",
+            f"is not text: invalid UTF-8 at byte {error.start}; write YAML as text",
         ) from None
 
 
@@ -188,7 +188,7 @@ class _NodeChecker:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, "a key is a list or mapping; write a word")
             if key.value in keys and key.tag != f"{_TAG}merge":
-                raise self._error(key, f"the key {quote_value(key.value)} is there already; leave one of the two out")
+                raise self._error(key, f"the key {quote_value(key.value)} is given twice; remove one of them")
             keys.add(key.value)
 
     def _error(self, node: yaml.Node, reason: str) -> RecordError:

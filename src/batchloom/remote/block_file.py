@@ -111,7 +111,7 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
         except list_library_errors() as error:
             data, fault = b"", classify_error(error)
         else:
-            fault = RemoteFault("passing", f"only {len(data):,} of {end - position:,} bytes came")
+            fault = RemoteFault("passing", f"only {len(data):,} of {end - position:,} bytes arrived")
             data = data[: end - position]
         if data:
             chunks.append(data)
@@ -124,9 +124,8 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
         failures = 1 if data else failures + 1
         if failures == _MAX_ATTEMPTS:
             raise DownloadError(
-                f"Failed to download {redact_url(url)}: from byte {position:,} of {size:,} on nothing came in "
-                f"{_MAX_ATTEMPTS} tries "
-                f"({fault.description}); give the same command again: what was finished stays."
+                f"Failed to download {redact_url(url)}: no data from byte {position:,} of {size:,} in {_MAX_ATTEMPTS} "
+                f"tries ({fault.description}); run the same command again: finished work is kept."
             ) from None
         step = max(step // 2, _MIN_REQUEST_BYTES)
         time.sleep(compute_backoff(failures))

@@ -203,8 +203,8 @@ class BlockCache:
         if not self._warned:
             self._warned = True
             LOG.warning(
-                "Blocks of a remote store are not kept in %s: %s. They are read without it, by each process for "
-                "itself, until it can be written.",
+                "Blocks of a remote store cannot be cached in %s: %s. Until they can, each process reads them "
+                "without the cache.",
                 self._root,
                 describe_os_error(error),
             )

@@ -281,7 +281,7 @@ def join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np
         row = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1
         first, stop = int(index.starts[row]), int(index.stops[row])
         if row < 0 or begin >= BLOCK_BYTES * stop:
-            raise AssertionError("what is held covers what was wanted")
+            raise AssertionError("the cached blocks must cover the requested range")
         offset = BLOCK_BYTES * (int(index.block_offsets[row]) - first) + begin
         part_bytes = min(BLOCK_BYTES * stop, end) - begin
         parts.append(cached_blocks.arrays[int(index.owners[row])][offset : offset + part_bytes])

@@ -100,8 +100,7 @@ def make_no_ranges_error(url: str, info: dict[str, Any]) -> DownloadError:
     if info.get("page"):
         return make_html_page_error(url)
     return NoRangesError(
-        f"{redact_url(url)} comes whole or not at all: its server gives no stretches of it (no ranges). Use a "
-        f"server that "
+        f"{redact_url(url)} cannot be read in parts: its server does not support range requests. Use a server that "
         "does, such as nginx or an object store, name the file by itself, or download it first."
     )
 
@@ -109,9 +108,8 @@ def make_no_ranges_error(url: str, info: dict[str, Any]) -> DownloadError:
 def make_html_page_error(url: str) -> DownloadError:
     """Make the error for a server that answers with an HTML page."""
     return DownloadError(
-        f"{redact_url(url)} is no data: its server answered with a page of HTML, perhaps to log in or to say that "
-        f"there is "
-        "no such file. Check the address, and that it can be read without a login."
+        f"{redact_url(url)} is not a data file: its server answered with an HTML page, perhaps a login page or a "
+        '"not found" page. Check the address, and that it can be read without a login.'
     )
 
 
@@ -141,8 +139,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     # For dir:// fsspec takes the missing target file system for a string.
     except (ValueError, TypeError, AttributeError):
         raise InputError(
-            f"{redact_url(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
-            "is not complete; s3, gs, https, hf and file are known."
+            f"{redact_url(url)} is not a readable URL: {scheme}:// is not known to fsspec, or the address is "
+            "incomplete; s3, gs, https, hf and file are known."
         ) from None
     if scheme in ("s3", "s3a"):
         # Batchloom retries itself, in one module and with smaller requests.
@@ -330,13 +328,13 @@ def _fetch_web_file(fs: Any, url: str, max_bytes: int, seconds: float) -> bytes:
 
 
 def _make_too_large_error(url: str, size: int, max_bytes: int) -> InputError:
-    return InputError(f"{redact_url(url)} has {size:,} bytes or more, where {max_bytes:,} are allowed")
+    return InputError(f"{redact_url(url)} has at least {size:,} bytes, and at most {max_bytes:,} are allowed")
 
 
 def _make_timeout_error(url: str, seconds: float) -> DownloadError:
     return DownloadError(
-        f"{redact_url(url)} did not come within {seconds:g} s: its server hangs or is slow; try again, or fetch it "
-        f"first"
+        f"{redact_url(url)} was not downloaded within {seconds:g} s: its server hangs or is slow; try again, or "
+        "download it first"
     )
 
 

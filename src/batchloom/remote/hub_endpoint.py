@@ -24,5 +24,5 @@ def check_hub_endpoint() -> None:
         sound = False
     if not sound:
         raise InputError(
-            "HF_ENDPOINT is no address of a Hub: unset it, or write it as https://host or http://host:port."
+            "HF_ENDPOINT is not the address of a Hub: unset it, or write it as https://host or http://host:port."
         )

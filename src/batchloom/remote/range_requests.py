@@ -89,7 +89,7 @@ class RangeFetcher:
             work = self._fetch_async(name, start, stop)
             return asyncio.run_coroutine_threadsafe(work, self._fs.loop)
         if self._threads is None:
-            raise AssertionError("a file system without a loop is asked by threads")
+            raise AssertionError("a blocking file system needs a thread pool")
         return self._threads.submit(self._fetch_blocking, name, start, stop, size)
 
     def _connect(self) -> None:
@@ -113,7 +113,7 @@ class RangeFetcher:
 
         url, tries = f"{self.url}/{name}", 0
         if self._semaphore is None:
-            raise AssertionError("a loop has turns")
+            raise AssertionError("an async file system needs a semaphore")
         while True:
             try:
                 async with self._semaphore:
@@ -144,7 +144,7 @@ class RangeFetcher:
     def _check_length(self, data: bytes, expected_size: int) -> bytes:
         self.received += len(data)
         if len(data) != expected_size:
-            raise _ShortReadError(f"only {len(data):,} of {expected_size:,} bytes came")
+            raise _ShortReadError(f"only {len(data):,} of {expected_size:,} bytes arrived")
         return data
 
 

@@ -43,7 +43,7 @@ _UNREACHABLE_ERRORS = (
     "ConnectionTimeoutError",
     "TransportError",
 )
-_BAD_ADDRESS = "its address is none, or not complete ({})"
+_BAD_ADDRESS = "its address is invalid or incomplete ({})"
 _ADDRESS_ERRORS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
 _CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -109,18 +109,18 @@ def classify_error(error: BaseException) -> RemoteFault:
 def classify_address_error(error: Exception) -> RemoteFault:
     """Classify an error of a library that rejects the address or the response."""
     if isinstance(error, json.JSONDecodeError):
-        return RemoteFault("refused", "its server answered something else than JSON")
+        return RemoteFault("refused", "its server did not answer with JSON")
     return RemoteFault("refused", _BAD_ADDRESS.format(type(error).__name__))
 
 
 def _classify_status(status: int, code: str) -> RemoteFault:
     description = f"{status} {code}".strip()
     if status in (401, 403) or code in _DENIED_CODES:
-        return RemoteFault("denied", f"the answer is {description}", status)
+        return RemoteFault("denied", f"the server answered {description}", status)
     if status in (404, 410):
         return RemoteFault("missing", "it does not exist", status)
     if status == 412:
-        return RemoteFault("exists", "it exists already", status)
+        return RemoteFault("exists", "it already exists", status)
     is_transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
     return RemoteFault("passing" if is_transient else "refused", f"the server answered {description}", status)
 
@@ -132,7 +132,7 @@ def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFa
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
         return RemoteFault("refused", "the certificate of its server cannot be verified")
     if any(isinstance(cause, socket.gaierror) for cause in chain) or "ClientConnectorDNSError" in names:
-        return RemoteFault("unreachable", "the name of its server is not known here")
+        return RemoteFault("unreachable", "the host name of its server cannot be resolved")
     if any(isinstance(cause, ConnectionRefusedError) for cause in chain):
         return RemoteFault("unreachable", "the connection was refused")
     if names.intersection(_ADDRESS_ERRORS):
@@ -156,9 +156,8 @@ def make_remote_error(fault: RemoteFault, url: str) -> InputError:
     if fault.kind == "refused":
         return DownloadError(f"{redacted_url} cannot be read: {fault.description}; check its address.")
     return DownloadError(
-        f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then give the "
-        "same "
-        "command again."
+        f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then run the "
+        "same command again."
     )
 
 
@@ -173,21 +172,19 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
     redacted_url = redact_url(url)
     if fault.kind == "missing":
         return OutputError(
-            f"Cannot write {redacted_url}: there is no such bucket or folder; make it first, or check the address."
+            f"Cannot write {redacted_url}: there is no such bucket or folder; create it first, or check the address."
         )
     if fault.kind == "denied":
         return OutputError(
-            f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then give "
-            "the same "
-            f"command again."
+            f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then run the "
+            "same command again."
         )
     if fault.kind in ("refused", "exists"):
         return OutputError(f"Cannot write {redacted_url}: {fault.description}; check the address.")
     attempts_note = f" ({tries} tries)" if tries > 1 else ""
     return OutputError(
         f"Cannot write {redacted_url}: {fault.description}{attempts_note}; check the network and the address, then "
-        "give the same command "
-        "again: it goes on."
+        "run the same command again; it resumes."
     )
 
 

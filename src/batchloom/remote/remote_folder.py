@@ -72,8 +72,8 @@ class RemoteFolder:
         scheme = get_scheme(url)
         if scheme in _READ_ONLY_SCHEMES:
             raise InputError(
-                f"The output is a URL ({scheme}://...) where no files can be put, and must be a path of this machine "
-                "or of an object store (s3://bucket/prefix)."
+                f"The output is a URL ({scheme}://...) that cannot be written to; choose a local path, or an object "
+                "store (s3://bucket/prefix)."
             )
         check_url(url)
         address = url[len(scheme) + len("://") :].rstrip("/")
@@ -178,10 +178,9 @@ class RemoteFolder:
             if uploaded_file is not None:
                 return uploaded_file
         raise OutputError(
-            f"{self.redacted_url}/{name} is not what was sent, {_MAX_UPLOAD_ATTEMPTS} times over: its checksum is "
-            "another "
-            f"one. Look at "
-            "what lies between this machine and the store, then give the same command again: it goes on."
+            f"{self.redacted_url}/{name} differed from the sent file in all {_MAX_UPLOAD_ATTEMPTS} uploads: its "
+            "checksum is wrong. Check the network and proxies between this machine and the store, then run the same "
+            "command again; it resumes."
         )
 
     def holds(self, local: Path, name: str, remote_file: RemoteFile) -> bool:

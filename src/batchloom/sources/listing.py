@@ -87,11 +87,11 @@ _SINGULAR = {
     "broken links": "broken link",
     "files of stores": "file of a store",
     "folders linked twice": "folder linked twice",
-    "images and sounds without a text of their name": "image or sound without a text of its name",
+    "images and sounds without a text file of the same name": "image or sound without a text file of the same name",
     "links and special files": "link or special file",
     "special files": "special file",
     "stores": "store",
-    "tables packed in an archive": "table packed in an archive",
+    "tables compressed in an archive": "table compressed in an archive",
 }
 
 
@@ -216,7 +216,7 @@ class _SourceLister:
         if input_path == STANDARD_INPUT:
             input_path = self._get_spool().copy_standard_input()
             self.notes.append(
-                "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
+                "Standard input is cached until the job ends; to resume a stopped job, pipe the same bytes again."
             )
         if is_url(input_path):
             check_url(input_path)
@@ -234,7 +234,7 @@ class _SourceLister:
             raise InputMissingError(describe_missing_input(input_path))
         elif stat.S_ISDIR(file_status.st_mode):
             if os.path.exists(f"{input_path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
-                raise InputError(f"{input_path} is a store already; name the text files it was made of.")
+                raise InputError(f"{input_path} is already a store; name the text files it was made from.")
             self._add_folder(input_path, label, file_status)
         else:
             self._add_named(input_path, label, file_status)
@@ -275,8 +275,8 @@ class _SourceLister:
         files = list_remote_files(url)
         if is_saved_dataset({relative_path for _, relative_path, _ in files}):
             raise InputError(
-                f"{label} holds a dataset of save_to_disk, which is read from folders of this machine only: copy it "
-                "here and name that folder, or name its .arrow files."
+                f"{label} holds a dataset of save_to_disk, which is read from local folders only: copy it to this "
+                "machine and name that folder, or name its .arrow files."
             )
         stores = {
             relative_path.rpartition("/")[0]
@@ -297,7 +297,7 @@ class _SourceLister:
 
     def _add_notes(self, label: str) -> None:
         if self._unpaired_media and not self._has_records:
-            self._skipped_counts["images and sounds without a text of their name"] = self._unpaired_media
+            self._skipped_counts["images and sounds without a text file of the same name"] = self._unpaired_media
         if self._outside_links:
             self.notes.append(decode_file_name(self._make_links_note(label)))
         if self._skipped_counts:
@@ -310,12 +310,12 @@ class _SourceLister:
             self.notes.append(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
         if self._unread_suffixes:
             self.notes.append(
-                f"Of samples in {label} files of these endings are not read: "
+                f"Files of samples in {label} with these suffixes are not read: "
                 f"{', '.join(sorted(self._unread_suffixes))}."
             )
         if self._content_notes:
             omitted_note = f" and {len(self._content_notes) - 1:,} more" if len(self._content_notes) > 1 else ""
-            self.notes.append(f"Read as what it holds: {self._content_notes[0]}{omitted_note}.")
+            self.notes.append(f"Read by content, not by name: {self._content_notes[0]}{omitted_note}.")
         if self._duplicates:
             omitted_note = f" and {len(self._duplicates) - 1:,} more" if len(self._duplicates) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._duplicates[0]}{omitted_note}.")
@@ -337,7 +337,10 @@ class _SourceLister:
             return f"{display_name} holds no usable file. {self._make_links_note(display_name)}"
         counts = _describe_counts(self._skipped_counts)
         if is_url(location) and set(self._skipped_counts) == {"files of stores"}:
-            return f"{display_name} holds only {counts}. A store is not an input from a URL: copy it here first."
+            return (
+                f"{display_name} holds only {counts}. A store at a URL cannot be an input: copy it to this "
+                "machine first."
+            )
         if self._stat(location) is None:
             message = (
                 f"Nothing matches {display_name}"
@@ -348,7 +351,10 @@ class _SourceLister:
             message = (
                 f"{display_name} holds no usable file, only {counts}" if counts else f"{display_name} holds no files"
             )
-        return f"{message}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
+        return (
+            f"{message}; supported are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also "
+            "compressed)."
+        )
 
     def _add_glob(self, pattern: str, label: str) -> None:
         top = strip_wildcard_part(pattern)
@@ -522,15 +528,15 @@ class _SourceLister:
         is_spooled = self._spool is not None and self._spool.holds(path)
         display_path = name if is_spooled or is_url(path) else path
         if not stat.S_ISREG(file_status.st_mode):
-            raise InputError(f"{display_path} is neither a file nor a folder; write what it gives into a file first.")
+            raise InputError(f"{display_path} is neither a file nor a folder; write its output to a file first.")
         if file_status.st_size == 0:
             raise InputMissingError(
-                f"{display_path} is empty: it has 0 bytes; name a file with something in it, or leave it out."
+                f"{display_path} is empty: it has 0 bytes; name a file with content, or leave it out."
             )
         form = self._declared_input.form
         if form == "hf_dataset":
             raise InputError(
-                f"{display_path} is a file, and data_type says hf_dataset: a folder of save_to_disk, or org/name on "
+                f"{display_path} is a file, and data_type hf_dataset needs a folder of save_to_disk, or org/name on "
                 "the Hub."
             )
         if detect_archive_by_name(redact_url(path)):
@@ -538,7 +544,7 @@ class _SourceLister:
             return
         verdict = self._detect_file(path, name, file_status, detect_kind_by_name(redact_url(path)))
         if verdict.kind is None:
-            raise InputError(f"{display_path} is not read yet ({verdict.label}): {verdict.remedy}.")
+            raise InputError(f"{display_path} is not supported ({verdict.label}): {verdict.remedy}.")
         if form is not None and not matches_format(form, verdict.kind):
             raise InputError(f"{display_path} {describe_format_mismatch(form, verdict.kind)}.")
         # The path of a spooled file may lack the suffix of the original name.
@@ -546,13 +552,13 @@ class _SourceLister:
 
     def _get_spool(self) -> Spool:
         if self._spool is None:
-            raise InputError("An input that can be read only once is of no use here; name a file.")
+            raise InputError("An input that can be read only once cannot be used here; name a file.")
         return self._spool
 
     def _add_archive(self, path: str, name: str, file_status: os.stat_result) -> None:
         kind = detect_archive_by_name(redact_url(path))
         if kind is None:
-            raise AssertionError("only archives are opened as such")
+            raise AssertionError("only archives are opened as archives")
         if self._media and self._declared_input.form is None and self._add_samples(path, name, file_status):
             return
         if self._is_duplicate(name, file_status):
@@ -569,15 +575,15 @@ class _SourceLister:
         """Add a tar of WebDataset samples; return whether it is one."""
         kind = detect_archive_by_name(redact_url(path))
         if kind is None:
-            raise AssertionError("only archives are opened as such")
+            raise AssertionError("only archives are opened as archives")
         archive = Archive(name, path, *kind, file_status.st_size, file_status.st_mtime_ns, get_pinned_revision(path))
         unread = find_unread_suffixes(archive)
         if unread is None:
             return False
         if self._spool is not None and self._spool.holds(path):
             raise InputError(
-                f"{name} holds samples of a WebDataset, and can be read only once: their media are read again when "
-                "batches are made. Write it into a file, and name that."
+                f"{name} holds samples of a WebDataset, and can be read only once, but their media are read again when "
+                "batches are made. Write it to a file, and name that file."
             )
         self._unread_suffixes |= unread
         self._append(path, name, file_status, FileDetection("webdataset", kind[1]), None)
@@ -610,7 +616,7 @@ class _SourceLister:
         name_detection: FileDetection | None,
     ) -> None:
         if verdict.kind is None:
-            raise AssertionError("only files of a kind that is read are listed")
+            raise AssertionError("only files of a supported kind are listed")
         if self._is_duplicate(name, file_status):
             return
         name = self._names.make_unique(name)
@@ -693,7 +699,7 @@ def describe_missing_input(input_path: str) -> str:
     if input_path.partition(":")[0] in SYNTHETIC_NAMES:
         return (
             f"There is no file or folder {input_path}, and the synthetic data of that name has no records: batchloom "
-            f"prepare {input_path} --out STORE makes a store of it, batchloom train --data {input_path} trains on it"
+            f"prepare {input_path} --out STORE writes a store of it, batchloom train --data {input_path} trains on it"
         )
     name_detection = detect_kind_by_name(input_path)
     kind_labels = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}

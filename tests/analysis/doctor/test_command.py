@@ -44,7 +44,7 @@ def test_exit_codes(chat, tmp_path, capsys):
     [
         (["missing.jsonl"], "JSONL file not found: missing.jsonl"),
         (["empty.jsonl"], "empty.jsonl is empty"),
-        (["gone.zip"], "gone.zip is no sound zip archive"),
+        (["gone.zip"], "gone.zip is not a valid zip archive"),
         (["in.jsonl", "--tokenizer", "no-such"], "there is no tokenizer 'no-such'"),
         (["http://me:pass@127.0.0.1:9/a.jsonl?key=word"], "http://127.0.0.1:9/a.jsonl"),
     ],
@@ -176,12 +176,12 @@ def test_standard_input_is_looked_at_too(tmp_path):
 
 
 OTHER_FORMATS = {
-    b"PAR1\x15\x04\x15\x8c\0": "the file begins as Parquet does, not as text; rename it to end in .parquet",
-    b"ARROW1\0\0\xff\xff": "begins as Arrow does, not as text; rename it to end in .arrow",
-    b"\x89PNG\r\n\x1a\n\0": "begins as PNG does",
-    b"\xff\xd8\xff\xe0\0": "begins as JPEG does",
-    b"%PDF-1.4\n%\xe2\xe3\n": "begins as PDF does, not as text; extract its text first",
-    b"PK\x03\x04\x14\0\xff": "begins as zip does",
+    b"PAR1\x15\x04\x15\x8c\0": "the file begins like Parquet, not like text; rename it to end in .parquet",
+    b"ARROW1\0\0\xff\xff": "begins like Arrow, not like text; rename it to end in .arrow",
+    b"\x89PNG\r\n\x1a\n\0": "begins like PNG",
+    b"\xff\xd8\xff\xe0\0": "begins like JPEG",
+    b"%PDF-1.4\n%\xe2\xe3\n": "begins like PDF, not like text; extract its text first",
+    b"PK\x03\x04\x14\0\xff": "begins like zip",
 }
 
 
@@ -200,12 +200,12 @@ def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsy
 @pytest.mark.parametrize(
     ("ending", "data", "remedy"),
     [
-        ("gz", b'{"text": "a"}\n', "is not compressed, else fetch it anew."),
-        ("zst", b'{"text": "a"}\n', "is not compressed, else fetch it anew."),
+        ("gz", b'{"text": "a"}\n', "is not compressed, else fetch it again."),
+        ("zst", b'{"text": "a"}\n', "is not compressed, else fetch it again."),
         (
             "gz",
             b"\x28\xb5\x2f\xfd\0\0\0\0\0",
-            "is not compressed, else give it the ending of zstd.",
+            "is not compressed, else give it the suffix of zstd.",
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, 
     path.write_bytes(data)
     assert run_command_line(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
     told = capsys.readouterr().err
-    assert "a.jsonl." + ending + " does not begin as " in told
+    assert "a.jsonl." + ending + " does not begin like " in told
     assert "rename it to a.jsonl if it" in told
     assert remedy in told
 

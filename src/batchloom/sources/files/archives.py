@@ -128,13 +128,13 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
 
 def _describe_damage(archive: Archive, error: Exception) -> str:
     reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
-    return f"{archive.name} is no sound {archive.kind} archive ({reason}); fetch or pack it anew, or leave it out."
+    return f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it out."
 
 
 def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
     return (
-        f"{name} unpacks to more than {BOMB_RATIO:,} times its size ({unpacked:,} bytes from {packed:,}): "
-        "this is taken for a zip bomb; unpack it yourself if it is none."
+        f"{name} unpacks to more than {BOMB_RATIO:,} times its size ({unpacked:,} bytes from {packed:,}), like a "
+        "zip bomb; if it is not one, unpack it yourself."
     )
 
 
@@ -165,13 +165,13 @@ def _walk_zip(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
         elif (entry.external_attr >> 28) not in (0, 8):
             skipped_counts["links and special files"] += 1
         elif entry.compress_type not in (_STORED, _DEFLATED):
-            skipped_counts["packed in another way than deflate"] += 1
+            skipped_counts["compressed by a method other than deflate"] += 1
         elif not entry.file_size:
             skipped_counts["empty"] += 1
         elif not 0 <= entry.header_offset < archive.size:
-            raise zipfile.BadZipFile(f"{entry.filename} lies outside of it")
+            raise zipfile.BadZipFile(f"{entry.filename} is outside the file")
         elif entry.compress_type == _STORED and entry.file_size != entry.compress_size:
-            raise zipfile.BadZipFile(f"{entry.filename} is not packed and has two sizes")
+            raise zipfile.BadZipFile(f"{entry.filename} is not compressed, but has two sizes")
         else:
             member = ArchiveMember(
                 archive,
@@ -306,7 +306,7 @@ class _InflatedMember(ReadOnlyFile):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
-            raise AssertionError("members of zips are read in bounded pieces")
+            raise AssertionError("members of zips are read in bounded chunks")
         data = self._stream.read(size)
         self._crc, self._position = zlib.crc32(data, self._crc), self._position + len(data)
         if self._position > self._member.size:

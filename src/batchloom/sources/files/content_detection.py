@@ -119,7 +119,7 @@ def list_archive_sources(
         if verdict.kind is None or not verdict.sure:
             skipped_counts[verdict.label] += 1
         elif verdict.kind in COLUMNAR_KINDS and not entry.member.direct:
-            skipped_counts["tables packed in an archive"] += 1
+            skipped_counts["tables compressed in an archive"] += 1
         else:
             # An archive may hold a name twice, and paths must identify sources.
             names[entry.name] += 1
@@ -157,7 +157,7 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
     except (DecompressionError, EOFError, tarfile.TarError) as error:
         raise InputError(
             f"{archive.name}/{entry.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
-            "anew, or leave it out."
+            "again, or leave it out."
         ) from error
 
 

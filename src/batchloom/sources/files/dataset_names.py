@@ -43,35 +43,35 @@ class DatasetPreset:
 _PRESETS = (
     DatasetPreset(
         name="fineweb",
-        description="English web text, cleaned: a random sample of 10 billion GPT-2 tokens out of some 15 trillion "
-        "(HuggingFaceFW/fineweb:default/train is all of it).",
+        description="Cleaned English web text: a random sample of 10 billion GPT-2 tokens out of about 15 trillion "
+        "(the complete set is HuggingFaceFW/fineweb:default/train).",
         repository="HuggingFaceFW/fineweb",
         config="sample-10BT",
         bytes=27_600_000_000,
     ),
     DatasetPreset(
         name="fineweb-edu",
-        description="English web text of educational worth: a random sample of 10 billion GPT-2 tokens out of 1.3 "
-        "trillion (HuggingFaceFW/fineweb-edu:default/train is all of it).",
+        description="Educational English web text: a random sample of 10 billion GPT-2 tokens out of 1.3 trillion "
+        "(the complete set is HuggingFaceFW/fineweb-edu:default/train).",
         repository="HuggingFaceFW/fineweb-edu",
         config="sample-10BT",
         bytes=28_500_000_000,
     ),
     DatasetPreset(
         name="pile",
-        description="The Pile without its copyrighted parts: papers, code, web pages, books, dialogue; English mostly.",
+        description="The Pile without its copyrighted parts: papers, code, web pages, books, dialogue; mostly English.",
         repository="monology/pile-uncopyrighted",
         bytes=335_000_000_000,
     ),
     DatasetPreset(
         name="shakespeare",
-        description="The First Folio: 36 plays of Shakespeare, a play a document; 30 of them for training.",
+        description="The First Folio: 36 plays of Shakespeare, one play per document; 30 of them for training.",
         repository="gvlassis/shakespearefirstfolio",
         bytes=2_600_000,
     ),
     DatasetPreset(
         name="tiny_shakespeare",
-        description="40,000 lines of Shakespeare as one text, the classic of character models.",
+        description="40,000 lines of Shakespeare as one text, the classic data of character models.",
         repository="karpathy/tiny_shakespeare",
         bytes=634_000,
     ),
@@ -79,8 +79,8 @@ _PRESETS = (
 
 
 _SYNTHETIC_DESCRIPTIONS = {
-    DISTRIBUTED_DUMMY: "Synthetic documents for throughput work, a share for each rank.",
-    DUMMY: "The same, and every rank reads the same of them.",
+    DISTRIBUTED_DUMMY: "Synthetic documents for throughput tests; each rank reads its own share.",
+    DUMMY: "Synthetic documents for throughput tests; every rank reads the same share.",
 }
 
 

@@ -120,7 +120,7 @@ class _ZstdDecompressor:
             for words in ("zstd decompressor error: ", "zstd decompress error: "):
                 reason = reason.removeprefix(words)
             if "too much memory" in reason:
-                reason += "; compress it anew without --long"
+                reason += "; compress it again without --long"
             raise DecompressionError(reason) from error
         self._input = b""
         if self._frame.eof:

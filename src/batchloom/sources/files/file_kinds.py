@@ -97,15 +97,15 @@ _CODE_SUFFIXES = _parse_suffixes("""
 """)
 _CODE_NAMES = frozenset(["makefile", "dockerfile", "rakefile", "gemfile", "jenkinsfile"])
 
-_FEATHER_REMEDY = "write it anew with pyarrow.feather.write_feather(table, path)"
-_TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field a line) first"
+_FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
+_TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
 _UNREADABLE_REMEDIES = {
     **dict.fromkeys(_parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
     **dict.fromkeys(_parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
     **dict.fromkeys(_parse_suffixes("7z rar"), "unpack it first, then name the folder"),
     ".br": "compress it with gzip or zstd instead",
 }
-_COMPRESSED_TABLE_REMEDY = "unpack it first: tables need random access, and are compressed inside"
+_COMPRESSED_TABLE_REMEDY = "decompress it first: tables need random access, and are compressed internally"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def describe_other_format(start: bytes) -> str | None:
     return (
         None
         if format_and_remedy is None
-        else f"the file begins as {format_and_remedy[0]} does, not as text; {format_and_remedy[1]}"
+        else f"the file begins like {format_and_remedy[0]}, not like text; {format_and_remedy[1]}"
     )
 
 
@@ -220,7 +220,7 @@ def detect_kind_by_content(
         return _detect_json(start, compression, lines=name_detection.kind == "jsonl")
     text = _decode_text(start)
     if text is None:
-        label = get_suffix(name).lower() or "no ending"
+        label = get_suffix(name).lower() or "without suffix"
         return FileDetection(None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read")
     if text.startswith("{") and _is_object(text.splitlines()[0]):
         return FileDetection("jsonl", compression)
@@ -236,16 +236,16 @@ def _detect_json(start: bytes, compression: Compression | None, *, lines: bool =
         return FileDetection("json" if starts_with_list(start) and shape != "lines" else "jsonl", compression)
     if shape in ("list", "lines"):
         return FileDetection("json" if shape == "list" else "jsonl", compression)
-    return FileDetection("jsonl" if shape == "line" else "json", compression, "JSON of no records", sure=False)
+    return FileDetection("jsonl" if shape == "line" else "json", compression, "JSON without records", sure=False)
 
 
 def _detect_columnar(start: bytes, compression: Compression | None) -> FileDetection | None:
     """Return the kind of a columnar file, or None for another file."""
     if start.startswith(_FEATHER_1):
-        return FileDetection(None, compression, "Feather of version 1", _FEATHER_REMEDY)
+        return FileDetection(None, compression, "Feather version 1", _FEATHER_REMEDY)
     kind = next((kind for magic, kind in _KIND_BY_MAGIC.items() if start.startswith(magic)), None)
     if kind and compression:
-        return FileDetection(None, compression, f"packed {kind}", _COMPRESSED_TABLE_REMEDY)
+        return FileDetection(None, compression, f"compressed {kind}", _COMPRESSED_TABLE_REMEDY)
     return FileDetection(kind) if kind else None
 
 

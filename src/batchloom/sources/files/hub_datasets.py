@@ -158,7 +158,7 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     if not split and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:
-        fact = f"has no split {split!r}" if split else "has several splits and none of them is train"
+        fact = f"has no split {split!r}" if split else "has several splits, but no train split"
         raise InputMissingError(
             f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{suggest(split, splits)}. Name one as "
             f"{name.repo}:{config}/{next(iter(splits))}."
@@ -169,8 +169,7 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     omitted_note = f" (not {', '.join(other_splits)})" if other_splits else ""
     return files, (
         f"{name.repo}: configuration {config}, split {split}{omitted_note}, {len(files):,} files, {size / 1e6:,.1f} "
-        "MB, "
-        f"commit {commit}; with @{commit[:12]} the same is read again."
+        f"MB, commit {commit}; to read the same version again, add @{commit[:12]}."
     )
 
 
@@ -198,7 +197,7 @@ def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> st
         try:
             _query_hub(HubDatasetName(repo), work, MAX_CONNECT_ATTEMPTS)
         except DownloadError:
-            return f"{file.name} could not be downloaded; what is left is read where it lies."
+            return f"{file.name} could not be downloaded; the remaining files are read remotely."
     return ""
 
 
@@ -250,9 +249,9 @@ def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, 
         builder = _query_hub(name, build)
     except RuntimeError:
         raise InputError(
-            f"Dataset {name.repo!r} is made by a loading script, which is never run here; try the Parquet copy "
-            f"that the Hub makes of many ({name.repo}@refs/convert/parquet), or name its data files as URLs "
-            f"(hf://datasets/{name.repo}/...)."
+            f"Dataset {name.repo!r} needs a loading script, and loading scripts are never run here; try the Parquet "
+            f"copy that the Hub makes of many data sets ({name.repo}@refs/convert/parquet), or name its data files "
+            f"as URLs (hf://datasets/{name.repo}/...)."
         ) from None
     except ValueError:
         _raise_config_error(
@@ -266,8 +265,8 @@ def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, 
 def _raise_config_error(name: HubDatasetName, configs: list[str]) -> NoReturn:
     if name.config in configs or (not name.config and len(configs) < 2):
         raise InputError(
-            f"Dataset {name.repo!r} has a card that datasets does not understand; name its data files as URLs "
-            f"(hf://datasets/{name.repo}/...)."
+            f"Dataset {name.repo!r} has a dataset card that the datasets library cannot read; name its data files as "
+            f"URLs (hf://datasets/{name.repo}/...)."
         ) from None
     config_list = ", ".join(configs[:_MAX_LISTED]) + (
         f" and {len(configs) - _MAX_LISTED} more" if len(configs) > _MAX_LISTED else ""
@@ -330,18 +329,18 @@ def _query_hub(name: HubDatasetName, work: Callable[[], T], tries: int = 1) -> T
         return _query_hub(name, work, tries + 1)
     if fault.kind == "missing":
         raise InputMissingError(
-            f"Dataset {repo!r} holds no data files that are read (JSON Lines, Parquet, CSV, text, ...); look at "
+            f"Dataset {repo!r} holds no supported data files (JSON Lines, Parquet, CSV, text, ...); look at "
             f"https://huggingface.co/datasets/{repo}, or name files as URLs (hf://datasets/{repo}/...)."
         ) from None
     raise DownloadError(
         f"Failed to download dataset {repo!r}: {fault.description}. There is no file or folder of that name either; go "
-        f"online, or copy it where there is a network (hf download --repo-type dataset {repo} --local-dir DIR) and "
-        "name that folder."
+        f"online, or download it on a machine with a network (hf download --repo-type dataset {repo} --local-dir DIR) "
+        "and name that folder."
     ) from None
 
 
 def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:
     return MissingDependencyError(
-        f"There is no file or folder {name.repo}, and to read it as a data set of the Hub takes datasets and "
+        f"There is no file or folder {name.repo}. To read it as a data set of the Hub, install datasets and "
         "huggingface_hub: pip install 'batchloom[hf]' (or: pip install datasets transformers)."
     )

@@ -126,7 +126,7 @@ class PartStream:
         if position > max(BOMB_BYTES, BOMB_RATIO * packed):
             raise InputError(
                 f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
-                f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
+                f"{packed:,}), like a zip bomb; if it is not one, unpack it yourself."
             )
 
     def _find_compression_mismatch(self) -> InputError | None:
@@ -139,10 +139,9 @@ class PartStream:
         actual_compression = detect_compression(start)
         if actual_compression == expected_compression or len(start) < _MAGIC_BYTES:
             return None
-        remedy = f"give it the ending of {actual_compression}" if actual_compression else "fetch it anew"
+        remedy = f"give it the suffix of {actual_compression}" if actual_compression else "fetch it again"
         return InputError(
-            f"{name} does not begin as {expected_compression} does: rename it to {name.rpartition('.')[0]} if it is "
-            "not "
+            f"{name} does not begin like {expected_compression}: rename it to {name.rpartition('.')[0]} if it is not "
             f"compressed, else {remedy}."
         )
 
@@ -150,7 +149,7 @@ class PartStream:
         packing = self.source.compression or "archived"
         return InputError(
             f"{self.source.name} {problem}: its {packing} data ends or fails at byte {self._file.tell():,} of "
-            f"{self.source.size:,}; fetch or compress the file anew, or leave it out."
+            f"{self.source.size:,}; fetch or compress the file again, or leave it out."
         )
 
 
@@ -171,7 +170,8 @@ def open_source(source: Source) -> BinaryIO:
         raise
     except (EOFError, DecompressionError) as error:
         raise InputError(
-            f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive anew."
+            f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive "
+            "again."
         ) from error
     except FileNotFoundError as error:
         raise InputMissingError(_describe_missing_source(source)) from error
@@ -202,13 +202,13 @@ def check_unchanged(source: Source, status: os.stat_result) -> None:
 
 def _describe_missing_source(source: Source) -> str:
     return (
-        f"{source.name} is gone: it was listed and cannot be found now; put it back and give the same command again, "
-        "which goes on, or leave it out and give --restart."
+        f"{source.name} is missing: it was listed and cannot be found now; put it back and run the same command again, "
+        "which resumes, or leave it out and pass --restart."
     )
 
 
 def _describe_changed_source(source: Source) -> str:
     return (
         f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
-        "began); let its writer finish, then give the command again with --restart: what is not of this file stays."
+        "began); let its writer finish, then run the command again with --restart: work on other files is kept."
     )

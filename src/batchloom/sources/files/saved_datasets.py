@@ -23,13 +23,15 @@ def find_saved_split(folder: str) -> tuple[str, str] | None:
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
     if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
-        raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset anew.")
+        raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset again.")
     if _WANTED_SPLIT not in splits and len(splits) > 1:
         raise InputError(f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}")
     split = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
     other_folders = [f"{folder}/{name}" for name in splits if name != split]
-    note = f"Of the saved dataset {folder} the split {split} is read"
-    return f"{folder}/{split}", note + (f"; for others name {', '.join(other_folders)}." if other_folders else ".")
+    note = f"Split {split} of the saved dataset {folder} is read"
+    return f"{folder}/{split}", note + (
+        f"; for other splits name {', '.join(other_folders)}." if other_folders else "."
+    )
 
 
 def list_saved_files(folder: str) -> list[str] | None:
@@ -44,12 +46,12 @@ def list_saved_files(folder: str) -> list[str] | None:
     state = _read_json(f"{folder}/{_STATE_NAME}")
     if state.get("_indices_data_files"):
         raise InputError(
-            f"{folder} is a saved dataset that selects its rows by an index; save it anew after flatten_indices()."
+            f"{folder} is a saved dataset that selects its rows by an index; save it again after flatten_indices()."
         )
     entries = state.get("_data_files")
     names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_is_plain_name, names)):
-        raise InputError(f"{folder}/{_STATE_NAME} does not name its data files; save the dataset anew.")
+        raise InputError(f"{folder}/{_STATE_NAME} does not name its data files; save the dataset again.")
     return [f"{folder}/{name}" for name in names]
 
 
@@ -69,4 +71,4 @@ def _read_json(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:  # noqa: PTH123
             return msgspec.json.decode(file.read(16 << 20), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}); save the dataset anew.") from error
+        raise InputError(f"{path} cannot be read ({error}); save the dataset again.") from error

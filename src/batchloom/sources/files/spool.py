@@ -145,6 +145,6 @@ def _wrap_disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"Cannot keep a copy of an input in {path.parent}: {describe_os_error(error)}; make room there, or "
-            f"name files."
+            f"Cannot cache a copy of an input in {path.parent}: {describe_os_error(error)}; free space there, or "
+            "name files."
         ) from error

@@ -49,7 +49,7 @@ def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
         if length == 0:
             break
         if not 0 < length <= _MAX_METADATA_BYTES:
-            raise ValueError(f"a message of {length} bytes at byte {offset}")
+            raise ValueError(f"invalid message length {length} at byte {offset}")
         file.seek(offset + prefix)
         kind, body = _parse_header(file.read(length))
         stop = offset + prefix + length + body
@@ -66,7 +66,7 @@ def _find_footer_start(file: BinaryIO, size: int) -> int:
     file.seek(max(0, size - tail_bytes))
     tail = file.read(tail_bytes)
     if len(tail) < tail_bytes or tail[4:] != FILE_MAGIC:
-        raise ValueError("it is cut short: the mark of its end is missing")
+        raise ValueError("it is cut short: its end marker is missing")
     start = size - tail_bytes - int(struct.unpack("<i", tail[:4])[0])
     if not 8 <= start <= size - tail_bytes:
         raise ValueError("its directory is damaged")
@@ -87,5 +87,5 @@ def _parse_header(data: bytes) -> tuple[int, int]:
         kind = struct.unpack_from("<B", data, root + field_offsets[0])[0] if field_offsets[0] else 0
         body = struct.unpack_from("<q", data, root + field_offsets[1])[0] if field_offsets[1] else 0
     except struct.error as error:
-        raise ValueError("a message without a sound header") from error
+        raise ValueError("a message has a damaged header") from error
     return kind, body

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 20
 _NEWLINE, _QUOTE = b'\n"'
 _DELIMITERS = ",;\t"
-_NUL_REMEDY = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
+_NUL_REMEDY = "a NUL byte, which is not text; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +286,11 @@ class _CsvReader:
         if lines.fault:
             fault = lines.fault
             raise RecordError(self._name, fault.line, fault.column, fault.reason)
-        problems = [f"{name!r} stands twice" for name, times in Counter(names).items() if times > 1 and name]
+        problems = [f"{name!r} occurs twice" for name, times in Counter(names).items() if times > 1 and name]
         problems += [f"column {at} has no name" for at, name in enumerate(names, 1) if not name.strip()]
         if problems or not names:
             reason_text = ", ".join(problems) or "the first line is blank"
-            raise InputError(f"{self._name} has no sound header ({reason_text}): {_HEADER_REMEDY}")
+            raise InputError(f"{self._name} has no valid header ({reason_text}): {_HEADER_REMEDY}")
         return CsvHeader(tuple(names), delimiter, PartStart(lines.offset, lines.line))
 
     def _find_column(self, header: tuple[str, ...]) -> int | None:
@@ -316,8 +316,8 @@ class _CsvReader:
 
     def _make_unclosed_record(self, line: int) -> str:
         return (
-            f"{self._name}, line {line}: a quoted field opens in this record and is never closed; double the "
-            "quotes inside of fields, or fetch the file anew if it is cut short"
+            f"{self._name}, line {line}: a quoted field opens in this record and is never closed; double the quotes "
+            "inside fields, or fetch the file again if it is cut short"
         )
 
 

@@ -50,11 +50,11 @@ def read_json(stream: PartStream, rules: ReadRules, begin: PartStart | None = No
         second = _find_next_list(text, rules, [wrapper])
         if second:
             raise InputError(
-                f"{MUST_BE_LIST}: {text.name} holds two, under {wrapper!r} and {second!r}; "
-                f"take one out, for example with: jq .{second}"
+                f"{MUST_BE_LIST}: {text.name} holds two lists, under {wrapper!r} and {second!r}; "
+                f"extract one, for example with: jq .{second}"
             )
     if text.peek():
-        text.fail("something follows after the end of the JSON value")
+        text.fail("there is text after the end of the JSON value")
 
 
 def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
@@ -77,8 +77,8 @@ def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
         return key
     key_list = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (", ..." if keys[_MAX_KEYS_LISTED:] else "")
     raise InputError(
-        f"{MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}; a list is looked for "
-        f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
+        f"{MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}, and a list is expected "
+        f"under {', '.join(WRAPPERS)}; extract it, for example with: jq .NAME"
     )
 
 
@@ -109,7 +109,7 @@ def _read_name(text: JsonTextWindow) -> str:
     try:
         return msgspec.json.decode(raw, type=str)
     except JSON_DECODE_ERRORS:
-        text.fail("this key is no valid JSON string", text.at - len(raw))
+        text.fail("this key is not a valid JSON string", text.at - len(raw))
 
 
 def _skip_value(text: JsonTextWindow, max_bytes: int) -> None:
@@ -201,10 +201,10 @@ class _JsonListReader:
         commas = (lead is not None and bool(lead[1])) + self._past_comma
         comma = commas == 1
         if commas > 1:
-            text.fail("a comma too many", at)
+            text.fail("an extra comma", at)
         if at == len(data):
             if comma and not self._needs_comma:
-                text.fail("a comma too many", at)
+                text.fail("an extra comma", at)
             # There may be any amount of white space, which the window drops.
             text.at, self._past_comma = at, comma
             return None
@@ -212,7 +212,7 @@ class _JsonListReader:
             text.at, self._closed = at + 1, True
             return None
         if comma != self._needs_comma:
-            text.fail("a comma too many" if comma else "expected a comma or ]", at)
+            text.fail("an extra comma" if comma else "expected a comma or ]", at)
         if data[at] in b",:]}":
             text.fail("expected a value", at)
         return at
@@ -249,7 +249,7 @@ class _JsonListReader:
         text = self._text
         (line, _), offset = text.locate(start), text.offset + start
         if text.data[start] not in OPENING:
-            text.fail("a value begins here that does not end", start)
+            text.fail("the value that begins here does not end", start)
         bad = make_too_large_record(self._record, offset, text.data[start:], self._max_record_bytes, line)
         text.at, self._past_comma = start, False
         if not text.skip_brackets():

@@ -104,7 +104,7 @@ class JsonTextWindow:
         """
         while (match := _STRING_PATTERN.match(self.data, self.at)) is None:
             if len(self.data) - self.at > max_bytes or not self.read_more():
-                self.fail("a string begins here and does not end")
+                self.fail("the string that begins here does not end")
         self.at = match.end()
         return match.group()
 
@@ -141,7 +141,7 @@ class JsonTextWindow:
             self.name,
             line,
             column,
-            f"{fact}; from there on records cannot be told apart: mend it, or fetch the file anew",
+            f"{fact}; the records after this cannot be told apart: fix it, or fetch the file again",
         )
 
     def _skip_whitespace(self) -> int:

@@ -65,7 +65,7 @@ def describe_invalid_utf8(value: int) -> str:
     """Explain why text with this byte cannot be read."""
     return (
         f"byte 0x{value:02x} is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 "
-        "(or from whatever it is in)"
+        "(or from its actual encoding)"
     )
 
 
@@ -84,8 +84,8 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
         reason = describe_invalid_utf8(data[at]).replace(" is not", f" at offset {offset + at} is not", 1)
     elif reason is None:
         reason = (
-            f"a NUL byte at offset {offset + at}, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t "
-            r"UTF-8, else take them out: tr -d '\000'"
+            f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: iconv -f UTF-16 -t "
+            r"UTF-8, else remove the NUL bytes: tr -d '\000'"
         )
     if not first or describe_wide_encoding(data):
         return BadRecord(record, offset, None, reason, excerpt_around(data, at))
@@ -145,13 +145,13 @@ def _json_remedy(error: json.JSONDecodeError) -> str:
     """Return the remedy for the most common faults, or "" for others."""
     text, at = error.doc, error.pos
     if "depth" in error.msg:
-        return "; nested so deeply it is not read: make it flatter, or JSON text in a string"
+        return "; nested too deeply: flatten it, or write it as JSON text in a string"
     if text.startswith(("NaN", "Infinity", "-Infinity"), at) or text.startswith("Infinity", at - 1):
-        return "; NaN and Infinity are no JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
+        return "; NaN and Infinity are not JSON: write null instead (Python: json.dumps(..., allow_nan=False))"
     if text.startswith(("'", "True", "False", "None"), at):
         return "; this is Python, not JSON: write it with json.dumps"
     if any(sign < " " for sign in text[max(0, at - 1) : at + 1]):
-        return "; control characters are written as escapes such as \\n or \\u0000, as json.dumps does"
+        return "; write control characters as escapes such as \\n or \\u0000, as json.dumps does"
     return ""
 
 
@@ -164,7 +164,7 @@ def describe_missing_field(text_field: str, columns: list[str]) -> str:
     # Only a field named by the user can be misspelt: `test` is no misspelling of the default `text`.
     candidates = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
     hint = suggest(text_field, candidates).replace("did you mean ", "did you mean --text-field ")
-    hint = hint or "; name the one that holds the text with --text-field"
+    hint = hint or "; name the field that holds the text with --text-field"
     return f"no field {text_field!r}: the record has {listed_columns}{omitted_note}{hint}"
 
 

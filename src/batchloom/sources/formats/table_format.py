@@ -149,7 +149,7 @@ class _ParquetGroups:
         unpacked = sum(group.unpacked for group in self._row_groups)
         if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
             raise ValueError(
-                f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, as a zip bomb does"
+                f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, like a zip bomb"
             )
         starts = [group.start for group in self._row_groups]
         ordered = all(a < b for a, b in pairwise(starts))
@@ -374,11 +374,11 @@ def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) ->
             column.to_pylist()
         except UnicodeDecodeError as error:
             reason = (
-                f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the "
-                "file anew from its source"
+                f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the file "
+                "again from its source"
             )
             return BadRecord(record, offset, None, reason, excerpt_around(error.object, error.start))
-    raise AssertionError("a row that cannot be decoded has a column that cannot be")
+    raise AssertionError("a row that cannot be decoded must have such a column")
 
 
 def _shorten_row(row: pa.RecordBatch, max_bytes: int) -> dict[str, Any] | None:
@@ -455,7 +455,7 @@ def _read_text(value: str | bytes | None, record: int, offset: int, max_bytes: i
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file anew from its source"
+        reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file again from its source"
         return BadRecord(record, offset, None, reason, excerpt_record(data))
 
 
@@ -485,9 +485,9 @@ def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -
         kind = "Parquet" if source.kind == "parquet" else "Arrow"
         if "crypt" in reason.lower():
             raise InputError(
-                f"{source.name} is encrypted, which is not read: write it anew without encryption ({reason})."
+                f"{source.name} is encrypted, which is not supported: write it again without encryption ({reason})."
             ) from error
         raise InputError(
-            f"{source.name} is no sound {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it anew, or "
+            f"{source.name} is not a valid {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it again, or "
             "leave it out."
         ) from error

@@ -142,7 +142,7 @@ class _WebDatasetSample:
         for ending, text in self.texts.items():
             if row.get("text", text) != text:
                 text_source = _RECORD_SUFFIX if record_text is not None else next(iter(self.texts))
-                self.refuse(f"has a text in {text_source} and another one in {ending}: leave one of them out")
+                self.refuse(f"has different texts in {text_source} and {ending}: remove one of them")
             row["text"] = text
         if self.record is None and not (self.texts and self.media):
             self._refuse_incomplete()
@@ -155,9 +155,8 @@ class _WebDatasetSample:
         file_list = ", ".join(name.rpartition("/")[2] for name in self.names)
         missing_part = "image or sound" if self.texts else ".txt, .caption or .json"
         self.refuse(
-            f"has {file_list:.200} and no {missing_part} beside it: files of a sample are called alike up to the "
-            "first dot and "
-            "stand side by side in the tar (tar --sort=name)"
+            f"has {file_list:.200}, but no {missing_part}: the files of a sample must have the same name up to the "
+            "first dot and be adjacent in the tar (tar --sort=name)"
         )
 
     def _order_media(self, kind: MediumKind, media: list[tuple[str, Any]], row: dict[str, Any]) -> list[Any]:
@@ -180,8 +179,8 @@ class _WebDatasetSample:
         if missing is not None or len(references) != len(media):
             mismatch = f"{missing!r:.80}" if missing is not None else f"{len(references)} of {len(media)}"
             self.refuse(
-                f"names {mismatch} in column {columns[0]!r} of its .json, and holds "
-                f"{', '.join(name for name, _ in media):.200}: name each of them once, or leave the column out"
+                f"names {mismatch} in column {columns[0]!r} of its .json, but holds "
+                f"{', '.join(name for name, _ in media):.200}: name each of them once, or remove the column"
             )
         return [values_by_alias.get(reference) for reference in references if isinstance(reference, str)]
 
@@ -252,18 +251,16 @@ class _WebDatasetReader:
             raise
         except EOFError:
             raise InputError(
-                f"{name} ends behind the file at byte {offset:,} without the mark of its end, so that more may be "
-                "missing. "
-                "Fetch it anew; where its writer leaves the mark out, add it: truncate -s +1024 FILE."
+                f"{name} ends after the file at byte {offset:,} without an end marker, so more files may be missing. "
+                "Fetch it again; if its writer omits the marker, add it: truncate -s +1024 FILE."
             ) from None
         except (DecompressionError, tarfile.TarError, ValueError, OverflowError) as error:
             # tarfile has no separate error for a file that ends inside a member.
             is_truncated = isinstance(error, tarfile.ReadError) and not self._stream.read(1)
             raise InputError(
-                f"{name} is damaged behind byte {offset:,} "
+                f"{name} is damaged after byte {offset:,} "
                 f"({_TRUNCATED if is_truncated else str(error) or 'unknown form'}): "
-                f"fetch or "
-                "pack it anew, or leave it out."
+                "fetch or pack it again, or leave it out."
             ) from error
 
     def _refuse_trailing_bytes(self, tar_file: tarfile.TarFile) -> None:
@@ -275,8 +272,8 @@ class _WebDatasetReader:
         while data := file.read(_BUFFER_BYTES):
             if any(data):
                 raise InputError(
-                    f"{self._stream.source.name} goes on behind its end: it seems to be several tars in one file; join "
-                    "them with tar --concatenate, or keep them apart."
+                    f"{self._stream.source.name} has data after its end: it seems to be several tars in one file; "
+                    "join them with tar --concatenate, or keep them separate."
                 )
 
     def _add_file(self, sample: _WebDatasetSample, entry: tarfile.TarInfo, tar_file: tarfile.TarFile) -> None:
@@ -292,7 +289,7 @@ class _WebDatasetReader:
         elif (ending := get_suffix(entry.name).lower()) in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
             max_bytes = self._limits.record_bytes
             if entry.size > max_bytes:
-                sample.refuse(f"has {name!r} of {entry.size:,} bytes, more than {max_bytes:,}: cut it")
+                sample.refuse(f"has {name!r} of {entry.size:,} bytes, more than {max_bytes:,}: make it smaller")
                 return
             data = _read_entry(tar_file, entry)
             if ending == _RECORD_SUFFIX:
@@ -315,8 +312,8 @@ class _WebDatasetReader:
         max_bytes = self._limits.medium_bytes
         if sample.media_bytes + entry.size > max_bytes:
             sample.refuse(
-                f"has more than {max_bytes:,} bytes of media up to {name!r}, and those of tars that are packed or lie "
-                "elsewhere are held: unpack it here, or make them smaller"
+                f"has more than {max_bytes:,} bytes of media up to {name!r}, and media of compressed or remote tars "
+                "are held in memory: unpack the tar on this machine, or make them smaller"
             )
             return
         sample.media_bytes += entry.size
@@ -335,13 +332,13 @@ def _add_record(sample: _WebDatasetSample, name: str, data: bytes) -> None:
     try:
         record = msgspec.json.decode(data)
     except JSON_DECODE_ERRORS as error:
-        sample.refuse(f"has {name!r}, which is no JSON: {error}; mend it or leave it out")
+        sample.refuse(f"has {name!r}, which is not JSON: {error}; fix it or leave it out")
         return
     if not isinstance(record, dict):
         sample.refuse(f"has {describe_json_type(record)} in {name!r}, not an object with columns")
         return
     if sample.record is not None:
-        sample.refuse(f"has several .json files, {name!r} the last: keep one record a sample")
+        sample.refuse(f"has several .json files, the last is {name!r}: keep one record per sample")
     sample.record = record
 
 
@@ -352,5 +349,5 @@ def _add_text(sample: _WebDatasetSample, name: str, ending: str, data: bytes) ->
         sample.refuse(f"has {name!r}, in which {describe_invalid_utf8(data[error.start])}")
         return
     if ending in sample.texts:
-        sample.refuse(f"has several {ending} files, {name!r} the last: keep one text a sample")
+        sample.refuse(f"has several {ending} files, the last is {name!r}: keep one text per sample")
     sample.texts[ending] = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
