@@ -199,7 +199,7 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
     def remove(event):
         (tmp_path / "b.txt").unlink(missing_ok=True)
 
-    with pytest.raises(InputMissingError, match="b.txt is gone"):
+    with pytest.raises(InputMissingError, match="b.txt is missing"):
         make(
             [tmp_path / "a.txt", tmp_path / "b.txt"],
             tmp_path / "out",

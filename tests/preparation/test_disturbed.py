@@ -107,7 +107,7 @@ def test_a_disk_that_fails(call, error, words, execution, inputs, whole, tmp_pat
 def test_an_input_that_vanishes_between_units(workers, inputs, whole, tmp_path):
     away = tmp_path / "away"
     listen = on_first("tokenize", lambda: inputs[2].rename(away))
-    with pytest.raises(InputError, match=r"^c.jsonl is gone: .*; put it back and give the same"):
+    with pytest.raises(InputError, match=r"^c.jsonl is missing: .*; put it back and give the same"):
         prepared(inputs, tmp_path / "out", listen, workers)
     away.rename(inputs[2])
     result = prepared(inputs, tmp_path / "out", workers=workers)

@@ -63,7 +63,7 @@ def test_what_is_read_better():
         ("{a: " * 100_000, None, None, "nested more than 64 deep"),
         ("%YAML 3.0\n---\na", 1, 1, "incompatible"),
         ("a\0b", None, None, "control character"),
-        (b"\x89PNG\r\n\x1a\n\xff\xfe", None, None, "is no text"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", None, None, "is not text"),
     ],
 )
 def test_what_is_no_yaml_says_where(text, line, column, said):

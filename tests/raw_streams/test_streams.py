@@ -343,7 +343,7 @@ def test_a_file_that_vanishes_is_named(tmp_path):
     batches = iter(Loader(stream, output="numpy", prefetch=0))
     next(batches)
     (tmp_path / "2.jsonl").unlink()
-    with pytest.raises(InputMissingError, match=r"2.jsonl is gone"):
+    with pytest.raises(InputMissingError, match=r"2.jsonl is missing"):
         list(batches)
 
 

@@ -423,7 +423,7 @@ def test_without_a_network_it_is_told_at_once(hub, tmp_path, environment, words)
         assert "ConnectionError" in kinds
         assert text.startswith("Failed to download dataset '")
         assert words in text
-        assert "There is no file or folder of that name either; go online, or copy it" in text
+        assert "There is no file or folder of that name either; go online, or download it" in text
         assert seconds < 5
 
 

@@ -70,7 +70,7 @@ def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
         ('[{"a":1} {"b":2}]', "line 1 in a.json, column 10: expected a comma or ]"),
         ('[{"a":1}', "line 1 in a.json, column 9: the list is not closed; the file is cut short"),
         ('[{"a":1},\n{"b":[2', "line 2 in a.json, column 1: the file ends inside the record"),
-        ('[{"a":1}] x', "line 1 in a.json, column 11: something follows"),
+        ('[{"a":1}] x', "line 1 in a.json, column 11: there is text after"),
         # A quote is missing: what follows must not be taken for one bad record.
         ('[{"a":"x}, {"b":"y"}, {"c":"z"}]', "line 1 in a.json, column 14: unexpected character"),
         ('[{"a":"x"y"},\n{"b":"y"},{"c":"z"y"}]', "line 1 in a.json, column 10: unexpected char"),

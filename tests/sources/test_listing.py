@@ -114,7 +114,7 @@ def test_globs(corpus):
         "corpus/records",
         "corpus/table.csv",
     ]
-    with pytest.raises(InputMissingError, match=r"Nothing matches nothing\*; wanted are"):
+    with pytest.raises(InputMissingError, match=r"Nothing matches nothing\*; supported are"):
         names("nothing*")
     with pytest.raises(InputMissingError, match="matches no usable file, only 2 .docx"):
         names("corpus/*.docx")
@@ -183,7 +183,7 @@ def test_the_output_is_no_input(corpus):
         ("notes.docx", r"corpus/notes.docx is not supported \(.docx\): extract its text first"),
         (
             "image.png",
-            r"not read yet \(binary .png\): only text, code, JSON, CSV and tables are read",
+            r"not supported \(binary .png\): only text, code, JSON, CSV and tables are read",
         ),
         ("pipe", "neither a file nor a folder"),
     ],
@@ -196,7 +196,7 @@ def test_a_file_named_by_itself_that_is_of_no_use_is_an_error(corpus, name, sent
 
 def test_a_folder_without_usable_files_is_an_error(corpus):
     (corpus / "nothing").mkdir()
-    with pytest.raises(InputMissingError, match="corpus/nothing holds no files; wanted are"):
+    with pytest.raises(InputMissingError, match="corpus/nothing holds no files; supported are"):
         names("corpus/nothing")
     (corpus / "nothing" / "x.pdf").write_text("a")
     with pytest.raises(InputMissingError, match="holds no usable file, only 1 .pdf"):

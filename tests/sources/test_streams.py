@@ -114,7 +114,7 @@ def test_a_file_that_changes_or_goes_is_noticed(tmp_path):
         with pytest.raises(InputError, match="was changed"):
             stream.read_up_to(1 << 20)
     path.unlink()
-    with pytest.raises(InputMissingError, match="a.txt is gone"):
+    with pytest.raises(InputMissingError, match="a.txt is missing"):
         PartStream(source)
 
 

@@ -203,7 +203,7 @@ def test_only_its_names_are_it(name):
 def test_what_has_no_records_is_not_read(name):
     from batchloom.sources import list_sources
 
-    with pytest.raises(FileNotFoundError, match=f"prepare {name} --out STORE makes a store of it"):
+    with pytest.raises(FileNotFoundError, match=f"prepare {name} --out STORE writes a store of it"):
         list_sources([name])
 
 

@@ -57,7 +57,7 @@ def test_a_shard_that_comes_without_ranges_ends_the_check(web, monkeypatch, name
         send(handler, web, path, body=body)
 
     monkeypatch.setattr(Handler, "send", sometimes)
-    with serving(web=web), pytest.raises(DownloadError, match=f"/near/{name} comes whole or not"):
+    with serving(web=web), pytest.raises(DownloadError, match=f"/near/{name} cannot be read in parts"):
         check(f"{web.url}/near")
 
 
@@ -69,4 +69,4 @@ def test_a_page_instead_of_a_manifest_is_told(web, tmp_path, ranges):
         with pytest.raises(DownloadError, match=words):
             open_store(f"{web.url}/near", cache=tmp_path / "cache")
         # The page may be what is meant: it is checked as raw input, and why it is no store is told.
-        assert "is no data" in check(f"{web.url}/near").facts["no store"]
+        assert "is not a data file" in check(f"{web.url}/near").facts["no store"]

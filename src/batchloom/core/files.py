@@ -31,13 +31,13 @@ _REMEDIES = {
     errno.ENFILE: "this machine has too many files open; stop programs that hold many open",
     errno.EIO: "the disk or the network failed (input/output error); look at dmesg, or use a copy on another disk",
     errno.ESTALE: "the network file system lost the file; mount the file system again",
-    errno.ENOSPC: "the disk is full; free some space, then run the same command again",
+    errno.ENOSPC: "the disk is full; free some space, then give the same command again",
     errno.ENOMEM: "out of memory; give the process more memory",
 }
 # Remedies for output files that cannot be written.
 WRITE_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space, then run the same command again; it resumes",
-    errno.EDQUOT: "the disk quota is used up; free some space, then run the same command again",
+    errno.ENOSPC: "the disk is full; free some space, then give the same command again to resume",
+    errno.EDQUOT: "the disk quota is used up; free some space, then give the same command again",
     errno.EACCES: "permission denied; choose another --out or change its owner",
     errno.EPERM: "permission denied; choose another --out or change its owner",
     errno.EROFS: "the file system is read-only; choose another --out",

@@ -125,7 +125,7 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
         if failures == _MAX_ATTEMPTS:
             raise DownloadError(
                 f"Failed to download {redact_url(url)}: no data from byte {position:,} of {size:,} in {_MAX_ATTEMPTS} "
-                f"tries ({fault.description}); run the same command again: finished work is kept."
+                f"tries ({fault.description}); give the same command again: finished work is kept."
             ) from None
         step = max(step // 2, _MIN_REQUEST_BYTES)
         time.sleep(compute_backoff(failures))

@@ -69,7 +69,7 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be read: {describe_os_error(error)}; then run the same command again; it resumes."
+            f"{path} cannot be read: {describe_os_error(error)}; then give the same command again to resume."
         ) from error
 
 

@@ -156,7 +156,7 @@ def make_remote_error(fault: RemoteFault, url: str) -> InputError:
     if fault.kind == "refused":
         return DownloadError(f"{redacted_url} cannot be read: {fault.description}; check its address.")
     return DownloadError(
-        f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then run the "
+        f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then give the "
         "same command again."
     )
 
@@ -176,7 +176,7 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
         )
     if fault.kind == "denied":
         return OutputError(
-            f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then run the "
+            f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then give the "
             "same command again."
         )
     if fault.kind in ("refused", "exists"):
@@ -184,7 +184,7 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
     attempts_note = f" ({tries} tries)" if tries > 1 else ""
     return OutputError(
         f"Cannot write {redacted_url}: {fault.description}{attempts_note}; check the network and the address, then "
-        "run the same command again; it resumes."
+        "give the same command again to resume."
     )
 
 

@@ -179,8 +179,8 @@ class RemoteFolder:
                 return uploaded_file
         raise OutputError(
             f"{self.redacted_url}/{name} differed from the sent file in all {_MAX_UPLOAD_ATTEMPTS} uploads: its "
-            "checksum is wrong. Check the network and proxies between this machine and the store, then run the same "
-            "command again; it resumes."
+            "checksum is wrong. Check the network and proxies between this machine and the store, then give the same "
+            "command again to resume."
         )
 
     def holds(self, local: Path, name: str, remote_file: RemoteFile) -> bool:

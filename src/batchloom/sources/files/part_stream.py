@@ -202,13 +202,13 @@ def check_unchanged(source: Source, status: os.stat_result) -> None:
 
 def _describe_missing_source(source: Source) -> str:
     return (
-        f"{source.name} is missing: it was listed and cannot be found now; put it back and run the same command again, "
-        "which resumes, or leave it out and pass --restart."
+        f"{source.name} is missing: it was listed and cannot be found now; put it back and give the same command again "
+        "to resume, or leave it out and give --restart."
     )
 
 
 def _describe_changed_source(source: Source) -> str:
     return (
         f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
-        "began); let its writer finish, then run the command again with --restart: work on other files is kept."
+        "began); let its writer finish, then give the command again with --restart: work on other files is kept."
     )
