@@ -47,7 +47,7 @@ def test_in_python_too(tmp_path):
     (tmp_path / "in.txt").write_text("some text")
     for call, words in (
         (lambda: open_store(URL % ""), "Failed to download https://127.0.0.1:9/a"),
-        (lambda: prepare(tmp_path / "in.txt", out=URL % ""), "is a URL .https://.*must be a path"),
+        (lambda: prepare(tmp_path / "in.txt", out=URL % ""), "is a URL .https://.*cannot be written to"),
     ):
         with pytest.raises(InputError, match=words) as error:
             call()

@@ -212,9 +212,9 @@ def test_sounds_of_tars(tmp_path):
     ("files", "said"),
     [
         ([("b.jpg", b"x"), ("b.jpg", b"y"), ("b.txt", "B.")], "'b' holds 'b.jpg' twice"),
-        ([("b.jpg", b"x")], "has b.jpg and no .txt, .caption or .json beside it"),
-        ([("b.txt", "B.")], "has b.txt and no image or sound beside it"),
-        ([("b.cls", "1")], "has b.cls and no .txt, .caption or .json beside it"),
+        ([("b.jpg", b"x")], "has b.jpg, but no .txt, .caption or .json"),
+        ([("b.txt", "B.")], "has b.txt, but no image or sound"),
+        ([("b.cls", "1")], "has b.cls, but no .txt, .caption or .json"),
         ([("b.jpg", b"x"), ("b.json", "{")], "has 'b.json', which is not JSON"),
         ([("b.jpg", b"x"), ("b.json", "[]")], "has an array in 'b.json', not an object"),
         ([("b.jpg", b"x"), ("b.txt", b"\xff")], "byte 0xff is not valid UTF-8"),
@@ -267,16 +267,16 @@ def test_bad_samples_are_told_with_their_number(processor, tmp_path):
     assert "cut short" in by_row[2]["reason"]
     assert "image 1 (a.tar#" in by_row[2]["reason"]
     assert '"__key__":"0001"' in by_row[2]["snippet"]
-    assert "sample '0002' has 0002.jpg, 0002.cls and no .txt" in by_row[3]["reason"]
+    assert "sample '0002' has 0002.jpg, 0002.cls, but no .txt" in by_row[3]["reason"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda data: data[:9000], r"a.tar is damaged after byte 7,680 \(it is cut short\)"),
-        (lambda data: data[:7680 + 100], r"damaged behind byte 6,656 \(it is cut short\)"),
+        (lambda data: data[:7680 + 100], r"damaged after byte 6,656 \(it is cut short\)"),
         (lambda data: data[:7680], "ends after the file at byte 6,656 without an end marker"),
-        (lambda data: data[:7680] + b"x" * 512 + data[8192:], r"behind byte 6,656 \(a damaged header\)"),
+        (lambda data: data[:7680] + b"x" * 512 + data[8192:], r"after byte 6,656 \(a damaged header\)"),
         (lambda data: data + data, "a.tar has data after its end: it seems to be several tars"),
     ],
 )  # fmt: skip

@@ -320,7 +320,7 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"text_field": "text"}, {"mapping": {"text": "text"}}])
 def test_a_column_of_bytes_is_no_text_and_comes_with_its_remedy(tmp_path, kind, settings):
     pq.write_table(pa.table({"text": pa.array([b"a text"] * 20, kind)}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"bytes first \(pyarrow: column.cast\('string'\); pandas"):
+    with pytest.raises(InputError, match=r"bytes to text first \(pyarrow: column.cast\('string'\); pandas"):
         make(tmp_path / "a.parquet", tmp_path / "out", **settings)
     table = pq.read_table(tmp_path / "a.parquet")
     table = table.set_column(0, "text", table["text"].cast("string"))

@@ -604,7 +604,7 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://me:k3yphrase@host/x?sig=k3yphrase", "is a URL .https://...*must be a path"),
+        ("https://me:k3yphrase@host/x?sig=k3yphrase", "is a URL .https://...*cannot be written to"),
         ("hf://datasets/a/b", "is a URL .hf://"),
         ("s3://", "names no bucket"),
         ("s3://bucket/*.x", "holds a wildcard"),

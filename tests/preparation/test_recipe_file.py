@@ -390,7 +390,7 @@ train_on: me
     [
         ("r.yaml", b"", "r.yaml is empty; write settings such as inputs:"),
         ("r.yaml", b"\x00\xff\xfe", "r.yaml"),
-        ("r.yaml", b"a: 1\na: 2\n", "line 2.*the key 'a' is there already"),
+        ("r.yaml", b"a: 1\na: 2\n", "line 2.*the key 'a' is given twice"),
         ("r.json", b'{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is given twice"),
         ("r.json", b'{"dtype": "\\ud800"}', "cannot be read as JSON"),
         ("r.json", b'{"dtype": ', "line 1.*not valid JSON"),
