@@ -205,9 +205,9 @@ HERE = {
     "rows of a step ... cannot be cut into micro-batches of ...": lambda _: loader_of(
         world_size=2, micro_batch_size=3),
     "processes cannot form a mesh": lambda _: loader_of(world_size=3, mesh=Mesh(tensor=2)),
-    "labels: 'aligned' are for models to shift": lambda _: loader_of(
+    "labels: the model shifts 'aligned' labels": lambda _: loader_of(
         world_size=2, mesh=Mesh(context=2), labels="aligned"),
-    "each document into ... in the varlen form, and align is ...": lambda _: loader_of(
+    "each document into ... in the varlen form, but align is ...": lambda _: loader_of(
         world_size=2, mesh=Mesh(context=2), form="varlen"),
     "The state belongs to another plan": lambda _: another_plan(),
     "is in use by process ... write over each other's checkpoints": lambda _: held_twice(),

@@ -295,7 +295,7 @@ def test_the_step_of_a_batch_that_accelerate_rebuilds_is_no_step(store, accelera
     for batch in accelerator.prepare(DataLoader(LoaderIterable(loader), batch_size=None)):
         with pytest.raises(StateError, match="does not know which of them the training loop"):
             loader.state_dict()
-        with pytest.raises(SettingsError, match="has lost its step: count the steps"):
+        with pytest.raises(SettingsError, match="does not know its step: count the trained steps"):
             loader.state_at(batch.step + 1)
 
 

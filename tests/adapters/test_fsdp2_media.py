@@ -107,5 +107,5 @@ def test_models_and_collators_that_do_not_go_with_media_are_refused(families, tm
         FSDP2SFTTrainer(model=model, args=args, train_dataset=store, data_collator=list)
     with pytest.raises(InputError, match="Linear is not a transformers model"):
         FSDP2SFTTrainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=store)
-    with pytest.raises(InputError, match="which takes no image_grid_thw, and that is what each"):
+    with pytest.raises(InputError, match="which does not take image_grid_thw, the features of each"):
         FSDP2SFTTrainer(model=make("gemma3", other.made), args=args, train_dataset=store)

@@ -204,7 +204,7 @@ def test_a_state_that_workers_hide_is_refused(store, expected, face, workers, pe
 def test_items_taken_by_number_hide_the_state(store):
     loader = make(store)
     assert LoaderDataset(loader)[3].step == 3
-    with pytest.raises(StateError, match="from a LoaderDataset"):
+    with pytest.raises(StateError, match="a LoaderDataset"):
         loader.state_dict()
     assert [batch.step for batch in loader] == list(range(STEPS))
     assert loader.state_dict()["position"] == 8 * STEPS

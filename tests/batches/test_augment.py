@@ -245,10 +245,10 @@ def test_every_wrong_setting_is_told_at_once():
     [
         ({"mask_prob": 0.1, "noise_prob": 0.1}, "exclude each other"),
         ({"mask_replace_prob": 0.8, "random_replace_prob": 0.3}, "makes 1.1, more than 1"),
-        ({"noise_prob": "0.1"}, "'0.1' is no probability"),
-        ({"noise_prob": -0.1}, "-0.1 is no probability"),
-        ({"special_ids": (1, -2)}, "-2 is no id"),
-        ({"special_ids": "ab"}, "'ab' is no tuple of ids"),
+        ({"noise_prob": "0.1"}, "'0.1' is not a probability"),
+        ({"noise_prob": -0.1}, "-0.1 is not a probability"),
+        ({"special_ids": (1, -2)}, "-2 is not an id"),
+        ({"special_ids": "ab"}, "'ab' is not a tuple of ids"),
     ],
 )
 def test_contradictions_are_refused(options, said):
@@ -260,13 +260,13 @@ def test_contradictions_are_refused(options, said):
     ("augment", "said"),
     [
         (Augment(mask_prob=0.1), "mask_id: missing"),
-        (Augment(mask_prob=0.1, mask_id=257), "mask_id: 257 is outside of the vocabulary"),
+        (Augment(mask_prob=0.1, mask_id=257), "mask_id: 257 is outside the vocabulary"),
         (Augment(noise_prob=0.1, vocab_size=10), "vocab_size: 10 is less than the 257 ids"),
         (Augment(noise_prob=0.1, special_ids=(999,)), "special_ids: 999 is outside"),
         (Augment(noise_prob=0.1, special_ids=tuple(range(256))), "no other id"),
         ({"noise_prb": 0.1}, "augment.noise_prb: unknown setting; did you mean 'noise_prob'"),
-        ({"noise_prob": 2}, "augment.noise_prob: 2.0 is no probability"),
-        (0.1, "is no Augment"),
+        ({"noise_prob": 2}, "augment.noise_prob: 2.0 is not a probability"),
+        (0.1, "is not an Augment"),
     ],
 )
 def test_what_does_not_fit_the_store_is_refused(store, augment, said):

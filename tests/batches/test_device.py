@@ -151,7 +151,7 @@ def test_what_is_packed_lies_apart_and_whole(wanted):
         ({"device": torch.device("meta")}, "device: 'meta' is none of"),
         (
             {"device": "cuda", "output": "numpy"},
-            "device: 'cuda' is where torch tensors are to be, and output is 'numpy': leave device out, or give",
+            "device: 'cuda' is for torch tensors, but output is 'numpy': leave device out, or give",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(store, device):
     index = 3 if "3" in str(device) else 0
     with pytest.raises(
         InputError,
-        match=f"device='{device}': GPU {index} was asked for and torch .* sees 0. Give device='cpu', start fewer",
+        match=f"device='{device}': GPU {index} was requested, but torch .* sees 0. Give device='cpu', start fewer",
     ):
         make(store, device=device)
 

@@ -313,7 +313,7 @@ def test_forms_are_made_behind_a_dataloader_and_not_of_rebuilt_batches(folders):
     for found, batch in zip(items, loader, strict=True):
         same(forms.to_varlen(found), forms.to_varlen(batch))
     for form in (forms.to_padded, forms.to_shifted, forms.to_varlen, forms.to_megatron):
-        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
+        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: apply it"):
             form(Batch(dict(batch)))
 
 
@@ -321,7 +321,7 @@ def test_what_a_form_cannot_take_is_refused(folders):
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
     with pytest.raises(PlanError, match=r"holds \d documents.*packing='none'.*to_varlen"):
         forms.to_padded(loader_of(store)[0])
-    with pytest.raises(SettingsError, match="multiple_of: 0 is no whole number"):
+    with pytest.raises(SettingsError, match="multiple_of: 0 is not a whole number"):
         forms.to_padded(loader_of(store, packing="none")[0], multiple_of=0)
     varlen = loader_of(store, form="varlen")[0]
     for form in (forms.to_padded, forms.to_varlen):
@@ -337,7 +337,7 @@ def test_what_a_form_cannot_take_is_refused(folders):
         masks.add_block_mask(loader_of(store)[0])
     plain = dict(loader_of(store, output="torch")[0])
     for form in (masks.add_dense_mask, masks.add_block_mask):
-        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
+        with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: apply it"):
             form(plain)
 
 

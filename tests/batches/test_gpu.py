@@ -181,7 +181,7 @@ def test_a_gpu_by_its_number_and_one_that_is_not_there(store, expected):
         assert torch.cuda.current_device() == 0
         assert all_same(make(store, device=last), expected["rows"])
         assert torch.cuda.current_device() == 0
-    with pytest.raises(InputError, match=f"GPU {count} was asked for and torch .* sees {count}. Give"):
+    with pytest.raises(InputError, match=f"GPU {count} was requested, but torch .* sees {count}. Give"):
         make(store, device=f"cuda:{count}")
 
 

@@ -290,7 +290,7 @@ def test_a_batch_that_cannot_be_counted_is_refused(store):
 @pytest.mark.parametrize(
     ("overlong", "sentence"),
     [
-        ("drop", "overlong='drop' leaves 2 of 4 documents and 19 tokens out of every epoch, as longer than seq_len 8"),
+        ("drop", "overlong='drop' leaves 2 of 4 documents and 19 tokens out of every epoch because they are longer than seq_len 8"),
         ("truncate", "overlong='truncate' leaves 0 of 4 documents and 3 tokens out of every epoch"),
     ],
 )  # fmt: skip
@@ -430,7 +430,7 @@ def test_half_a_rank_is_refused(monkeypatch, variables):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match="which is no rank of a world; set both to numbers"):
+    with pytest.raises(SettingsError, match="which are not a rank and a world size; set both to numbers"):
         find_world()
 
 
@@ -450,7 +450,7 @@ def test_a_step_that_is_none(store):
         match=f"There is no step {len(loader)}: .*, numbered from 0 to {len(loader) - 1}",
     ):
         loader[len(loader)]
-    with pytest.raises(TypeError, match="one by one, by a whole number, not by 2.5"):
+    with pytest.raises(TypeError, match="must be a whole number, not 2.5"):
         loader[2.5]
 
 

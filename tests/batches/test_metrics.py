@@ -120,25 +120,25 @@ def test_attention_costs_the_squares_of_true_lengths(store):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"peak_flops": 0, "cost": ModelCost(per_token=1)}, "peak_flops: 0 is no number above 0"),
+        ({"peak_flops": 0, "cost": ModelCost(per_token=1)}, "peak_flops: 0 is not a number above 0"),
         ({"peak_flops": 1e15}, "cost: missing"),
-        ({"devices": 0}, "devices: 0 is no whole number"),
+        ({"devices": 0}, "devices: 0 is not a whole number"),
     ],
 )
 def test_numbers_that_are_none(store, options, said):
     with pytest.raises(SettingsError, match=said):
         Meter(make(store), **options)
-    with pytest.raises(SettingsError, match="per_pair: -1 is no number from 0 on"):
+    with pytest.raises(SettingsError, match="per_pair: -1 is not a number of at least 0"):
         ModelCost(per_token=1, per_pair=-1)
     for number in ("x", 10**400, -1, True, float("nan")):
-        with pytest.raises(SettingsError, match="parameters: .* is no number from 0 on"):
+        with pytest.raises(SettingsError, match="parameters: .* is not a number of at least 0"):
             transformer_cost(parameters=number)
 
 
 @pytest.mark.parametrize("step", [True, 1.0, -1, "3", None])
 def test_a_step_is_a_batch_or_a_whole_number(store, step):
     meter = Meter(make(store))
-    with pytest.raises(SettingsError, match="step: .* is no whole number from 0 on; give that of"):
+    with pytest.raises(SettingsError, match="step: .* is not a whole number of at least 0; give a step"):
         meter.step(step)
     meter.step(np.int64(2))
     assert meter.metrics()["data/step"] == 3
@@ -147,10 +147,10 @@ def test_a_step_is_a_batch_or_a_whole_number(store, step):
 def test_what_cannot_be_trained_is_refused(store):
     meter = Meter(make(store))
     for number in (float("nan"), -5, float("inf"), "x", True):
-        with pytest.raises(SettingsError, match="trained: .* is no number of tokens from 0 on"):
+        with pytest.raises(SettingsError, match=r"trained: .* is not a number of tokens \(at least 0\)"):
             meter.step(0, trained=number)
     meter.step(0, trained=1e12)
-    with pytest.raises(SettingsError, match="trained: 1,000,000,000,000 were told of step 0"):
+    with pytest.raises(SettingsError, match="trained: 1,000,000,000,000 were reported for step 0"):
         meter.metrics()
 
 
@@ -333,7 +333,7 @@ def test_a_store_whose_host_hangs_or_is_gone_stops_nobody(caplog):
             assert time.monotonic() - begin < 30
         finally:
             host.kill()
-    assert until(lambda: "Figures of other ranks are not read any more" in caplog.text)
+    assert until(lambda: "Metrics of other ranks are no longer read" in caplog.text)
     board.publish({"step": 2.0})
     # What was heard before is no news any more.
     assert until(lambda: not board.get_rank_metrics())

@@ -272,7 +272,7 @@ def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
         ),
         (
             {"world_size": 5, "mesh": Mesh(context=5)},
-            "5 context ranks cut a sequence into 5, and seq_len is 48: 45 or 50",
+            "5 context ranks cut a sequence into 5, but seq_len is 48: give 45 or 50",
         ),
         (
             {
@@ -281,7 +281,7 @@ def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
                 "form": "varlen",
                 "align": 2,
             },
-            "cut each document into 4 in the varlen form, and align is 2: give align=4",
+            "cut each document into 4 in the varlen form, but align is 2: give align=4",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_settings_that_are_none(store):
     for said in (
         "did you mean 'pad'",
         "micro_batch_size: 0",
-        "no batchloom.plan.Mesh",
+        "not a batchloom.plan.Mesh",
         "balance: 'yes'",
     ):
         assert said in str(caught.value)

@@ -97,7 +97,7 @@ def test_a_hostile_template_is_stopped(name, monkeypatch):
     ],
 )
 def test_what_a_template_does_not_take_is_told_of_the_conversation(text):
-    with pytest.raises(RenderError, match="template bad does not take it"):
+    with pytest.raises(RenderError, match="template bad rejects it"):
         ChatTemplate("bad", text, {}).render(MESSAGES)
 
 

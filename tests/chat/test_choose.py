@@ -53,7 +53,7 @@ def test_unknown_names_and_missing_files(tmp_path):
     [
         ("a.jinja", b"\xff", "not UTF-8"),
         ("a.json", b"[]", "an object with chat_template"),
-        ("a.json", b'{"chat_template": 3}', "chat_template is not a text"),
+        ("a.json", b'{"chat_template": 3}', "chat_template is not a string"),
         ("a.jinja", b"x" * (1 << 20) + b"x", "larger than 1 MiB"),
     ],
 )
@@ -92,7 +92,7 @@ def test_files_beside_the_tokenizer_win(tmp_path):
 def test_several_without_a_default_must_be_named(tmp_path):
     named = [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]
     tokenizer = with_config(tmp_path / "t", chat_template=named)
-    with pytest.raises(TemplateError, match="the chat templates a, b and none called default"):
+    with pytest.raises(TemplateError, match="the chat templates a, b but none called default"):
         ChatEncoder(tokenizer)
 
 
@@ -108,7 +108,7 @@ def test_the_state_carries_the_template_and_ids_do_not_depend_on_it(tmp_path, to
 def test_a_template_without_a_stop_is_told(tmp_path, tokenizers):
     (tmp_path / "x.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     notes = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja")).notes
-    assert "writes no control token behind an assistant's turn" in notes[0]
+    assert "writes no control token after an assistant turn" in notes[0]
 
 
 def test_a_template_with_a_date_is_told(tmp_path, tokenizers):

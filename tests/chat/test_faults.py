@@ -91,7 +91,7 @@ def reason(form, record):
         (
             "instruction",
             {"question": "q", "answer": "a", "images": ["1.jpg"]},
-            "column 'images' is not empty: images and audio are read with --processor",
+            "column 'images' is not empty: images and audio need --processor",
         ),
         (
             "prompt-completion",
@@ -112,7 +112,7 @@ def reason(form, record):
         (
             "pair",
             {"prompt": "q", "chosen": "a", "rejected": "a"},
-            "columns 'chosen' and 'rejected' hold the same: there is no preference",
+            "columns 'chosen' and 'rejected' are equal: there is no preference",
         ),
         ("pair", {"prompt": "q", "chosen": "a"}, "no column 'rejected'"),
         (
@@ -153,7 +153,7 @@ def reason(form, record):
         (
             "tokens",
             {**GOOD["tokens"], "labels": [2]},
-            "labels[0] is 2 where input_ids[0] is 1; a label is -100 or the id at its own place",
+            "labels[0] is 2 where input_ids[0] is 1; a label is -100 or the id at the same position",
         ),
         ("tokens", {**GOOD["tokens"], "loss_mask": [2]}, "loss_mask[0] is 2; a mask holds 0 and 1"),
         (
@@ -177,7 +177,7 @@ def test_columns(form, record, said):
     ("messages", "said"),
     [
         ([], "column 'messages' is empty: a conversation without turns"),
-        ("hello", "column 'messages' holds text that is no JSON list of messages: "),
+        ("hello", "column 'messages' holds text that is not a JSON list of messages: "),
         ('{"role": "user"}', "column 'messages' holds an object, not a list of messages"),
         (5, "column 'messages' holds a number, not a list of messages"),
         ([USER], "column 'messages' has no assistant turn: there would be nothing to train"),
@@ -226,7 +226,7 @@ def test_columns(form, record, said):
         ),
         (
             [{"role": "user", "content": [{"type": "image", "image": "1.jpg"}]}],
-            "messages[0].content[0] is of type 'image': images and audio are read with --processor",
+            "messages[0].content[0] is of type 'image': images and audio need --processor",
         ),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "are read with --processor"),
         (
@@ -261,7 +261,7 @@ def test_columns(form, record, said):
         ),
         (
             [{"from": "function_call", "value": "f(1)"}],
-            "messages[0].value is no JSON of a function call",
+            "messages[0].value is not JSON of a function call",
         ),
     ],
 )
@@ -272,7 +272,7 @@ def test_messages(messages, said):
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"tools": "[1"}, "column 'tools' holds text that is no JSON list of tools"),
+        ({"tools": "[1"}, "column 'tools' holds text that is not a JSON list of tools"),
         ({"tools": {"name": "f"}}, "column 'tools' holds an object, not a list of tools"),
         ({"tools": ["f"]}, "tools[0] holds a string, not the object that describes a tool"),
         (

@@ -193,7 +193,7 @@ def test_no_mapping_is_proposed_that_would_lose_a_column(tmp_path, record, colum
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
     assert caught.value.suggestion is None
-    assert f"no --map is proposed, for it would leave out {columns}; name the" in str(caught.value)
+    assert f"no --map is suggested because it would leave out {columns}; name the" in str(caught.value)
 
 
 def test_a_name_is_no_text(tmp_path):

@@ -160,10 +160,10 @@ def test_parts_may_say_which_of_the_list_they_are():
         (asked("<image>?", images=[""]), r"images\[0\] is empty"),
         (asked("<image>?", images=[{"format": "png"}]), r"images\[0\] has 'format', and no url"),
         (asked("<image>?", images=[{"bytes": b"x", "base64": "*"}]), None),
-        (asked("<image>?", images=[{"base64": "*"}]), "is no base64"),
+        (asked("<image>?", images=[{"base64": "*"}]), "is not base64"),
         (
             asked([{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]),
-            "base64 of nothing",
+            "empty base64",
         ),
         (asked([{"type": ["image"], "url": "a"}]), r"content\[0\] holds an object, not"),
         (asked("<image>?", images=["data:image/png,abc"]), "that is not base64"),
@@ -184,10 +184,10 @@ def test_what_does_not_fit_together_is_told_with_its_place(row, said):
 
 def test_without_being_asked_for_media_are_refused():
     row = asked([{"type": "image", "medium": 0}, {"type": "text", "text": "?"}])
-    with pytest.raises(UnusableRecordError, match="read with --processor"):
+    with pytest.raises(UnusableRecordError, match="need --processor"):
         make_record_reader(detect_schema([row]))(row)
     row = asked("<image>?", images=["a.jpg"])
-    with pytest.raises(UnusableRecordError, match="read with --processor"):
+    with pytest.raises(UnusableRecordError, match="need --processor"):
         make_record_reader(detect_schema([row]))(row)
 
 

@@ -312,7 +312,7 @@ def test_a_map_names_columns_and_the_rest_is_still_detected():
         ("text=a,text=b", ["map.text: named twice, as 'a' and 'b'"]),
         (
             "text=a,messages=b",
-            ["map: no record has messages, text together; what goes together is messages + "],
+            ["map: no record has messages, text together; valid combinations are messages + "],
         ),
     ],
 )
@@ -367,7 +367,7 @@ HUMAN_EVAL = {
         ),
         (
             {"input": "i", "output": "o"},
-            "'output' is known as a response, but there is no instruction",
+            "'output' is a known response column, but there is no instruction",
             "prompt=input,response=output",
         ),
         ({"utterance": "u", "response": "r"}, "", "prompt=utterance,response=response"),
@@ -387,7 +387,7 @@ HUMAN_EVAL = {
         ),
         (
             {"prompt": "p"},
-            "no response, output, answer, completion or answers.text[0] to answer it",
+            "no response, output, answer, completion or answers.text[0] with the response",
             None,
         ),
         ({"text": None, "messages": 5}, "'text' (null), 'messages' (a number)", None),
@@ -440,7 +440,7 @@ IDS = {"input_ids": [1, 2]}
 def test_what_would_change_a_record_and_comes_late_is_refused(first, late, role):
     read_one = make_record_reader(detect_schema([first] * 3))
     read_one(first)
-    with pytest.raises(UnusableRecordError, match=f"column '{role}' holds .* first records have nothing.*{role}="):
+    with pytest.raises(UnusableRecordError, match=f"column '{role}' holds .* first records have no value.*{role}="):
         read_one(first | late)
     make_record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
     # Seen in the first records it is another task's, or heeded.

@@ -101,12 +101,12 @@ def test_a_completion_is_trained_to_the_end_of_the_text(encoder_of):
     assert trained(encoder_of("chatml"), conversation, rules) == [
         "d<|im_end|>\n<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\nf<|im_end|>\n"
     ]
-    assert "does not tell its completion" in trained(encoder_of("chatml"), THREE, rules)
+    assert "does not separate its completion" in trained(encoder_of("chatml"), THREE, rules)
 
 
 def test_without_an_assistant_nothing_is_trained(encoder_of):
     made = encode_conversations([talk("a"), talk("a", "b")], encoder_of("chatml"), PROVED)
-    assert made.dropped[0].reason.startswith("nothing to train: no turn is an assistant's")
+    assert made.dropped[0].reason.startswith("nothing to train: there is no assistant turn")
     assert made.numbers.tolist() == [1]
     assert not made.faults
 
@@ -273,7 +273,7 @@ def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
     turns += [{"role": "assistant", "content": f"a{n}"} for n in range(9)]
     told = trained(encoder, Conversation(turns), rules)
     assert "it holds more than 32,766 messages or other strings" in told
-    assert told.endswith("cut it into several records")
+    assert told.endswith("split it into several records")
 
 
 def test_rules_tell_all_problems():

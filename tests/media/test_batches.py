@@ -362,13 +362,13 @@ def moved(qwen, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda path: path.unlink(), "is not there"),
-        (lambda path: path.write_bytes(b""), r"has 0 bytes, and had \d"),
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(b""), r"has 0 bytes, but had \d"),
         (
             lambda path: path.write_bytes(encoded(picture(9, 9, seed=77))),
             "when its tokens were made",
         ),
-        (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that was there"),
+        (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that its tokens were made from"),
     ],
 )
 def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, change, said):
@@ -416,7 +416,7 @@ def test_an_image_that_another_decoder_turns_is_told(qwen, tmp_path, monkeypatch
         image._size = image.im.size
 
     monkeypatch.setattr("PIL.ImageOps.exif_transpose", turned)
-    with pytest.raises(MediumError, match="is 60 x 140 pixels, and its header said 140 x 60"):
+    with pytest.raises(MediumError, match="is 60 x 140 pixels, but its header said 140 x 60"):
         list(batchloom.Loader(store, **SIZES, prefetch=0))
 
 
@@ -439,7 +439,7 @@ def test_media_may_have_moved_as_a_whole(moved):
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
     elsewhere = file.parent.with_name("elsewhere")
     file.parent.rename(elsewhere)
-    with pytest.raises(MediumError, match="is not there"):
+    with pytest.raises(MediumError, match="is missing"):
         list(batchloom.Loader(store, **SIZES))
     found = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(elsewhere)))
     for first, second in zip(before, found, strict=True):
@@ -453,7 +453,7 @@ def test_a_damaged_report_is_told_where_it_is_needed(moved):
         list(batchloom.Loader(store, **SIZES))
     assert list(batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(file.parent))))
     (store.path / "report.json").unlink()
-    with pytest.raises(MediumError, match="the store's report does not say where paths begin"):
+    with pytest.raises(MediumError, match="the store's report does not name its folder"):
         list(batchloom.Loader(store, **SIZES))
 
 
@@ -522,7 +522,7 @@ def test_stores_of_several_processors_are_refused(qwen, tmp_path):
     other = save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
     store = stored(qwen[4], tmp_path / "store", other)
     mixture = batchloom.Mixture({"a": 1, "b": 1}, stores={"a": qwen[3], "b": store})
-    with pytest.raises(PlanError, match="of several processors"):
+    with pytest.raises(PlanError, match="have several processors"):
         batchloom.Loader(mixture, **SIZES, overlong="drop", steps=2)
 
 

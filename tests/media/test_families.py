@@ -91,7 +91,7 @@ def test_a_sound_that_would_be_cut_is_refused():
     assert family.expand(AudioFacts(480_000, 16_000)).runs == (750,)
     with pytest.raises(
         UnusableRecordError,
-        match=r"480,001 samples at 16,000 a second\), and the processor hears 30 s",
+        match=r"480,001 samples at 16,000 per second\), but the processor takes at most 30 s",
     ):
         family.expand(AudioFacts(480_001, 16_000))
     with pytest.raises(UnusableRecordError, match="lasts 36000.0 s"):
@@ -141,10 +141,10 @@ def test_files_of_a_processor_come_back(tmp_path):
     ("content", "said"),
     [
         (None, "holds no processor"),
-        ("{", "it is no JSON"),
-        ("[]", "it is no JSON object"),
-        ('{"patch_size": 14}', "does not say of which class"),
-        ('{"processor_class": "NoSuchProcessor"}', "cannot be asked"),
+        ("{", "it is not JSON"),
+        ("[]", "it is not a JSON object"),
+        ('{"patch_size": 14}', "does not name the class"),
+        ('{"processor_class": "NoSuchProcessor"}', "does not report"),
     ],
 )
 def test_a_folder_without_a_processor_is_named(tmp_path, content, said):

@@ -192,7 +192,7 @@ def test_a_small_cache_is_kept_to(made, relay, tmp_path, caplog):
     loader = batchloom.Loader(store, **SIZES, epochs=2)
     assert same_batches(batchloom.Loader(made[0], **SIZES, epochs=2), loader) == len(loader)
     assert sum(path.stat().st_size for path in kept(tmp_path / "cache")) <= 600_000
-    assert "Coming steps are not fetched ahead: a step of this rank has" in caplog.text
+    assert "The next steps are not fetched ahead: a step of this rank has" in caplog.text
     assert store.reader.fetched_bytes > held_bytes(made[0])
 
 

@@ -113,7 +113,7 @@ def test_sounds_of_no_numbers_are_refused():
         buffer = io.BytesIO()
         soundfile.write(buffer, data, 16_000, format="WAV", subtype="FLOAT")
         whole = BytesContent(buffer.getvalue())
-        with pytest.raises(UnusableRecordError, match="samples that are no numbers"):
+        with pytest.raises(UnusableRecordError, match="samples that are not numbers"):
             decode_audio(whole, inspect_audio(whole, LIMITS), 16_000)
 
 
@@ -164,7 +164,7 @@ def test_images_of_16_bits_keep_their_shades(form):
 
 def test_pixels_whose_white_nobody_knows_are_refused():
     data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
-    with pytest.raises(UnusableRecordError, match="whose white nobody knows"):
+    with pytest.raises(UnusableRecordError, match="of an unknown value range"):
         decode_image(BytesContent(data))
 
 
@@ -192,14 +192,14 @@ def bomb():
     ("data", "said"),
     [
         (b"", r"is empty \(0 bytes\)"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "a drawing in SVG"),
-        (b"<?xml version='1.0'?><svg/>", "a drawing in SVG"),
-        (b"\n<!DOCTYPE html><html></html>", "a page of HTML"),
-        (b"%PDF-1.7", "which no image does that is read: JPEG, PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0", "which no image does"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG drawing"),
+        (b"<?xml version='1.0'?><svg/>", "an SVG drawing"),
+        (b"\n<!DOCTYPE html><html></html>", "an HTML page"),
+        (b"%PDF-1.7", "which is not the start of a supported image: JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0", "which is not the start of a supported image"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIF image"),
         (bomb(), r"60,000 x 60,000 pixels, more than the 100,000,000 that are allowed"),
-        (b"\xff\xd8\xff\xe0" + bytes(100), "begins as JPEG and cannot be read as one"),
+        (b"\xff\xd8\xff\xe0" + bytes(100), "begins as JPEG but cannot be read as JPEG"),
     ],
 )
 def test_what_is_no_image_is_told_for_what_it_is(data, said):
@@ -284,7 +284,7 @@ def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
     )
     bare = BytesContent(whole.read(first, whole.size))
     assert not has_mp3_length(bare)
-    with pytest.raises(UnusableRecordError, match="MP3 of a varying rate without its length"):
+    with pytest.raises(UnusableRecordError, match="MP3 of variable bit rate that does not state its length"):
         inspect_audio(bare, LIMITS)
 
 
@@ -292,8 +292,8 @@ def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"RIFF\x08\0\0\0WAVEjunk", "cannot be read as a sound"),
-        (b"not a sound at all", "cannot be read as a sound"),
+        (b"RIFF\x08\0\0\0WAVEjunk", "cannot be read as audio"),
+        (b"not a sound at all", "cannot be read as audio"),
         (sound(0), "holds no samples"),
         (sound(16_000 * 9, 16_000), "lasts 9.0 s, more than the 5.0 s"),
     ],
@@ -328,15 +328,15 @@ def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
     assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0][0].info == found.info
     assert look([Medium("image", f"file://{tmp_path}/in/a.png")])[0][0].info == found.info
     for place in ("../out.png", str(tmp_path / "out.png"), "/etc/passwd", "a/../../out.png"):
-        with pytest.raises(UnusableRecordError, match="lies outside of"):
+        with pytest.raises(UnusableRecordError, match="is outside"):
             look([Medium("image", place)])
-    with pytest.raises(UnusableRecordError, match=r"image 1 \(b.png\) is not there"):
+    with pytest.raises(UnusableRecordError, match=r"image 1 \(b.png\) is missing"):
         look([Medium("image", "b.png")])
     with pytest.raises(UnusableRecordError, match="cannot be read"):
         look([Medium("image", "deep")])
-    with pytest.raises(UnusableRecordError, match="of a kind that is not read"):
+    with pytest.raises(UnusableRecordError, match="with an unsupported scheme"):
         look([Medium("image", "ftp://h/a.png")])
-    with pytest.raises(UnusableRecordError, match="is audio, and the processor takes image alone"):
+    with pytest.raises(UnusableRecordError, match="is audio, but the processor takes only image"):
         look([Medium("audio", "a.wav")])
 
 
@@ -345,7 +345,7 @@ def test_below_a_url_paths_stay_there():
     assert places.resolve("a/b.png") == "https://host/data/a/b.png"
     assert places.resolve("https://other/c.png") == "https://other/c.png"
     for place in ("../b.png", "/b.png"):
-        with pytest.raises(UnusableRecordError, match="lies outside of"):
+        with pytest.raises(UnusableRecordError, match="is outside"):
             places.resolve(place)
 
 
@@ -361,9 +361,9 @@ def test_media_of_the_web_come_whole_or_are_refused():
         ((found,),) = look([Medium("image", f"{address}/a.png")])
         assert found.info.facts == ImageFacts(30, 20)
         assert found.info.size == len(data)
-        with pytest.raises(UnusableRecordError, match="is not there"):
+        with pytest.raises(UnusableRecordError, match="is missing"):
             look([Medium("image", f"{address}/none.png")])
-        with pytest.raises(UnusableRecordError, match="is a page of HTML"):
+        with pytest.raises(UnusableRecordError, match="is an HTML page"):
             look([Medium("image", f"{address}/page.png")])
         small = MediaInspector(MediaResolver(".", MediaLimits(file_bytes=100)), ["image"], FrameSampling(), embed=False)
         with pytest.raises(UnusableRecordError, match="at most 100 are allowed"):

@@ -104,8 +104,8 @@ def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
         (
             "names 'cat.zip', which has no image, audio or video extension",
             "'file_name' holds a number, not the name of a file",
-            "gone.jpg) is not there",
-            "is audio, and the processor takes image alone",
+            "gone.jpg) is missing",
+            "is audio, but the processor takes only image",
             "columns 'file_name' and 'images' both name media",
         ),
         strict=True,

@@ -93,7 +93,7 @@ def test_check_reads_all_media_and_names_those_that_are_gone(lost):
     assert not verdict.sound
     text = "\n".join(verdict.faults)
     assert len(verdict.faults) == 4
-    assert "image pictures/3_0.jpg is not there" in text
+    assert "image pictures/3_0.jpg is missing" in text
     assert "image pictures/4_1.jpg has" in text
     assert text.count(f"image {PAIR} ") == 2, text
     assert f"Document {max(gone[-2:])}, too: Document" in text
@@ -235,7 +235,7 @@ def test_of_a_mixture_each_store_has_its_own(lost, made, tmp_path):
     media = MediaOptions(replace=[str(listed)])
     loader = batchloom.Loader(mixture, **SIZES, overlong="drop", steps=8, media=media)
     assert len(list(loader)) == 8
-    with pytest.raises(InputError, match=f"names documents of {store.path}, and of no store"):
+    with pytest.raises(InputError, match=f"names documents of {store.path}, but of no store"):
         batchloom.Loader(text, seq_len=8, global_batch_size=2, media=media)
 
 
@@ -280,9 +280,9 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
     stream = batchloom.stream(str(text), tokenizer="bytes", seq_len=32, global_batch_size=1, steps=2)
     with pytest.raises(PlanError, match="this is a stream"):
         batchloom.Loader(stream, media=media)
-    with pytest.raises(SettingsError, match="replace: 5 is no path of a list"):
+    with pytest.raises(SettingsError, match="replace: 5 is not the path of a list"):
         MediaOptions(replace=5)
-    with pytest.raises(SettingsError, match="replace: '' is no path"):
+    with pytest.raises(SettingsError, match="replace: '' is not the path"):
         MediaOptions(replace=("a", ""))
 
 

@@ -54,7 +54,7 @@ def test_forms_of_tokens_refuse_it(store):
 def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path, capsys):
     loader = batchloom.Loader(store, seq_len=600, global_batch_size=2)
     assert loader.holds_media
-    with pytest.raises(InputError, match=f"{SAID}, which a trainer does not hand on yet"):
+    with pytest.raises(InputError, match=f"{SAID}, which a trainer does not pass on yet"):
         check_text_only(loader, "a trainer")
     commands = (
         ["train", "--data", str(store.path), "--out", str(tmp_path / "run"), "--seq-len", "600"],

@@ -172,10 +172,10 @@ BAD = {
         {"messages": talk("<image><image>?", "A.")},
         "placeholder <image> without its image",
     ),
-    "no placeholder": ({"messages": talk("?", "A."), "images": ["good.png"]}, "stands nowhere"),
+    "no placeholder": ({"messages": talk("?", "A."), "images": ["good.png"]}, "has none"),
     "missing": (
         {"messages": talk("<image>?", "A."), "images": ["none.png"]},
-        r"image 1 \(none.png\) is not there",
+        r"image 1 \(none.png\) is missing",
     ),
     "empty": (
         {"messages": talk("<image>?", "A."), "images": ["empty.png"]},
@@ -183,12 +183,12 @@ BAD = {
     ),
     "cut": (
         {"messages": talk("<image>?", "A."), "images": ["cut.jpg"]},
-        "begins as JPEG and cannot be read",
+        "begins as JPEG but cannot be read",
     ),
-    "svg": ({"messages": talk("<image>?", "A."), "images": ["drawing.png"]}, "a drawing in SVG"),
+    "svg": ({"messages": talk("<image>?", "A."), "images": ["drawing.png"]}, "an SVG drawing"),
     "outside": (
         {"messages": talk("<image>?", "A."), "images": ["../../etc/passwd"]},
-        "lies outside of",
+        "is outside",
     ),
     "thin": ({"messages": talk("<image>?", "A."), "images": ["thin.png"]}, "more than 200"),
     "large": (
@@ -197,7 +197,7 @@ BAD = {
     ),
     "a sound": (
         {"messages": talk("<audio>?", "A."), "audios": ["a.wav"]},
-        "is audio, and the processor takes image",
+        "is audio, but the processor takes only image",
     ),
 }
 
@@ -358,7 +358,7 @@ def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
     file = write_images(tmp_path / "in", 2)
     moved = tmp_path / "elsewhere.json"
     file.rename(moved)
-    with pytest.raises(InputError, match="is not there"):
+    with pytest.raises(InputError, match="is missing"):
         prepared(moved, tmp_path / "out", processors["qwen2_vl"], max_bad=0)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     store = prepared(moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")})

@@ -300,7 +300,7 @@ def test_a_medium_that_changes_meanwhile_is_an_error_with_its_line(tmp_path, sig
     for path in (tmp_path / "in" / "pictures").iterdir():
         os.truncate(path, path.stat().st_size - 1)
     said = (
-        r"The document at talks.jsonl, (line|byte) [\d,]+: image pictures/.* has .* bytes, and had .*batchloom prepare"
+        r"The document at talks.jsonl, (line|byte) [\d,]+: image pictures/.* has .* bytes, but had .*batchloom prepare"
     )
     with pytest.raises(MediumError, match=said):
         list(batches)
@@ -333,7 +333,7 @@ def test_the_door_takes_settings_of_media(tmp_path, sight):
     loader = Loader(stream, rank=0, world_size=1)
     assert loader.holds_media
     assert any("pixel_values" in batch for batch in loader)
-    with pytest.raises(InputError, match="holds images or audio, which a trainer does not hand on"):
+    with pytest.raises(InputError, match="holds images or audio, which a trainer does not pass on"):
         check_text_only(loader, "a trainer")
 
 

@@ -134,7 +134,7 @@ def test_held_media_of_tars_are_their_bytes(processor, tmp_path):
             assert path.read_bytes()[begin : begin + len(data)] == data
         assert [store[n].ids.tolist() for n in range(5)] == [named[n].ids.tolist() for n in range(5)]
         assert list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
-    with pytest.raises(MediumError, match=r"a\.tar#.* is not there"):
+    with pytest.raises(MediumError, match=r"a\.tar#.* is missing"):
         list(batchloom.Loader(named, seq_len=200, global_batch_size=2))
 
 

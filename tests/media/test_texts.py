@@ -177,7 +177,7 @@ def test_texts_that_follow_one_another_are_paragraphs():
         ({"images": ["x"]}, "holds a medium and no text in column 'text'"),
         ({"text": 5, "images": ["x"]}, "column 'text' holds a number, not text"),
         ({"text": "a", "images": [None]}, r"images\[0\] holds null"),
-        ({"text": ["a", None], "images": ["x", "y"]}, "place 0 holds something in each of text and images"),
+        ({"text": ["a", None], "images": ["x", "y"]}, "index 0 has a value in each of text and images"),
         ({"text": ["a"], "images": ["x", "y"]}, "'text' has 1 place and column 'images' 2 places"),
         ({"text": ["a", 5], "images": [None, None]}, r"text\[1\] holds a number, not text"),
         ({"text": ["a", None], "images": "x"}, "and column 'images' a string"),
@@ -242,7 +242,7 @@ def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):
     bad = aside(store)
     assert [one["line"] for one in bad] == [2, 3]
     assert "cut short" in bad[0]["reason"]
-    assert "lies outside of" in bad[1]["reason"]
+    assert "is outside" in bad[1]["reason"]
 
 
 def rows_with(folder, form):

@@ -166,10 +166,10 @@ def test_videos_on_their_side_are_turned_upright(degrees):
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"<html>log in</html>", "which no video does that is read"),
-        (b"#EXTM3U\n#EXT-X-VERSION:3\nfile:///etc/passwd\n", "which no video does that is read"),
-        (b"ffconcat version 1.0\nfile /etc/passwd\n", "which no video does that is read"),
-        (encoded(picture(), "PNG"), "which no video does that is read"),
+        (b"<html>log in</html>", "which is not the start of a supported video"),
+        (b"#EXTM3U\n#EXT-X-VERSION:3\nfile:///etc/passwd\n", "which is not the start of a supported video"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "which is not the start of a supported video"),
+        (encoded(picture(), "PNG"), "which is not the start of a supported video"),
         (b"\0\0\0\x1cftypavif" + b"\0" * 60, "is an image"),
         (b"\0\0\0\x1cftypisom" + b"\0" * 60, "cannot be decoded"),
         (b"\x1aE\xdf\xa3" + b"\0" * 60, "cannot be decoded"),
@@ -184,7 +184,7 @@ def test_what_is_no_video_is_refused(data, said):
 def test_sound_alone_is_no_video():
     with pytest.raises(UnusableRecordError, match="holds no video"):
         seen(heard())
-    with pytest.raises(UnusableRecordError, match="which no video does"):
+    with pytest.raises(UnusableRecordError, match="which is not the start of a supported video"):
         seen(sound())
 
 
@@ -331,7 +331,7 @@ def test_embedded_videos_are_kept_once_and_give_the_same(plain, tmp_path):
     try:
         sizes = {"seq_len": 4096, "global_batch_size": 2}
         moved = as_numpy(batchloom.Loader(held, **sizes)[0])
-        with pytest.raises(MediumError, match=r"row 1\): video films/.* is not there"):
+        with pytest.raises(MediumError, match=r"row 1\): video films/.* is missing"):
             batchloom.Loader(named, **sizes)[0]
     finally:
         (file.parent / "gone").rename(file.parent / "films")
@@ -386,9 +386,9 @@ def test_bad_videos_are_kept_aside_by_their_lines(plain, tmp_path):
     told = {one["line"]: one["reason"] for one in map(json.loads, aside)}
     assert set(told) == {2, 3, 4, 5, 6}
     assert "video 1 (cut.mp4) holds no video" in told[2]
-    assert "no video does that is read" in told[3]
-    assert "is not there" in told[4]
-    assert "stands nowhere" in told[5]
+    assert "is not the start of a supported video" in told[3]
+    assert "is missing" in told[4]
+    assert "has none" in told[5]
     assert "without its video" in told[6]
 
 
@@ -483,7 +483,7 @@ def test_two_ways_to_say_how_many_frames_are_refused(plain, tmp_path):
     where, file = plain
     with pytest.raises(SettingsError, match="media.video_frames: video_fps says how many"):
         stored(file, tmp_path / "store", where, video_fps=1, video_frames=3)
-    with pytest.raises(SettingsError, match="media.video_fps: -1 is no number above 0"):
+    with pytest.raises(SettingsError, match="media.video_fps: -1 is not a number above 0"):
         stored(file, tmp_path / "store", where, video_fps=-1)
 
 

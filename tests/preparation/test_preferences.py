@@ -107,7 +107,7 @@ BAD = {
     "rejected null": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' holds null"),
     "one side empty": ({"prompt": "q", "chosen": "a", "rejected": " "}, "'rejected' is empty"),
     "a number": ({"prompt": "q", "chosen": 5, "rejected": "b"}, "'chosen' holds a number"),
-    "both alike": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "hold the same"),
+    "both alike": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are equal"),
     "alike when rendered": ({"prompt": "q", "chosen": "a", "rejected": " a"}, "are the same tokens"),
     "no Unicode": ({"prompt": "q", "chosen": "a", "rejected": "\ud800"}, "not"),
 }  # fmt: skip
@@ -239,7 +239,7 @@ def test_pairs_are_a_dataset(tmp_path):
     assert (stored.chosen + 1 == stored.rejected).all()
     with pytest.raises(IndexError, match="There is no pair 5: there are 5"):
         stored[5]
-    with pytest.raises(TypeError, match="a whole number, not by 'a'"):
+    with pytest.raises(TypeError, match="a whole number, not 'a'"):
         stored["a"]
 
 
@@ -251,7 +251,7 @@ def test_a_loader_does_not_train_rejected_answers(tmp_path):
         out = tmp_path / str(len(rows))
         out.mkdir()
         store = batchloom.open_store(prepare(out, rows).path)
-        with pytest.raises(InputError, match=f"would train the answers that are not wanted.*{sentence}"):  # fmt: skip
+        with pytest.raises(InputError, match=f"would also train the rejected answers.*{sentence}"):  # fmt: skip
             batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")
     # What the sentence says leads to a store that a loader takes.
     mapping = {"prompt": "prompt", "completion": "chosen"}

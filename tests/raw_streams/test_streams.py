@@ -240,9 +240,9 @@ def test_a_loader_of_a_stream_is_as_any_other(lines):
     assert state["position"] == 8 * STEPS
     loader.load_state_dict(state)
     assert list(loader) == []
-    with pytest.raises(PlanError, match="one after the other"):
+    with pytest.raises(PlanError, match="read in order"):
         loader[3]
-    with pytest.raises(PlanError, match="one after the other"):
+    with pytest.raises(PlanError, match="read in order"):
         loader.batch(3)
     with pytest.raises(SettingsError, match="seq_len: belongs to the plan"):
         Loader(stream, seq_len=8)
@@ -405,7 +405,7 @@ def test_a_stream_goes_through_no_data_loader(lines):
 def test_a_stream_is_asked_no_questions(lines, ask):
     stream = small_stream(lines)
     for asked in (stream, Loader(stream, output="numpy")):
-        with pytest.raises(PlanError, match=r"stream cannot be used.*batchloom prepare"):
+        with pytest.raises(PlanError, match=r"stream cannot be read on its own.*batchloom prepare"):
             ask(asked)
 
 

@@ -176,7 +176,7 @@ def test_media_that_moved_and_media_that_are_gone(families, tmp_path, capsys):
     train += ["--seq-len", 640, "--global-batch-size", 2, "--max-iters", 3, "--eval-interval", 0]
     capsys.readouterr()
     assert run_command_line(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
-    assert "--data-folder, of train, too" in capsys.readouterr().err
+    assert "--data-folder of prepare and train" in capsys.readouterr().err
     moved = [*train, "--data-folder", tmp_path / "moved"]
     assert run_command_line(list(map(str, [*moved, "--out", tmp_path / "a"]))) == 0
     gone = tmp_path / "gone.json"

@@ -42,9 +42,9 @@ def test_models_for_other_data_are_refused(families, tmp_path):
         (
             hearing,
             seeing.folder,
-            "which takes no feature_attention_mask, input_features, and that is what each audio of",
+            "which does not take feature_attention_mask, input_features, the features of each audio in",
         ),
-        (llava, hearing.folder, "takes no pixel_values, and that is what each image of"),
+        (llava, hearing.folder, "does not take pixel_values, the features of each image in"),
         (
             seeing,
             stating(seeing.folder, tmp_path / "other", image_token_id=7),

@@ -43,15 +43,15 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     """
     step = as_int(multiple_of)
     if step is None or step < 1:
-        raise SettingsError([f"multiple_of: {quote_value(multiple_of)} is no whole number of at least 1"])
+        raise SettingsError([f"multiple_of: {quote_value(multiple_of)} is not a whole number of at least 1"])
     layout = _require_whole_rows(batch, "to_padded")
     documents = np.diff(layout.pointers)
     if (documents > 1).any():
         raise PlanError(
-            f"A row of step {batch.step} holds {int(documents.max())} documents, and to_padded gives one mask a row, "
-            "under which they would see each other. Pack one document a row: Loader(packing='none', "
-            "plan=PlanOptions(group_by_length=True)); or use to_varlen, add_dense_mask or add_block_mask for "
-            "packed rows."
+            f"A row of step {batch.step} holds {int(documents.max())} documents, but to_padded gives one mask per "
+            "row, with which they would see each other. Pack one document per row: Loader(packing='none', "
+            "plan=PlanOptions(group_by_length=True)); or use to_varlen, add_dense_mask or add_block_mask for packed "
+            "rows."
         )
     lengths = np.ones(len(documents), np.int64)
     lengths[documents == 1] = layout.lengths
@@ -191,8 +191,8 @@ def _require_layout(batch: Batch, form: str) -> BatchLayout:
         raise missing_layout_error(form)
     if layout.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
         raise PlanError(
-            f"{form} makes arrays of tokens alone, and the batch holds images or audio: give the model the batch as it "
-            "is, or Loader(form='varlen')."
+            f"{form} makes arrays of tokens only, but the batch holds images or audio: give the model the batch "
+            "itself, or Loader(form='varlen')."
         )
     batch_layout: BatchLayout = layout
     return batch_layout
@@ -206,7 +206,7 @@ def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
     """
     layout = _require_layout(batch, form)
     if "cu_seq_lens_q" in batch:
-        raise PlanError(f"{form} takes rows, and the batch is varlen: give Loader(form='rows').")
+        raise PlanError(f"{form} takes rows, but the batch is varlen: give Loader(form='rows').")
     if layout.sliced:
         raise whole_rows_error(form)
     return layout

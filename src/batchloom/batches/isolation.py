@@ -105,7 +105,7 @@ def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
     """
     layout = batch.layout
     if layout is None:
-        raise AssertionError("asked of batches that know their spans")
+        raise AssertionError("only for batches that know their spans")
     scores, ids = scored(batch), batch["input_ids"]
     owners = np.repeat(np.arange(len(layout.pointers) - 1), np.diff(layout.pointers))
     losses = []

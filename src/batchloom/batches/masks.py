@@ -87,7 +87,7 @@ def add_block_mask(batch: Batch) -> Batch:
     """
     positions = batch["position_ids"]
     if isinstance(positions, np.ndarray):
-        raise SettingsError(["output: 'numpy', and a BlockMask is made of tensors; give Loader(output='torch')"])
+        raise SettingsError(["output: 'numpy', but a BlockMask is made of tensors; give Loader(output='torch')"])
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
 
     spans = (_require_positions(batch, "add_block_mask") == 0).cumsum(1)
@@ -188,15 +188,15 @@ def _require_positions(batch: Batch, form: str) -> Any:
 def missing_layout_error(form: str) -> PlanError:
     """Return the error for a batch without a layout."""
     return PlanError(
-        f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of what "
-        "the Loader gives (or of a part that split gave), and move that."
+        f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: apply it to a batch "
+        "of the Loader (or to a part that split gave), and move the result."
     )
 
 
 def whole_rows_error(form: str) -> PlanError:
     """Return the error for a context-parallel slice in place of complete rows."""
     return PlanError(
-        f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
+        f"{form} takes whole rows, but the batch is a context-parallel rank's slice of them: give "
         "Loader(form='varlen', plan=PlanOptions(align=...)) for documents in slices, or a mesh without context."
     )
 

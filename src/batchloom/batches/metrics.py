@@ -42,7 +42,7 @@ class ModelCost:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         raise_problems(
             [
-                f"{name}: {quote_value(n)} is no number from 0 on"
+                f"{name}: {quote_value(n)} is not a number of at least 0"
                 for name, n in values.items()
                 if not is_positive_number(n, zero=True)
             ]
@@ -67,7 +67,7 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Mod
     values = {"parameters": parameters, "layers": layers, "width": width}
     raise_problems(
         [
-            f"{name}: {quote_value(n)} is no number from 0 on"
+            f"{name}: {quote_value(n)} is not a number of at least 0"
             for name, n in values.items()
             if not is_positive_number(n, zero=True)
         ]
@@ -122,11 +122,11 @@ class Meter:
     ) -> None:
         problems = []
         if peak_flops is not None and not is_positive_number(peak_flops):
-            problems.append(f"peak_flops: {quote_value(peak_flops)} is no number above 0")
+            problems.append(f"peak_flops: {quote_value(peak_flops)} is not a number above 0")
         if peak_flops is not None and cost is None:
-            problems.append("cost: missing; a share of peak_flops is of transformer_cost(...)")
+            problems.append("cost: missing; the share of peak_flops is computed from it: give transformer_cost(...)")
         if devices is not None and (as_int(devices) or 0) < 1:
-            problems.append(f"devices: {quote_value(devices)} is no whole number from 1 on")
+            problems.append(f"devices: {quote_value(devices)} is not a whole number of at least 1")
         raise_problems(problems)
         self._loader, self._cost, self._peak = loader, cost, peak_flops
         self._devices = devices or loader.spec.world_size
@@ -181,7 +181,7 @@ class Meter:
         """
         step = _get_step(batch)
         if trained is not None and not is_positive_number(trained, zero=True):
-            raise SettingsError([f"trained: {quote_value(trained)} is no number of tokens from 0 on"])
+            raise SettingsError([f"trained: {quote_value(trained)} is not a number of tokens (at least 0)"])
         again, self._count = step == self._last, self._count + 1
         if again and not self._records:
             # Its metrics were already returned; further time counts for the next step.
@@ -362,15 +362,15 @@ def _get_step(batch: Batch | int) -> int:
     if not isinstance(batch, Mapping):
         if (number := as_int(batch)) is None or number < 0:
             raise SettingsError(
-                [f"step: {quote_value(batch)} is no whole number from 0 on; give that of a step, or its batch"]
+                [f"step: {quote_value(batch)} is not a whole number of at least 0; give a step number or a batch"]
             )
         return number
     # Frameworks also turn a batch into a plain dict.
     step: int = getattr(batch, "step", -1)
     if step < 0:
         raise PlanError(
-            "A batch that was rebuilt from its arrays does not know its step: give the number of the one that the "
-            "loader gave (meter.step(number))."
+            "A batch that was rebuilt from its arrays does not know its step: give the step number of the loader's "
+            "batch (meter.step(number))."
         )
     return step
 
@@ -380,8 +380,8 @@ def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) ->
     for record, fact in zip(records, facts, strict=True):
         most = int(fact.tokens.sum())
         if record.trained is not None and record.trained > most:
-            problem = f"{record.trained:,.0f} were told of step {record.step}, which has {most:,} tokens"
-            raise SettingsError([f"trained: {problem} over all ranks; tell each of them once"])
+            problem = f"{record.trained:,.0f} were reported for step {record.step}, which has {most:,} tokens"
+            raise SettingsError([f"trained: {problem} over all ranks; report each token once"])
 
 
 def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:

@@ -115,7 +115,7 @@ def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], 
                 slots.rank_metrics = _read_rank_metrics(store, keys, active_ranks, silent_ranks)
         except (RuntimeError, OSError, ValueError) as error:
             _LOG.warning(
-                "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
+                "Metrics of other ranks are no longer read: %s. Training and this rank's own metrics continue.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
             # Old values would stay forever and look current.

@@ -44,12 +44,12 @@ def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
     text = os.fspath(text_or_path)
     if os.path.lexists(text):
         if Path(text).is_dir():
-            raise SettingsError([f"mixture: {text} is a folder, and has no weight; {_INLINE_SYNTAX}"])
+            raise SettingsError([f"mixture: {text} is a folder without a weight; {_INLINE_SYNTAX}"])
     elif "=" in text:
         return _parse_inline(text)
     elif "," in text or _COLON_WEIGHT.search(text):
         raise SettingsError(
-            [f"mixture: {quote_value(text)} is no file, and no source in it has a weight; {_INLINE_SYNTAX}"]
+            [f"mixture: {quote_value(text)} is not a file, and none of its sources has a weight; {_INLINE_SYNTAX}"]
         )
     return _read_mixture_file(Path(text))
 
@@ -63,7 +63,7 @@ def _parse_inline(text: str) -> Mixture:
         path = path if equals else weight
         name, number = Path(path).name, _parse_weight(weight) if equals else None
         if not name or (equals and number is None):
-            problems.append(f"mixture: {quote_value(word)} is no PATH=WEIGHT")
+            problems.append(f"mixture: {quote_value(word)} is not PATH=WEIGHT")
         elif name in paths:
             problems.append(
                 f"mixture: {paths[name]} and {path} are both called {name!r}; name them in a YAML file: "
@@ -90,7 +90,7 @@ def _parse_weight(text: str) -> float | None:
 def _read_mixture_file(file: Path) -> Mixture:
     values = read_yaml(file, _STORES_REMEDY)
     if not isinstance(values, dict):
-        raise SettingsError([f"{file}: holds {quote_value(values)}, no mapping; {_STORES_REMEDY}"])
+        raise SettingsError([f"{file}: holds {quote_value(values)}, not a mapping; {_STORES_REMEDY}"])
     problems = [
         f"{name}: unknown setting{suggest(name, _MIXTURE_KEYS)}" for name in values if name not in _MIXTURE_KEYS
     ]
@@ -155,7 +155,7 @@ def _open_stores(entries: Any, folder: Path, problems: list[str]) -> dict[str, S
     if entries is None:
         return {}
     if not isinstance(entries, dict) or not entries:
-        problems.append(f"stores: {quote_value(entries)} is no mapping of names to paths")
+        problems.append(f"stores: {quote_value(entries)} is not a mapping of names to paths")
         return {}
     stores = {}
     for name, value in entries.items():
@@ -166,7 +166,7 @@ def _open_stores(entries: Any, folder: Path, problems: list[str]) -> dict[str, S
         ]
         path = entry.get("path")
         if wrong or not isinstance(path, str) or not path:
-            problems += wrong or [f"{key_path}: {quote_value(value)} is no path of a store"]
+            problems += wrong or [f"{key_path}: {quote_value(value)} is not the path of a store"]
             continue
         options = {key: entry[key] for key in entry if key != "path"}
         opened = _open_store_entry(_resolve_store_path(folder, path), key_path, problems, options)
@@ -197,7 +197,7 @@ def _open_store_entry(
 
 def _parse_sources(entries: Any, problems: list[str]) -> dict[str, SourceSpec]:
     if not isinstance(entries, dict):
-        problems.append(f"sources: {quote_value(entries)} is no mapping of names to settings")
+        problems.append(f"sources: {quote_value(entries)} is not a mapping of names to settings")
         return {}
     specs = {name: _parse_settings(SourceSpec, values, f"sources.{name}", problems) for name, values in entries.items()}
     return {name: spec or SourceSpec() for name, spec in specs.items()}
@@ -205,7 +205,7 @@ def _parse_sources(entries: Any, problems: list[str]) -> dict[str, SourceSpec]:
 
 def _parse_stages(entries: Any, problems: list[str]) -> list[Stage]:
     if not isinstance(entries, list):
-        problems.append(f"stages: {quote_value(entries)} is no list of stages")
+        problems.append(f"stages: {quote_value(entries)} is not a list of stages")
         return []
     stages = [_parse_settings(Stage, values, f"stages[{number}]", problems) for number, values in enumerate(entries)]
     return [stage for stage in stages if stage]
@@ -214,7 +214,7 @@ def _parse_stages(entries: Any, problems: list[str]) -> list[Stage]:
 def _parse_settings(cls: type[T], values: Any, key_path: str, problems: list[str]) -> T | None:
     """Parse the settings of a mapping; add problems and return None if it is invalid."""
     if not isinstance(values, Mapping):
-        problems.append(f"{key_path}: {quote_value(values)} is no mapping of settings")
+        problems.append(f"{key_path}: {quote_value(values)} is not a mapping of settings")
         return None
     field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     unknown_names = [name for name in values if name not in field_names]

@@ -12,7 +12,7 @@ from batchloom.media.media_content import MediaContent, open_content
 from batchloom.media.media_limits import MediaLimits
 from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
 
-_READABLE_FORMATS = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and what else libsndfile knows"
+_READABLE_FORMATS = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and other formats of libsndfile"
 _CHUNK_SAMPLES = 1 << 20
 _MAX_AMPLITUDE = 1e6
 _UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
@@ -32,16 +32,13 @@ def inspect_audio(content: MediaContent, limits: MediaLimits) -> AudioFacts:
     with _open_audio(content) as sound:
         facts = AudioFacts(int(sound.frames), int(sound.samplerate), int(sound.channels))
         if facts.samples < 1:
-            raise UnusableRecordError("holds no samples: there is nothing to hear")
+            raise UnusableRecordError("holds no samples")
         if facts.samples > _MAX_SAMPLES:
-            raise UnusableRecordError(
-                "does not say how long it is, as what was streamed does not; write it anew: ffmpeg -i IN OUT"
-            )
+            raise UnusableRecordError("does not state its length, as in streamed audio; rewrite it: ffmpeg -i IN OUT")
         if facts.seconds > limits.audio_seconds:
             raise UnusableRecordError(
-                f"lasts {format_duration(facts.seconds)}, more than the {format_duration(limits.audio_seconds)} "
-                f"that are allowed "
-                "(audio_seconds): cut it, or allow more"
+                f"lasts {format_duration(facts.seconds)}, more than the {format_duration(limits.audio_seconds)} that "
+                "are allowed (audio_seconds): cut it, or allow more"
             )
         _check_length(content, sound, facts.samples)
     return facts
@@ -70,7 +67,7 @@ def decode_audio(content: MediaContent, facts: AudioFacts, rate: int) -> NDArray
     mono = np.concatenate(chunks)
     # Larger values are no sound, and their squares overflow.
     if not (np.abs(mono) < _MAX_AMPLITUDE).all():
-        raise UnusableRecordError("holds samples that are no numbers, or far beyond full scale (1.0); write it anew")
+        raise UnusableRecordError("holds samples that are not numbers, or far beyond full scale (1.0); encode it again")
     return _resample(mono, facts, rate)
 
 
@@ -80,9 +77,7 @@ def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArra
     try:
         import soxr  # noqa: PLC0415 - imported late, only for sounds
     except ImportError as error:
-        raise MissingDependencyError(
-            "To change the rate of sounds soxr is needed: pip install 'batchloom[media]'."
-        ) from error
+        raise MissingDependencyError("Resampling audio needs soxr: pip install 'batchloom[media]'.") from error
     resampled = soxr.resample(mono, facts.rate, rate, quality="HQ")
     # soxr may return a sample or so too many or too few.
     exact = np.zeros(facts.samples_at(rate), np.float32)
@@ -102,13 +97,13 @@ def _open_audio(content: MediaContent) -> Any:
     try:
         import soundfile  # noqa: PLC0415 - imported late, only for sounds
     except ImportError as error:
-        raise MissingDependencyError("Sounds need soundfile: pip install 'batchloom[media]'.") from error
+        raise MissingDependencyError("Audio needs soundfile: pip install 'batchloom[media]'.") from error
     try:
         return soundfile.SoundFile(open_content(content))
     except (RuntimeError, TypeError) as error:
         head = content.read(0, 16)
         raise UnusableRecordError(
-            f"begins with {head!r} and cannot be read as a sound: it is damaged, or none of {_READABLE_FORMATS}"
+            f"begins with {head!r} and cannot be read as audio: it is damaged, or not one of {_READABLE_FORMATS}"
         ) from error
 
 
@@ -121,12 +116,12 @@ def _check_length(content: MediaContent, sound: Any, samples: int) -> None:
         raise _damaged_audio_error(error) from error
     if not last:
         raise UnusableRecordError(
-            f"ends before its last sample ({samples:,} are said to be there): it is cut short; fetch it again"
+            f"ends before its last sample (its header says {samples:,} samples): it is cut short; fetch it again"
         )
     if is_mp3(content) and not has_mp3_length(content) and count_mp3_samples(content) != samples:
         raise UnusableRecordError(
-            "is an MP3 of a varying rate without its length in it, so that nobody knows how long it is; write that "
-            "into it: ffmpeg -i IN.mp3 -c copy OUT.mp3"
+            "is an MP3 of variable bit rate that does not state its length; add the length: ffmpeg -i IN.mp3 -c copy "
+            "OUT.mp3"
         )
 
 

@@ -29,7 +29,7 @@ class FrameSampling:
     max_pixels: int = 256 * 256
 
     def __post_init__(self) -> None:
-        problems = [] if is_positive_number(self.fps) else [f"fps: {quote_value(self.fps)} is no number above 0"]
+        problems = [] if is_positive_number(self.fps) else [f"fps: {quote_value(self.fps)} is not a number above 0"]
         problems += [
             f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
             for name in ("frames", "max_frames", "min_pixels", "max_pixels")

@@ -44,15 +44,15 @@ def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
     name = type(processor).__name__
     placeholder = getattr(processor, f"{kind}_token", None)
     if not placeholder:
-        raise InputError(f"{name} has no token for {kind}: it takes none of it")
+        raise InputError(f"{name} has no token for {kind}: it does not support {kind}")
     try:
         arguments = make_blank_medium(processor, facts)
         output = processor(text=[placeholder], return_text_replacement_offsets=True, **arguments)
     except _PROCESSOR_ERRORS as error:
-        raise UnusableRecordError(f"is not taken by {name}: {error}") from error
+        raise UnusableRecordError(f"is rejected by {name}: {error}") from error
     if _OFFSETS_KEY not in output:
         raise InputError(
-            f"{name} of the installed transformers does not tell what it writes for a medium: update transformers"
+            f"{name} of the installed transformers does not report the text it writes for a medium: update transformers"
         )
     (replacement,) = output[_OFFSETS_KEY][0]
     text: str = replacement["replacement"]

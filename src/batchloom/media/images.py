@@ -51,7 +51,7 @@ def inspect_image(content: MediaContent, limits: MediaLimits) -> ImageFacts:
     form = detect_image_format(head)
     facts = _read_facts(content, head, form)
     if min(facts.width, facts.height) < 1:
-        raise UnusableRecordError(f"is {facts.width} x {facts.height} pixels: it shows nothing")
+        raise UnusableRecordError(f"is {facts.width} x {facts.height} pixels: it is empty")
     if facts.width * facts.height > limits.image_pixels:
         raise UnusableRecordError(
             f"has {facts.width:,} x {facts.height:,} pixels, more than the {limits.image_pixels:,} that are allowed "
@@ -112,13 +112,13 @@ def _describe_not_image(head: bytes) -> str:
     if not head:
         return "is empty (0 bytes)"
     if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS:
-        return "is a HEIF image (HEIC), which is not read; convert it to JPEG"
+        return "is a HEIF image (HEIC), which is not supported; convert it to JPEG"
     start = head[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<svg", b"<?xml")) and b"<svg" in head.lower():
-        return "is a drawing in SVG, not an image of pixels; render it to PNG"
+        return "is an SVG drawing, not an image of pixels; render it to PNG"
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body", b"<script")):
-        return "is a page of HTML, not an image: perhaps what a server said instead; fetch it again"
-    return f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which no image does that is read: {_READABLE_FORMATS}"
+        return "is an HTML page, not an image: perhaps an error page of a server; fetch it again"
+    return f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which is not the start of a supported image: {_READABLE_FORMATS}"
 
 
 def _open_image(content: MediaContent, form: str) -> Any:
@@ -189,7 +189,7 @@ def _has_end(form: str, size: int, head: bytes, tail: bytes) -> bool:
 def _damaged_image_error(form: str, error: BaseException) -> UnusableRecordError:
     message = str(error).strip().rstrip(".") or type(error).__name__
     return UnusableRecordError(
-        f"begins as {form} and cannot be read as one: it is damaged or cut short ({message}); fetch or make it again"
+        f"begins as {form} but cannot be read as {form}: it is damaged or cut short ({message}); fetch or make it again"
     )
 
 
@@ -202,7 +202,7 @@ def _to_rgb(image: Any) -> Any:
         return _from_16_bit_grayscale(image)
     if image.mode in ("I", "F"):
         raise UnusableRecordError(
-            f"has pixels of 32 bits (mode {image.mode}), whose white nobody knows; convert it to 8 bits"
+            f"has 32-bit pixels (mode {image.mode}) of an unknown value range; convert it to 8 bits"
         )
     return image if image.mode == "RGB" else image.convert("RGB")
 

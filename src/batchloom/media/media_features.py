@@ -49,8 +49,8 @@ class FeatureExtractor:
             picture = decode_image(content)
             if picture.size != (facts.width, facts.height):
                 raise UnusableRecordError(
-                    f"is {picture.size[0]} x {picture.size[1]} pixels, and its header said {facts.width} x "
-                    f"{facts.height}; save it anew"
+                    f"is {picture.size[0]} x {picture.size[1]} pixels, but its header said {facts.width} x "
+                    f"{facts.height}; save it again"
                 )
             return self._extract_image(picture)
         return self._extract_sound(content, facts)
@@ -118,7 +118,7 @@ class FeatureExtractor:
             self._files.write(Path(folder))
             part, why = load_processor_part(auto, Path(folder))
         if part is None:
-            raise InputError(f"The store's {self._files.name} cannot be made by the installed transformers: {why}")
+            raise InputError(f"The store's {self._files.name} cannot be built with the installed transformers: {why}")
         return part
 
 

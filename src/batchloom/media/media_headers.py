@@ -66,7 +66,7 @@ class MediaInspector:
     def _check_kind(self, kind: MediumKind) -> None:
         if ("image" if kind == "video" else kind) not in self._kinds:
             supported_kinds = " and ".join(sorted(self._kinds))
-            raise UnusableRecordError(f"is {kind}, and the processor takes {supported_kinds} alone")
+            raise UnusableRecordError(f"is {kind}, but the processor takes only {supported_kinds}")
 
     def _read_headers(self, medium: Medium) -> list[MediumInfo]:
         with self._resolver.open(medium) as content:

@@ -33,7 +33,7 @@ class MediaLimits:
             if not 1 <= (as_int(value) or 0) <= _MAX_VALUE
         ]
         problems += [
-            f"{name}: {quote_value(value)} is no time above 0"
+            f"{name}: {quote_value(value)} is not a time above 0"
             for name, value in (
                 ("audio_seconds", self.audio_seconds),
                 ("fetch_seconds", self.fetch_seconds),

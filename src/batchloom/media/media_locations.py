@@ -52,17 +52,17 @@ class MediaResolver:
             file = FileContent(Path(path), byte_range)
         except FileNotFoundError:
             raise UnusableRecordError(
-                f"is not there: {redact_url(location):.300}; paths begin at {self.folder}: say where else they do "
-                "(--data-folder, of train, too; of a Loader media=MediaOptions(folder=...))"
+                f"is missing: {redact_url(location):.300}; paths are relative to {self.folder}: name another folder "
+                "(--data-folder of prepare and train, media=MediaOptions(folder=...) of a Loader)"
             ) from None
         except UnusableRecordError:
             raise
         except EOFError:
             raise UnusableRecordError(
-                f"is not in its tar any more, which has become shorter: {redact_url(path):.300}"
+                f"is no longer in its tar, which has become shorter: {redact_url(path):.300}"
             ) from None
         except (OSError, ValueError) as error:
-            why = describe_os_error(error) if isinstance(error, OSError) else f"its name is none ({error})"
+            why = describe_os_error(error) if isinstance(error, OSError) else f"its name is invalid ({error})"
             raise UnusableRecordError(f"cannot be read: {why}") from error
         with file:
             yield file
@@ -72,7 +72,8 @@ class MediaResolver:
         with self.open(medium) as content:
             if content.size > self.limits.file_bytes:
                 raise UnusableRecordError(
-                    f"has {content.size:,} bytes, more than the {self.limits.file_bytes:,} that are held (file_bytes)"
+                    f"has {content.size:,} bytes, more than the {self.limits.file_bytes:,} that are allowed "
+                    "(file_bytes)"
                 )
             return replace(medium, data=content.read(0, content.size))
 
@@ -86,7 +87,8 @@ class MediaResolver:
         if is_url(location):
             if get_scheme(location) not in _KNOWN_SCHEMES:
                 raise UnusableRecordError(
-                    f"is a URL of a kind that is not read ({get_scheme(location)}://); http, https, s3, gs and hf are"
+                    f"is a URL with an unsupported scheme ({get_scheme(location)}://); http, https, s3, gs and hf "
+                    "are supported"
                 )
             return location
         if is_url(self.folder):
@@ -95,8 +97,8 @@ class MediaResolver:
         absolute_path = os.path.normpath(os.path.join(folder, location))  # noqa: PTH118 - as above
         if absolute_path != folder and not absolute_path.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
-                f"lies outside of {self.folder}, from where paths of media are not followed; name a folder above it "
-                "with --data-folder, if that is meant"
+                f"is outside {self.folder}, and media must be inside it; if this is intended, name a folder above it "
+                "with --data-folder"
             )
         return absolute_path
 
@@ -107,16 +109,15 @@ class MediaResolver:
         real, folder = os.path.realpath(path), os.path.realpath(self.folder)
         if not real.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
-                f"lies outside of {self.folder}, through a symbolic link to {redact_url(real):.300}; "
-                f"--follow-links follows "
-                "it, if that is meant"
+                f"is outside {self.folder}, through a symbolic link to {redact_url(real):.300}; if this is intended, "
+                "follow it with --follow-links"
             )
 
     def _join_url(self, location: str) -> str:
         base = self.folder.rstrip("/")
         path = os.path.normpath(location)
         if path.startswith(("/", "..")):
-            raise UnusableRecordError(f"lies outside of {redact_url(base)}, from where paths of media are not followed")
+            raise UnusableRecordError(f"is outside {redact_url(base)}, and media must be inside it")
         return f"{base}/{path}"
 
     def _fetch(self, url: str) -> bytes:
@@ -124,8 +125,8 @@ class MediaResolver:
         try:
             return fetch_file(url, max_bytes=limits.file_bytes, seconds=limits.fetch_seconds)
         except FileNotFoundError:
-            raise UnusableRecordError(f"is not there: {redact_url(url)}") from None
+            raise UnusableRecordError(f"is missing: {redact_url(url)}") from None
         except BatchloomError as error:
             raise UnusableRecordError(
-                f"cannot be had: {error} What is kept aside at preparation is read again with --restart."
+                f"cannot be fetched: {error} Quarantined records are read again with --restart."
             ) from error

@@ -79,12 +79,12 @@ class ProcessorFiles:
         """
         files = state.get("files")
         if state.get("state_version") != 1 or not isinstance(files, Mapping):
-            raise InputError("This is no state of a processor of version 1.")
+            raise InputError("This is not a processor state of version 1.")
         processor_files = cls(str(state.get("name")), {str(name): str(text) for name, text in files.items()})
         if unknown_names := set(processor_files.files) - set(PROCESSOR_FILES):
-            raise InputError(f"The state of a processor holds a file {min(unknown_names)!r}, which none has.")
+            raise InputError(f"The processor state holds an unknown file, {min(unknown_names)!r}.")
         if processor_files.fingerprint != state.get("fingerprint"):
-            raise InputError("The state of the processor is not what its fingerprint says: it was changed.")
+            raise InputError("The processor state does not match its fingerprint: it was changed.")
         return processor_files
 
     def write(self, folder: Path) -> None:
@@ -126,12 +126,12 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
             files[file_name] = _read_json_text(path)
     if not files:
         raise InputError(
-            f"{folder} holds no processor, neither {PROCESSOR_FILES[0]} nor {PROCESSOR_FILES[1]}; {_REMEDY}."
+            f"{folder} holds no processor: neither {PROCESSOR_FILES[0]} nor {PROCESSOR_FILES[1]}; {_REMEDY}."
         )
     names = [orjson.loads(text).get("processor_class") for text in files.values()]
     name: str | None = next((class_name for class_name in names if isinstance(class_name, str)), None)
     if name is None:
-        raise InputError(f"{folder} does not say of which class its processor is (processor_class); {_REMEDY}.")
+        raise InputError(f"{folder} does not name the class of its processor (processor_class); {_REMEDY}.")
     return ProcessorFiles(name, files)
 
 
@@ -140,11 +140,11 @@ def _read_json_text(path: Path) -> str:
         text = read_regular_file(path, _MAX_BYTES).decode()
         if isinstance(orjson.loads(text), dict):
             return text
-        why = "it is no JSON object"
+        why = "it is not a JSON object"
     except OSError as error:
         why = describe_os_error(error)
     except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
-        why = f"it is no JSON ({error})"
+        why = f"it is not JSON ({error})"
     raise InputError(f"{path} cannot be read: {why}; {_REMEDY}.")
 
 
@@ -179,10 +179,8 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
             families[kind] = ProbedProcessor(processor, kind)
     _check_positions(files, families, image)
     if not families:
-        why = why or "it takes neither"
-        raise InputError(
-            f"{folder} holds a {files.name}, which cannot be asked what it makes of images or audio: {why}"
-        )
+        why = why or "it supports neither"
+        raise InputError(f"{folder} holds a {files.name}, which does not report the tokens of images or audio: {why}")
     return MediaProcessor(files, families, tuple(notes))
 
 
@@ -195,7 +193,7 @@ def _choose_family(
         return family, "" if family is None else find_processor_disagreement(family, processor, parts.image)
     except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise InputError(
-            f"{folder} holds a {files.name} with settings that are none ({type(error).__name__}: {error}); {_REMEDY}."
+            f"{folder} holds a {files.name} with invalid settings ({type(error).__name__}: {error}); {_REMEDY}."
         ) from error
 
 
@@ -205,9 +203,9 @@ def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, Proces
     has_known_positions = isinstance(families.get("image"), PatchGridFamily) and get_model_traits(files.name).mrope
     if "image" in families and grids and not has_known_positions:
         raise InputError(
-            f"{files.name} gives grids of patches (image_grid_thw), from which its model makes positions in time, "
-            "height and width: how is known of Qwen2-VL, Qwen2.5-VL and Qwen3-VL alone, with settings that resize "
-            "images."
+            f"{files.name} returns grids of patches (image_grid_thw), from which its model computes positions in "
+            "time, height and width. These positions are supported only for Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with "
+            "settings that resize images."
         )
 
 

@@ -48,7 +48,7 @@ def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_p
             if grid != expansion.grid:
                 return f"{_describe_facts(facts)} becomes a grid of {grid}, not {expansion.grid}"
         else:
-            return "the processor cannot be made whole, to be asked"
+            return "the processor cannot be built completely, so it cannot be compared"
     return ""
 
 
@@ -82,4 +82,4 @@ def _get_installed_tiles(image_processor: Any, facts: ImageFacts) -> tuple[int, 
 def _describe_facts(facts: MediumFacts) -> str:
     if isinstance(facts, ImageFacts):
         return f"an image of {facts.width} x {facts.height}"
-    return f"a sound of {facts.samples:,} samples"
+    return f"audio of {facts.samples:,} samples"

@@ -97,8 +97,8 @@ class PatchGridFamily:
         height, width, factor = image.height, image.width, self.patch * self.merge
         if max(height, width) / min(height, width) > 200:
             raise UnusableRecordError(
-                f"has {width:,} x {height:,} pixels, and the processor takes none whose one side is more than 200 "
-                "times the other: cut it"
+                f"has {width:,} x {height:,} pixels, but the processor takes no image with one side more than 200 "
+                "times the other: crop it"
             )
         tall, wide = round(height / factor) * factor, round(width / factor) * factor
         if tall * wide > self.most_pixels:
@@ -172,8 +172,8 @@ class TileFamily:
         best = self._select_best_resolution(image)
         if best is None:
             raise UnusableRecordError(
-                f"has {image.width:,} x {image.height:,} pixels, of which the processor would see none in its tiles: "
-                "cut it, one side is far longer than the other"
+                f"has {image.width:,} x {image.height:,} pixels, of which the processor would keep none in its "
+                "tiles: crop it, one side is far longer than the other"
             )
         rows, columns = self.height // self.patch, self.width // self.patch
         tall, wide = rows * (best[0] // self.height), columns * (best[1] // self.width)
@@ -305,18 +305,18 @@ class WhisperFamily:
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         if not isinstance(facts, AudioFacts):
-            raise TypeError(f"a sound is expected, not {type(facts).__name__}")
+            raise TypeError(f"audio is expected, not {type(facts).__name__}")
         samples = facts.samples_at(self.rate)
         if samples > self.max_samples:
             raise UnusableRecordError(
-                f"lasts {facts.seconds:.1f} s ({samples:,} samples at {self.rate:,} a second), and the processor hears "
-                f"{self.max_samples / self.rate:g} s of a sound ({self.max_samples:,}): the rest would be lost; cut "
-                "it into several"
+                f"lasts {facts.seconds:.1f} s ({samples:,} samples at {self.rate:,} per second), but the processor "
+                f"takes at most {self.max_samples / self.rate:g} s of audio ({self.max_samples:,}): the rest would "
+                "be lost; split it into several files"
             )
         frames = -(-samples // self.hop)
         count = (((frames - 1) // 2 + 1) - 2) // 2 + 1
         if count < 1:
-            raise UnusableRecordError(f"lasts {facts.seconds:.3f} s, too short for the processor to hear anything")
+            raise UnusableRecordError(f"lasts {facts.seconds:.3f} s, too short for the processor")
         return PlaceholderExpansion(self.token, (count,))
 
 

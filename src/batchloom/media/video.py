@@ -38,7 +38,7 @@ def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSam
     with _open_video(content) as film:
         pixels = film.stream.codec_context.width * film.stream.codec_context.height
         if not pixels:
-            raise UnusableRecordError("shows nothing: its frames have no size")
+            raise UnusableRecordError("is empty: its frames have no size")
         if pixels > limits.image_pixels:
             raise UnusableRecordError(
                 f"has frames of {pixels:,} pixels, more than the {limits.image_pixels:,} that are allowed "
@@ -93,8 +93,8 @@ def detect_video_format(head: bytes, size: int) -> str:
     if not head:
         raise UnusableRecordError("is empty (0 bytes)")
     raise UnusableRecordError(
-        f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which no video does that is read: {_READABLE_FORMATS}; write it "
-        f"anew: ffmpeg -i IN OUT.mp4"
+        f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which is not the start of a supported video: {_READABLE_FORMATS}; "
+        "convert it: ffmpeg -i IN OUT.mp4"
     )
 
 
@@ -133,8 +133,7 @@ class _VideoDecoder:
             return Fraction(stream.duration * stream.time_base)
         if not self._container.duration:
             raise UnusableRecordError(
-                "does not say how long it lasts, as what was recorded live does not; write it anew: "
-                "ffmpeg -i IN -c copy OUT"
+                "does not state its length, as in live recordings; rewrite it: ffmpeg -i IN -c copy OUT"
             )
         return Fraction(self._container.duration, _MICROSECONDS_PER_SECOND)
 
@@ -145,7 +144,7 @@ class _VideoDecoder:
         while self._next is not None and self._next.time <= time:
             self._current, self._next = self._next, self._decode_next()
         if self._current is None:
-            raise UnusableRecordError("holds no frame that can be decoded: it is damaged or cut")
+            raise UnusableRecordError("holds no frame that can be decoded: it is damaged or cut short")
         if self._current.frame.is_corrupt:
             raise UnusableRecordError(
                 f"is damaged at {format_duration(self._current.time / _MICROSECONDS_PER_SECOND)}; fetch it again"
@@ -180,9 +179,7 @@ class _VideoDecoder:
         if frame is None:
             return None
         if frame.pts is None:
-            raise UnusableRecordError(
-                "has frames that do not say when they are shown; write it anew: ffmpeg -i IN OUT.mp4"
-            )
+            raise UnusableRecordError("has frames without timestamps; convert it: ffmpeg -i IN OUT.mp4")
         return _TimedFrame(self._to_microseconds(frame.pts), frame)
 
     def _to_microseconds(self, ticks: int) -> int:
@@ -199,16 +196,18 @@ def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
     try:
         with av.open(open_content(content), format=form, metadata_errors="ignore") as container:
             if not container.streams.video:
-                raise UnusableRecordError("holds no video: it has no pictures, or is cut before it says that it has")
+                raise UnusableRecordError(
+                    "holds no video stream: it has none, or is cut short before its header names one"
+                )
             stream = container.streams.video[0]
             if stream.codec_context is None:
-                raise UnusableRecordError("is of a codec that is not there, or damaged")
+                raise UnusableRecordError("has a codec that is not available, or is damaged")
             # Videos are decoded in parallel, so each uses one thread.
             stream.codec_context.thread_count = 1
             yield _VideoDecoder(container, stream)
     except av.FFmpegError as error:
         raise UnusableRecordError(
-            f"cannot be decoded: it is damaged, cut short, or of a codec that is not there ({error})"
+            f"cannot be decoded: it is damaged, cut short, or has a codec that is not available ({error})"
         ) from error
 
 

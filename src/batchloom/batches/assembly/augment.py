@@ -72,7 +72,7 @@ class Augment:
             "vocab_size": (1, _MAX_IDS),
         }
         problems = [
-            f"{name}: {quote_value(getattr(self, name))} is no probability from 0 to 1"
+            f"{name}: {quote_value(getattr(self, name))} is not a probability from 0 to 1"
             for name in _PROBABILITIES
             if not _is_probability(getattr(self, name))
         ]
@@ -88,21 +88,21 @@ class Augment:
         total_share = self.mask_replace_prob + self.random_replace_prob
         # The tolerance admits 0.9 and 0.1, whatever their binary fractions sum to.
         problems = (
-            [f"mask_replace_prob: with random_replace_prob it makes {total_share:g}, more than 1"]
+            [f"mask_replace_prob: together with random_replace_prob it is {total_share:g}, more than 1"]
             if total_share > 1 + 1e-9
             else []
         )
         if self.mask_prob and self.noise_prob:
             problems.append(
-                f"noise_prob: {self.noise_prob} and mask_prob: {self.mask_prob} exclude each other, for one is of "
-                "models that see both sides and the other of causal ones; random_replace_prob is the noise of masking"
+                f"noise_prob: {self.noise_prob} and mask_prob: {self.mask_prob} exclude each other: noise_prob is "
+                "for causal models, mask_prob for bidirectional ones; the noise of masking is random_replace_prob"
             )
         return problems
 
     def _set_special(self) -> list[str]:
         special_ids: Any = self.special_ids
         if not isinstance(special_ids, (tuple, list)):
-            return [f"special_ids: {quote_value(special_ids)} is no tuple of ids"]
+            return [f"special_ids: {quote_value(special_ids)} is not a tuple of ids"]
         ids = [as_int(value) for value in special_ids]
         wrong = [
             special_ids[number]
@@ -110,7 +110,7 @@ class Augment:
             if token_id is None or not 0 <= token_id < _MAX_IDS
         ]
         if wrong:
-            return [f"special_ids: {quote_value(wrong[0])} is no id"]
+            return [f"special_ids: {quote_value(wrong[0])} is not an id"]
         object.__setattr__(self, "special_ids", tuple(ids))
         return []
 
@@ -200,7 +200,7 @@ def make_augmentation(
         augment = from_plain(Augment, augment, "augment")
     if augment is not None and not isinstance(augment, Augment):
         raise SettingsError(
-            [f"augment: {quote_value(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"]
+            [f"augment: {quote_value(augment)} is not an Augment; give for example Augment(noise_prob=0.1)"]
         )
     if augment is None or not augment.is_on:
         return None
@@ -248,24 +248,26 @@ def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str)
     if size is None and _draws_ids(settings):
         problems.append("vocab_size: missing; this store names no tokenizer, so give the number of ids to draw from")
     if settings.mask_prob and settings.mask_id is None and settings.mask_replace_prob:
-        reason = "no tokenizer to look for" if store_vocab_size is None else "the store's tokenizer has none of"
+        reason = (
+            "the store has no tokenizer to search for"
+            if store_vocab_size is None
+            else "the store's tokenizer has none of"
+        )
         problems.append(
-            f"mask_id: missing, and {reason} {', '.join(_KNOWN_MASK_TOKENS)}; name the id that stands for a masked "
-            f"token (one "
-            "beyond the vocabulary needs vocab_size, the ids that the model has)"
+            f"mask_id: missing, and {reason} {', '.join(_KNOWN_MASK_TOKENS)}; give the id of the mask token (an id "
+            "beyond the vocabulary needs vocab_size, the number of ids of the model)"
         )
     for name, ids in (("mask_id", (settings.mask_id,)), ("special_ids", settings.special_ids)):
         problems += [
-            f"{name}: {token_id} is outside of the vocabulary, whose ids go from 0 to {size - 1}; a model that has "
-            "more "
-            "is told with vocab_size"
+            f"{name}: {token_id} is outside the vocabulary, whose ids are 0 to {size - 1}; for a model with more ids "
+            "give vocab_size"
             for token_id in ids
             if token_id is not None and size is not None and token_id >= size
         ]
     if settings.mask_prob and labels == "shifted":
         problems.append(
-            "mask_prob: a masked token is told where it stands, and labels='shifted' are those of the next; use "
-            "labels='aligned'"
+            "mask_prob: a masked token is predicted at its own position, but labels='shifted' are those of the next "
+            "token; use labels='aligned'"
         )
     return problems
 
@@ -291,9 +293,9 @@ def remove_augment_state(state: Any, augmentation: Augmentation | None) -> Any:
     )
     if saved_entry != current_entry:
         raise StateError(
-            f"The state belongs to a run of other augmentation: "
-            f"{'; '.join(_describe_setting_differences(saved_entry, current_entry))}. Give the "
-            "augment= it was made with, or start without the state."
+            "The state belongs to a run with other augmentation: "
+            f"{'; '.join(_describe_setting_differences(saved_entry, current_entry))}. Give the augment= it was made "
+            "with, or start without the state."
         )
     return {name: value for name, value in state.items() if name != AUGMENT_KEY}
 

@@ -52,11 +52,11 @@ class MediaOptions:
     def __post_init__(self) -> None:
         problems = coerce_int_fields(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
         if self.folder is not None and not is_text(self.folder):
-            problems.append(f"folder: {quote_value(self.folder)} is no path; name a folder or a URL")
+            problems.append(f"folder: {quote_value(self.folder)} is not a path; name a folder or a URL")
         value: object = self.replace
         files = tuple(value) if isinstance(value, list | tuple) else (value,)
         problems += [
-            f"replace: {quote_value(file)} is no path of a list; batchloom check STORE --gone FILE writes one"
+            f"replace: {quote_value(file)} is not the path of a list; batchloom check STORE --gone FILE writes one"
             for file in files
             if not is_text(file)
         ]
@@ -129,17 +129,17 @@ class BatchSpec(BatchOptions):
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
-            problems.append(f"mesh: {quote_value(mesh)} is no batchloom.plan.Mesh")
+            problems.append(f"mesh: {quote_value(mesh)} is not a batchloom.plan.Mesh")
         elif mesh.context > 1 and self.labels == "aligned":
             # A model that shifts them would need the label of the next slice's first token, which another rank
             # holds.
             problems.append(
-                f"labels: 'aligned' are for models to shift, and slices of {mesh.context} context ranks cannot be: "
-                "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
+                f"labels: the model shifts 'aligned' labels, which it cannot do with slices of {mesh.context} "
+                "context ranks: give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
             )
         media: object = self.media
         if not isinstance(media, MediaOptions):
-            problems.append(f"media: {quote_value(media)} is no MediaOptions; give MediaOptions(workers=4)")
+            problems.append(f"media: {quote_value(media)} is not a MediaOptions; give MediaOptions(workers=4)")
         if not is_bool(self.balance):
             problems.append(f"balance: {quote_value(self.balance)} is neither True nor False")
         raise_problems(problems + self._find_device_problems())
@@ -159,6 +159,6 @@ class BatchSpec(BatchOptions):
         if not _DEVICE.fullmatch(str(self.device)):
             return [f"device: {quote_value(self.device)} is none of cpu, cuda, cuda:N"]
         if self.output == "numpy":
-            contradiction = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
+            contradiction = f"{self.device!r} is for torch tensors, but output is 'numpy'"
             return [f"device: {contradiction}: leave device out, or give output='torch'"]
         return []

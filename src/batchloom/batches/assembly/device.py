@@ -89,7 +89,7 @@ def find_gpu(name: str) -> "torch.device":
     index = int(number) if number else current
     if index >= count:
         raise InputError(
-            f"device={name!r}: GPU {index} was asked for and torch {torch.__version__} sees {count}. Give "
+            f"device={name!r}: GPU {index} was requested, but torch {torch.__version__} sees {count}. Give "
             "device='cpu', start fewer ranks, or install a torch built for your GPU."
         )
     return torch.device("cuda", index)

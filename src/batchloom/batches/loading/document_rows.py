@@ -112,7 +112,7 @@ class _StreamDocuments:
     def __init__(self, stream: RawStream, loader: Loader) -> None:
         media = make_stream_media(stream, loader.spec, None)
         if media is None:
-            raise AssertionError("asked of data with media alone")
+            raise AssertionError("only for data with media")
         self.media, self.origin = media, stream.origin
         ranks = loader.share_at(0).placement
         begin = stream.begin(ranks.rank, ranks.world_size)
@@ -213,17 +213,17 @@ class DocumentRows:
             features = {name for kind in self.tokens for name in self._media.names(kind)}
         if lacking := sorted(features - parameters.keys() - {"labels"}):
             return (
-                f"{name}, which takes no {', '.join(lacking)}, and that is what each {' or '.join(self.tokens)} of "
-                f"{origin} becomes: take the model whose processor the data was prepared with"
+                f"{name}, which does not take {', '.join(lacking)}, the features of each {' or '.join(self.tokens)} "
+                f"in {origin}: use the model whose processor the data was prepared with"
             )
         for kind, (token, number) in self.tokens.items():
             for setting in (f"{kind}_token_id", f"{kind}_token_index"):
                 value = getattr(model.config, setting, None)
                 if value is not None and value != number:
                     return (
-                        f"{name}, whose config has {setting} {value}, and in {origin} {token!r}, which is "
-                        f"{number}, stands for each {kind}: it would not be found. Prepare the data with the model's "
-                        "own processor and tokenizer, or correct the config"
+                        f"{name}, whose config has {setting} {value}, but in {origin} each {kind} has the "
+                        f"placeholder {token!r}, which is {number}: the model would not find it. Prepare the data "
+                        "with the model's own processor and tokenizer, or correct the config"
                     )
         return ""
 

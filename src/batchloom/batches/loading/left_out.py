@@ -26,7 +26,7 @@ def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...
     for name, numbers in missing_documents.items():
         store = plan.stores[name]
         make_data_logger(store).warning(
-            "%s of %s documents of %s are served as padding: their images or audio are gone (MediaOptions.replace).",
+            "%s of %s documents of %s are served as padding: their images or audio are missing (MediaOptions.replace).",
             f"{len(numbers):,}",
             f"{store.lengths.size:,}",
             store.location.name if isinstance(store, Store) else name,
@@ -72,8 +72,8 @@ def announce_split_conversations(plan: Plan) -> None:
         if order.pools.documents > _MAX_INLINE_COUNT or order.pools.longest() > spec.seq_len:
             make_data_logger(store).warning(
                 "The store%s holds texts and conversations, and its documents longer than seq_len %d are cut, "
-                "conversations too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out "
-                "conversations alone.",
+                "conversations too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out only "
+                "conversations.",
                 _describe_source(order),
                 spec.seq_len,
                 spec.seq_len,
@@ -90,8 +90,8 @@ def _log_left_out_counts(plan: Plan) -> None:
         left_out, spec = order.pools.left_out(), order.spec
         if left_out.tokens:
             make_data_logger(order.store).warning(
-                "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch, as longer than seq_len "
-                "%d; %s keeps them.",
+                "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch because they are longer "
+                "than seq_len %d; %s keeps them.",
                 spec.overlong,
                 f"{left_out.documents:,}",
                 f"{order.pools.documents:,}",

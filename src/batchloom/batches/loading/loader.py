@@ -377,7 +377,7 @@ class Loader:
         step = as_int(index)
         if step is None:
             raise TypeError(
-                f"Steps are taken one by one, by a whole number, not by {quote_value(index)}: "
+                f"A step index must be a whole number, not {quote_value(index)}. Take several steps one by one: "
                 "[loader[step] for step in range(2)]"
             )
         if self.plan.spec.steps is None:
@@ -525,8 +525,8 @@ class Loader:
         with self._turn:
             if edit.step < self.first_editable_step:
                 raise PlanError(
-                    f"Step {edit.step} was given, or may have been made ahead (prefetch {self.spec.prefetch}); the "
-                    f"first that can change is {self.first_editable_step}."
+                    f"Step {edit.step} was delivered, or may have been made ahead (prefetch {self.spec.prefetch}); "
+                    f"the first step that can change is {self.first_editable_step}."
                 )
             plan = self.plan.edited(edit)
         refuse_past_end(edit, plan.spec.steps)
@@ -538,7 +538,7 @@ class Loader:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._stream is not None:
             raise TypeError(
-                "The loader of a stream cannot be pickled or copied; open the stream anew where it is needed."
+                "The loader of a stream cannot be pickled or copied; open the stream again where it is needed."
             )
         return _open_copy, (LoaderTemplate.of(self), self.state_dict())
 
@@ -588,10 +588,9 @@ class Loader:
         """
         if self._iterations.untracked:
             raise StateError(
-                "The last batches came through workers of a DataLoader, from a LoaderDataset or to a loop that fetches "
-                "ahead (Accelerate, Lightning), and the loader does not know which of them the training loop received. "
-                "Take loader.state_at(batch.step + 1) of the last "
-                "batch, or iterate the Loader itself."
+                "The last batches came through workers of a DataLoader, a LoaderDataset or a loop that fetches ahead "
+                "(Accelerate, Lightning), so the loader does not know which of them the training loop received. Take "
+                "loader.state_at(batch.step + 1) of the last batch, or iterate the Loader itself."
             )
         step = self._iterations.position
         if self._stream is not None:

@@ -69,9 +69,9 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
     # Raises GenerationError if the generation was compacted away.
     store.reader.files.read_manifest(number)
     raise StateError(
-        f"The state was made on generation {number} of {store.location.name}, and generation "
-        f"{store.location.generation} is open: "
-        f"open_store({store.location.name!r}, {store.split!r}, generation={number}) goes on with it exactly."
+        f"The state was made on generation {number} of {store.location.name}, but generation "
+        f"{store.location.generation} is open. To resume exactly, give open_store({store.location.name!r}, "
+        f"{store.split!r}, generation={number})."
     )
 
 
@@ -84,13 +84,13 @@ def check_no_preferences(store: Store) -> None:
     if not store.contents.preferences:
         return
     remedy = {
-        "pairs": "To train the chosen answers alone, prepare the data again with --map prompt=prompt,completion=chosen "
+        "pairs": "To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen "
         "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
-        "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
+        "labels": "To train only the good answers, keep only their records and prepare those with --map label=",
     }[store.contents.preferences]
     raise InputError(
-        f"{store.location.name} holds preferences ({store.contents.preferences}): a loader would train the answers "
-        f"that are not wanted, too. Preference trainers read them with batchloom.store.PreferencePairs. {remedy}."
+        f"{store.location.name} holds preferences ({store.contents.preferences}): a loader would also train the "
+        f"rejected answers. Preference trainers read them with batchloom.store.PreferencePairs. {remedy}."
     )
 
 
@@ -104,7 +104,9 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     if isinstance(data, Plan | LanePlan | RawStream):
         changed_settings = request.list_changed_settings()
         if changed_settings:
-            raise SettingsError([f"{name}: belongs to the plan, which is given ready" for name in changed_settings])
+            raise SettingsError(
+                [f"{name}: belongs to the plan, and a finished plan was given" for name in changed_settings]
+            )
         # The other types provide the members that all plans need: spec, steps and fingerprint.
         return cast("Plan", data)
     if not isinstance(data, (Store, Mixture)):
@@ -119,7 +121,11 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     if order == "pools":
         return Plan(data, spec)
     if order != "lanes" or not isinstance(data, Store):
-        wrong = f"{order!r} is none of pools, lanes" if order != "lanes" else "lanes repeat a stream over one store"
+        wrong = (
+            f"{order!r} is none of pools, lanes"
+            if order != "lanes"
+            else "lanes repeat a stream over one store, not a mixture"
+        )
         raise SettingsError([f"order: {wrong}"])
     media = data.manifest is not None and data.manifest.processor is not None
     spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))

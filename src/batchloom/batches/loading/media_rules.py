@@ -117,9 +117,8 @@ def check_edit_keeps_media(plan: Plan) -> None:
                 document, tokens = int(remainder.documents[longest]), int(full_lengths[longest])
                 raise PlanError(
                     f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.location.name}, "
-                    "which holds "
-                    f"images or audio and has {tokens} tokens: what is left of a pool is packed anew, and nothing of "
-                    f"it is left out. Give a seq_len of at least {tokens}."
+                    f"which holds images or audio and has {tokens} tokens: the rest of a pool is packed again, and "
+                    f"none of it is left out. Give a seq_len of at least {tokens}."
                 )
 
 
@@ -135,9 +134,8 @@ def check_text_only(loader: LoaderInfo, consumer: str) -> None:
     """
     if loader.holds_media:
         raise InputError(
-            f"{loader.origin} holds images or audio, which {consumer} does not hand on yet: the model would be "
-            "trained on "
-            "what stands for them alone. Give the model the Loader's batches as they are (docs/media.md)."
+            f"{loader.origin} holds images or audio, which {consumer} does not pass on yet: the model would be "
+            "trained on their placeholders only. Give the model the Loader's batches as they are (docs/media.md)."
         )
 
 
@@ -165,7 +163,9 @@ def _check_media_settings(spec: BatchSpec, *, augmented: bool) -> None:
     if spec.mesh.context > 1:
         raise PlanError("Images and audio are not cut for context-parallel ranks: give a mesh without context ranks.")
     if augmented:
-        raise PlanError("Augmentation would change what stands for images and audio: leave augment (--noise-prob) out.")
+        raise PlanError(
+            "Augmentation would change the placeholders of images and audio: leave augment (--noise-prob) out."
+        )
 
 
 def _cut_media_error(setting: str, source_suffix: str, remedy: str) -> PlanError:

@@ -109,8 +109,9 @@ def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int
             continue
         return path
     raise StoreError(
-        "The table of sequences per pool cannot be kept (" + "; ".join(reasons) + "). "
-        "Make one of these folders writable, or set XDG_CACHE_HOME to one that is."
+        "The table of sequences per pool cannot be saved ("
+        + "; ".join(reasons)
+        + "). Make one of these folders writable, or set XDG_CACHE_HOME to one that is."
     )
 
 
@@ -184,7 +185,7 @@ def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # This file system has no locks: counting twice is slow, but correct.
-            make_data_logger(get_open_store(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
+            make_data_logger(get_open_store(order)).warning("No lock next to %s: %s.", folders[0], error.strerror)
         yield True
     finally:
         # Closing alone would leave the lock to children forked in the meantime.

@@ -107,10 +107,10 @@ def as_step(step: object) -> int:
     """
     number = as_int(step)
     if number is None or not 0 <= number <= _MAX_STEP:
-        hint = "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
+        hint = "; a batch that was rebuilt from its arrays does not know its step: count the trained steps"
         raise SettingsError(
             [
-                f"step: {quote_value(step)} is no whole number from 0 on that a run has"
+                f"step: {quote_value(step)} is not a step number (a whole number of at least 0)"
                 + (hint if number is not None and number < 0 else "")
             ]
         )
@@ -127,10 +127,10 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
     for step_range in () if loader.streamed else loader.plan.orders.course.step_ranges:
         if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
             raise PlanError(
-                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
-                f"and by an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on: here the "
-                "optimizer would step elsewhere. Leave global_batch_size out of the edits, or micro_batch_size out of "
-                "the Loader: then each step is one pass."
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
+                f"rows, but after an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on, "
+                "so the optimizer would step at the wrong passes. Leave global_batch_size out of the edits, or "
+                "micro_batch_size out of the Loader: then each step is one pass."
             )
     return share
 
@@ -150,16 +150,13 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
     cause = f"{mesh.slices} slices for {mesh.context} context ranks cut"
     if spec.form == "varlen" and plan.align % part_count:
         raise PlanError(
-            f"{cause} each document into {part_count} in the varlen form, and align is {plan.align}: give "
-            f"align={part_count} "
-            "(part of the plan, so of a new run), or form='rows'."
+            f"{cause} each document into {part_count} in the varlen form, but align is {plan.align}: give "
+            f"align={part_count} (part of the plan, so it needs a new run), or form='rows'."
         )
     if plan.seq_len % part_count:
         below = plan.seq_len // part_count * part_count
         fitting = " or ".join(str(n) for n in (below, below + part_count) if n)
-        raise PlanError(
-            f"{cause} a sequence into {part_count}, and seq_len is {plan.seq_len}: {fitting} can be cut so."
-        )
+        raise PlanError(f"{cause} a sequence into {part_count}, but seq_len is {plan.seq_len}: give {fitting}.")
 
 
 def select_rank_rows(

@@ -202,8 +202,8 @@ class RemotePrefetcher:
         if not self._warned:
             self._warned = True
             FETCH_LOG.warning(
-                "Coming steps could not be fetched ahead: %s Each is fetched as it is made, more slowly, and "
-                "fetching ahead is tried again with every step.",
+                "The next steps could not be fetched ahead: %s Each step is fetched when it is needed, which is "
+                "slower; fetching ahead is tried again with every step.",
                 error,
             )
 
@@ -233,8 +233,9 @@ class RemotePrefetcher:
 def _warn_cache_too_small(limit: int, needed: int) -> None:
     """Warn once that steps are too large for fetching ahead."""
     FETCH_LOG.warning(
-        "Coming steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
-        "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
+        "The next steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
+        "(cache_limit). Each step is fetched when it is needed, which is slow; give the cache at least twice the "
+        "size of a step.",
         f"{needed:,}",
         f"{limit:,}",
     )

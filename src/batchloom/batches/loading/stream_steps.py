@@ -141,7 +141,7 @@ def release_step(steps: StepFeed, step: int, item: T) -> T:
 def random_access_error(step: str) -> PlanError:
     """Return the error for random access to a step of a stream."""
     return PlanError(
-        f"Step {step} of a stream cannot be asked for on its own: its steps come one after the other, and a state "
-        "goes on at any of them. Any step of prepared data can be: batchloom prepare, or stream(keep=FOLDER) and a "
-        "plan over that store."
+        f"Step {step} of a stream cannot be read on its own: the steps of a stream are read in order, from the start "
+        "or from a state. Prepared data has any step: use batchloom prepare, or stream(keep=FOLDER) and a plan over "
+        "that store."
     )

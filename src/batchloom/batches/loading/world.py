@@ -45,6 +45,8 @@ def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[
         ):
             variables = f"{rank_name}={rank_text!r} and {size_name}={size_text!r}"
             remedy = "set both to numbers, unset both, or give rank= and world_size="
-            raise SettingsError([f"rank: the environment says {variables}, which is no rank of a world; {remedy}"])
+            raise SettingsError(
+                [f"rank: the environment has {variables}, which are not a rank and a world size; {remedy}"]
+            )
         return int(rank_text), int(size_text)
     return 0, 1

@@ -287,8 +287,7 @@ class BatchMedia:
         if time * (rows // merge) * (columns // merge) != medium.tokens:
             raise StoreError(
                 f"{batch_medium.source.describe_document(medium.document)} has {medium.tokens} tokens of a medium "
-                "whose grid is "
-                f"{medium.grid}: the store is damaged. Run batchloom check on it."
+                f"with grid {medium.grid}: the store is damaged. Run batchloom check on it."
             )
 
     @cached_property
@@ -372,8 +371,7 @@ class BatchMedia:
             if len(data) != medium.size or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest:
                 raise StoreError(
                     f"{source.describe_document(medium.document)}: {path} does not hold the bytes of its "
-                    f"{medium.kind}: it is "
-                    f"damaged. {source.remedy}"
+                    f"{medium.kind}: it is damaged. {source.remedy}"
                 )
             yield BytesContent(data)
             return
@@ -388,7 +386,7 @@ class BatchMedia:
         folder = batch_medium.source.folder_of(batch_medium.medium.document)
         if folder is None:
             raise UnusableRecordError(
-                "is named only, and the store's report does not say where paths begin: give "
+                "is stored as a path only, and the store's report does not name its folder: give "
                 "media=MediaOptions(folder=...)"
             )
         return folder
@@ -406,10 +404,10 @@ def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
     """Raise if a file is not the one that tokens were made for."""
     if content.size != medium.size:
         raise UnusableRecordError(
-            f"has {content.size:,} bytes, and had {medium.size:,} when its tokens were made; bring that one back"
+            f"has {content.size:,} bytes, but had {medium.size:,} when its tokens were made; restore that file"
         )
     if hash_edges(content.size, *read_edges(content)) != medium.digest:
-        raise UnusableRecordError("is not the file that was there when its tokens were made; bring that one back")
+        raise UnusableRecordError("is not the file that its tokens were made from; restore that file")
 
 
 def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
@@ -418,9 +416,8 @@ def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
         actual_grid = tuple(int(side) for side in grid[0])
         if actual_grid != medium.grid:
             raise UnusableRecordError(
-                f"becomes a grid of {actual_grid} now, and was of {medium.grid} when its tokens were made: the "
-                "processor, or "
-                "what decodes the image, is another; prepare the data again"
+                f"has the grid {actual_grid}, but had {medium.grid} when its tokens were made: the processor or the "
+                "image decoder changed; prepare the data again"
             )
 
 

@@ -27,7 +27,7 @@ class StoreSource:
     """
 
     remedy = (
-        "batchloom check STORE --gone FILE lists such documents; MediaOptions(replace=FILE), of train --gone FILE, "
+        "batchloom check STORE --gone FILE lists such documents; MediaOptions(replace=FILE), or train --gone FILE, "
         "serves padding for them."
     )
 
@@ -94,8 +94,9 @@ def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMe
     prepared = [(source.store, state) for source in find.sources if (state := source.media.processor) is not None]
     if len({state["fingerprint"] for _, state in prepared}) > 1:
         raise PlanError(
-            "The stores are of several processors, whose features do not go into one model: "
-            f"{', '.join(sorted({str(state['name']) for _, state in prepared}))}. Prepare them with one."
+            "The stores have several processors, whose features do not fit one model: "
+            f"{', '.join(sorted({str(state['name']) for _, state in prepared}))}. Prepare all stores with one "
+            "processor."
         )
     store, state = prepared[0]
     return BatchMedia(find, ProcessorContext(state, lambda: store.tokenizer.control), spec)

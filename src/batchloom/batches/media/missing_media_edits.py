@@ -32,8 +32,8 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
         return plan, {}
     if not isinstance(plan, Plan):
         raise PlanError(
-            "MediaOptions.replace is of a plan that can be edited, and this is a stream, or the order of one: prepare "
-            "the data into a store, and leave order out."
+            "MediaOptions.replace needs a plan that can be edited, but this is a stream, or repeats the order of "
+            "one: prepare the data into a store, and leave order out."
         )
     missing_documents = find_missing_documents(plan.stores, files)
     return ban_missing_documents(plan, missing_documents, 0), missing_documents
@@ -61,8 +61,8 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
         }
         if not matches:
             raise InputError(
-                f"{file} names documents of {listed.store}, and of no store or generation that is opened here "
-                f"({', '.join(store.location.name for store in opened.values())}): make the list of that one "
+                f"{file} names documents of {listed.store}, but of no store or generation that is open here "
+                f"({', '.join(store.location.name for store in opened.values())}): make a list for an open one "
                 "(batchloom check STORE --gone FILE; --generation for an older one)."
             )
         for name, documents in matches.items():

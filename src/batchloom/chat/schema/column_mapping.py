@@ -74,8 +74,8 @@ def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     mapped_roles = {role for role, column in mapping.items() if column}
     if not problems and not any(mapped_roles <= rule.roles for rule in (*FORM_RULES, INTERLEAVED_RULE)):
         problems.append(
-            f"map: no record has {', '.join(sorted(mapped_roles))} together; "
-            f"what goes together is {'; or '.join(_find_role_conflicts(mapped_roles))}"
+            f"map: no record has {', '.join(sorted(mapped_roles))} together; valid combinations are "
+            f"{'; or '.join(_find_role_conflicts(mapped_roles))}"
         )
     return problems
 

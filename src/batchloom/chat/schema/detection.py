@@ -136,9 +136,8 @@ def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) ->
             problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns)}")
     if problems:
         sentence = (
-            f"{'; '.join(problems)}; the records have {format_columns(columns)}: name columns that every input "
-            f"has, give "
-            "inputs with other columns apart, or each with a mapping of its own in a YAML manifest"
+            f"{'; '.join(problems)}; the records have {format_columns(columns)}: name columns that every input has, "
+            "prepare inputs with other columns separately, or give each input its own mapping in a YAML manifest"
         )
         raise SchemaError(sentence, list(columns))
 

@@ -45,9 +45,8 @@ def make_interleaved_reader(schema: Schema) -> Callable[[Row], InterleavedText]:
             parts = extractor.extract_content(value, name)
         elif value is None and (media_count := len(extractor.extract_leading())):
             raise UnusableRecordError(
-                f"holds {_format_media_count(media_count)} and no text in column {name!r}; write what is said of it "
-                f"there, or leave "
-                "the record out"
+                f"holds {_format_media_count(media_count)} and no text in column {name!r}; write its text there, or "
+                "leave the record out"
             )
         else:
             raise not_text_error(row, column, value)
@@ -77,7 +76,7 @@ def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> Interl
                 f"a part of type {part.get('type')!r:.40}" if isinstance(part, dict) else describe_json_type(part)
             )
             raise UnusableRecordError(
-                f"column {name!r} holds {description}, which is no text and no medium; leave it out"
+                f"column {name!r} holds {description}, which is neither text nor a medium; leave it out"
             )
     return InterleavedText(texts, ordered)
 
@@ -95,8 +94,7 @@ def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: 
                 *(column for _, column, _ in filled_lists),
             ]
             raise UnusableRecordError(
-                f"place {index} holds something in each of {' and '.join(names)}: write null where another list holds "
-                "what comes next"
+                f"index {index} has a value in each of {' and '.join(names)}: write null in all lists but one"
             )
         if filled_lists:
             kind, column, values = filled_lists[0]
@@ -122,14 +120,11 @@ def _read_media_lists(
                 continue
             if not isinstance(value, list | tuple) or len(value) != text_count:
                 description = (
-                    f"{format_count(len(value), 'place')}"
-                    if isinstance(value, list | tuple)
-                    else describe_json_type(value)
+                    format_count(len(value), "item") if isinstance(value, list | tuple) else describe_json_type(value)
                 )
                 raise UnusableRecordError(
-                    f"column {name!r} has {format_count(text_count, 'place')} and column {column!r} {description}: "
-                    "of lists that "
-                    "stand side by side each holds null where another one holds something"
+                    f"column {name!r} has {format_count(text_count, 'item')} and column {column!r} {description}: "
+                    "parallel lists must have the same length, with null where another list has the value"
                 )
             media_lists.append((kind, column, value))
     return media_lists

@@ -43,8 +43,7 @@ def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
         good, bad = chosen_column.get(row), rejected_column.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(
-                f"columns {chosen_column.names[0]!r} and {rejected_column.names[0]!r} hold the same: there is no "
-                "preference"
+                f"columns {chosen_column.names[0]!r} and {rejected_column.names[0]!r} are equal: there is no preference"
             )
         texts = isinstance(good, str) and isinstance(bad, str) and not turns_only
         if read_prompt is None and texts:

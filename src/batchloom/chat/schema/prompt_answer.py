@@ -234,6 +234,6 @@ def _check_no_media(row: Row) -> None:
     for name in sorted(_MEDIA_ROLES & row.keys()):
         if is_non_empty(row[name]):
             raise UnusableRecordError(
-                f"column {name!r} is not empty: images and audio are read with --processor, and not in preferences; "
-                "without that column the text alone is trained"
+                f"column {name!r} is not empty: images and audio need --processor and are not supported in "
+                "preferences; without that column only the text is trained"
             )

@@ -96,8 +96,8 @@ def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordErro
         return UnusableRecordError(f"no column {column!r}: the record is empty")
     if (head := (_parse_path(column) or (column,))[0]) in row:
         return UnusableRecordError(
-            f"nothing at {column!r}: column {head!r} holds {describe_json_type(row[str(head)])} without it; "
-            f"fill it in or name another column with --map {role}=..."
+            f"no value at {column!r}: column {head!r} holds {describe_json_type(row[str(head)])} without it; fill it "
+            f"in or name another column with --map {role}=..."
         )
     hint = suggest(column, row) or f"; name the one that holds the {role} with --map {role}=..."
     return UnusableRecordError(f"no column {column!r}: the record has {format_columns(row)}{hint}")

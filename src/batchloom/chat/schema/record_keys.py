@@ -131,10 +131,8 @@ _GROUNDING = UnsupportedKey(
     "replaces <ref-object> and <bbox> in the contents",
     "write the values into the contents",
 )
-_REJECTED_IMAGES = UnsupportedKey("ms-swift", "holds the images of the rejected answer", "write pairs of text")
-_CONTRAST = UnsupportedKey(
-    "ms-swift", "makes the record one for embedding models or rerankers", "train it with ms-swift"
-)
+_REJECTED_IMAGES = UnsupportedKey("ms-swift", "holds the images of the rejected answer", "write text-only pairs")
+_CONTRAST = UnsupportedKey("ms-swift", "marks the record for embedding models or rerankers", "train it with ms-swift")
 _MARGIN = UnsupportedKey("TRL", "sets the margin of the pair in reward models", "train the reward model with TRL")
 _MASK = UnsupportedKey(
     "NeMo",
@@ -144,7 +142,7 @@ _MASK = UnsupportedKey(
 )
 _SEGMENTS = UnsupportedKey(
     "axolotl",
-    "holds texts that are each trained or not",
+    "holds texts that are each marked as trained or not",
     "write token ids with a loss_mask, or messages with train flags",
 )
 _FUNCTIONS = UnsupportedKey(
@@ -178,7 +176,7 @@ _ANY_CONVERSATION = {
     "positive_messages": _CONTRAST,
     "negative_messages": _CONTRAST,
 }
-_ROW_OF_SEVERAL = UnsupportedKey("TRL", "marks a row that holds several documents", "write one document a row")
+_ROW_OF_SEVERAL = UnsupportedKey("TRL", "marks a row that holds several documents", "write one document per row")
 _TOKENS_TRAINED = "says which tokens are trained"
 
 

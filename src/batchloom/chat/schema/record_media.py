@@ -129,9 +129,9 @@ def _decode_base64(text: str, field_path: str) -> bytes:
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
     except binascii.Error as error:
-        raise UnusableRecordError(f"{field_path} is no base64: {error}") from None
+        raise UnusableRecordError(f"{field_path} is not base64: {error}") from None
     if not data:
-        raise UnusableRecordError(f"{field_path} is base64 of nothing")
+        raise UnusableRecordError(f"{field_path} is empty base64")
     return data
 
 
@@ -177,8 +177,7 @@ class MediaExtractor:
                 field_path, _ = column_media[unused_index]
                 raise UnusableRecordError(
                     f"holds {format_count(len(column_media), kind)} and {format_count(len(used), 'placeholder')} for "
-                    f"them: {field_path} "
-                    f"stands nowhere; write <{kind}> where it belongs, or leave it out"
+                    f"them: {field_path} has none; write <{kind}> where it belongs, or leave it out"
                 )
 
     def extract_leading(self) -> list[dict[str, Any]]:
@@ -271,8 +270,7 @@ class MediaExtractor:
         if number is None:
             raise UnusableRecordError(
                 f"{field_path} has a placeholder <{kind}> without its {kind}: the record holds "
-                f"{format_count(len(column_media), kind)} "
-                "beside the text; add it, or take the placeholder out"
+                f"{format_count(len(column_media), kind)} next to the text; add it, or remove the placeholder"
             )
         used.add(number)
         return self._add_medium(column_media[number][1])
@@ -282,10 +280,9 @@ class MediaExtractor:
         column_media = self._column_media[kind]
         if type(number) is not int or not 0 <= number < len(column_media):
             raise UnusableRecordError(
-                f"{field_path} has index {number!r:.40}, and the record holds "
-                f"{format_count(len(column_media), kind)} beside "
-                f"the text: "
-                f"it can be 0 to {len(column_media) - 1}"
+                f"{field_path} has index {number!r:.40}, but the record holds "
+                f"{format_count(len(column_media), kind)} next to the text: the index can be 0 to "
+                f"{len(column_media) - 1}"
             )
         self._used_indices[kind].add(number)
         return self._add_medium(column_media[number][1])
@@ -302,8 +299,8 @@ def _check_no_placeholders(value: object, name: str) -> None:
             _check_no_placeholders(item, name)
     elif isinstance(value, str) and (match := _PLACEHOLDER.search(value)):
         raise UnusableRecordError(
-            f"column {name!r} has a placeholder {match.group()}, and media are read in the turns, the prompt and the "
-            "response alone; write the record as messages"
+            f"column {name!r} has a placeholder {match.group()}, but media are read only in the turns, the prompt "
+            "and the response; write the record as messages"
         )
 
 

@@ -93,9 +93,9 @@ def _wrap_refuse_late(read_record: RecordReader, late: Mapping[str, tuple[str, .
             for name in names.intersection(row):
                 if is_non_empty(row[name]):
                     raise UnusableRecordError(
-                        f"column {name!r} holds {describe_json_type(row[name])} where the first records have "
-                        f"nothing: keep such "
-                        f"records in a file of their own, or leave the column out with --map {roles[name]}="
+                        f"column {name!r} holds {describe_json_type(row[name])} where the first records have no "
+                        "value: put such records into a separate file, or leave the column out with --map "
+                        f"{roles[name]}="
                     )
         return read_record(row)
 
@@ -190,9 +190,8 @@ def _make_labelled_reader(schema: Schema, read_conversation: Callable[[Row], Con
         if good is None:
             label_text = repr(label) if isinstance(label, int | float | str) else describe_json_type(label)
             raise UnusableRecordError(
-                f"column {column.names[0]!r} holds {label_text:.40}, not true (good) or false (bad); where it is "
-                "something "
-                "else than a preference leave it out with --map label="
+                f"column {column.names[0]!r} holds {label_text:.40}, not true (good) or false (bad); if it is not a "
+                "preference label, leave it out with --map label="
             )
         return LabelledConversation(_mark_labelled_answer(read_conversation(row)), good)
 
@@ -206,7 +205,7 @@ def _mark_labelled_answer(conversation: Conversation) -> Conversation:
     last = len(conversation.messages) - 1
     if conversation.messages[last]["role"] != "assistant":
         raise UnusableRecordError(
-            f"the conversation ends with a {conversation.messages[last]['role']} turn: a label is of the answer "
-            "that it ends with; remove what comes behind it"
+            f"the conversation ends with a {conversation.messages[last]['role']} turn, but a label belongs to the "
+            "answer at the end; remove the turns after that answer"
         )
     return replace(conversation, completion=last)

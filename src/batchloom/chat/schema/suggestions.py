@@ -88,24 +88,26 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     )
     if prompt and not response:
         parts.append(
-            f"{prompt!r} is known as a prompt, but there is no {_format_alternatives(RESPONSE_COLUMNS)} to answer it"
+            f"{prompt!r} is a known prompt column, but there is no {_format_alternatives(RESPONSE_COLUMNS)} with the "
+            "response"
         )
     elif response and not prompt:
         parts.append(
-            f"{response!r} is known as a response, but there is no {_format_alternatives(PROMPT_COLUMNS)} before it"
+            f"{response!r} is a known response column, but there is no {_format_alternatives(PROMPT_COLUMNS)} with "
+            "the prompt"
         )
     elif near_columns := _rank_near_forms(columns):
         parts.append(
-            "nearest known: " + ", ".join(f"{n!r} is near {known_column!r}" for n, known_column in near_columns)
+            "nearest known columns: " + ", ".join(f"{n!r} is near {known_column!r}" for n, known_column in near_columns)
         )
     else:
-        parts.append(f"known are {', '.join(_KNOWN_COLUMNS)}")
+        parts.append(f"known columns are {', '.join(_KNOWN_COLUMNS)}")
     # A mapping given by the user is not overridden.
     guess = {} if mapping else _guess_mapping(columns)
     left_out = _find_unused_columns(guess, columns, rows)
     if left_out:
         guess = {}
-        parts.append(f"no --map is proposed, for it would leave out {format_columns(left_out)}")
+        parts.append(f"no --map is suggested because it would leave out {format_columns(left_out)}")
     # --map strips white space from the ends of names.
     resolved_mapping = match_mapping_columns({role: name.strip() for role, name in guess.items()}, columns)
     has_all_columns = any(
@@ -113,7 +115,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     )
     if guess and has_all_columns and not any("," in column for column in guess.values()):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
-        parts.append(f"if that is what they are, name the columns: --map {shlex.quote(suggestion)}")
+        parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join(parts), list(columns), suggestion)
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join(parts), list(columns))

@@ -64,8 +64,8 @@ def _read_label_mask(
     if len(wrong):
         index = int(wrong[0]) + (keep.start or 0)
         raise UnusableRecordError(
-            f"{name}[{index}] is {labels[index]} where {columns['input_ids'][0]}[{index}] is {ids[index]}; a label is "
-            "-100 or the id at its own place (models shift labels themselves)"
+            f"{name}[{index}] is {labels[index]} where {columns['input_ids'][0]}[{index}] is {ids[index]}; a label "
+            "is -100 or the id at the same position (models shift labels themselves)"
         )
     return trained
 
@@ -88,7 +88,7 @@ def _check_same_length(
     if len(values) != len(ids):
         ids_column = columns["input_ids"][0]
         raise UnusableRecordError(
-            f"column {name!r} holds {len(values)} numbers and {ids_column!r} {len(ids)}; they go together one by one"
+            f"column {name!r} holds {len(values)} numbers and {ids_column!r} {len(ids)}; both must have the same length"
         )
     return values
 
@@ -100,7 +100,7 @@ def _find_unpadded_range(mask: NDArray[np.bool_], name: str) -> slice:
     start, stop = int(present[0]), int(present[-1]) + 1
     if stop - start != len(present):
         hole = start + int(np.flatnonzero(~mask[start:stop])[0])
-        raise UnusableRecordError(f"{name}[{hole}] is 0 between tokens; padding may only lie around them")
+        raise UnusableRecordError(f"{name}[{hole}] is 0 between tokens; padding must be before or after all tokens")
     return slice(start, stop)
 
 

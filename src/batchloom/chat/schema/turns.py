@@ -137,7 +137,7 @@ def _parse_json(text: str, column: str, expected_items: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UnusableRecordError(
-            f"column {column!r} holds text that is no JSON list of {expected_items}: {error.msg} at character "
+            f"column {column!r} holds text that is not a JSON list of {expected_items}: {error.msg} at character "
             f"{error.pos + 1}"
         ) from None
 
@@ -181,7 +181,7 @@ def _check_depth(value: object, field_path: str) -> None:
     """Refuse nesting that would overflow the stack, above all in templates."""
     if _is_deeper(value, _MAX_DEPTH):
         raise UnusableRecordError(
-            f"{field_path} is nested deeper than {_MAX_DEPTH} levels; make it flatter, or JSON text"
+            f"{field_path} is nested deeper than {_MAX_DEPTH} levels; flatten it, or write it as JSON text"
         )
 
 
@@ -231,9 +231,7 @@ def _check_parts(parts: list[Any], field_path: str) -> bool:
             check_keys(part, PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
-            raise UnusableRecordError(
-                f"{part_path} is of type {kind!r}: images and audio are read with --processor alone"
-            )
+            raise UnusableRecordError(f"{part_path} is of type {kind!r}: images and audio need --processor")
         problem = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
         if kind == "text":
             problem = f"has {', '.join(map(repr, part))}"
@@ -271,12 +269,13 @@ def _read_train_flag(message: Message, field_path: str) -> bool | None:
             raise UnusableRecordError(f"{field_path}.{name} is {value!r}; it can be true or false")
         if not isinstance(value, int | float) or value not in (0, 1):
             raise UnusableRecordError(
-                f"{field_path}.{name} is {value!r}; it can be 0 (not trained) or 1, there are no shares of a turn"
+                f"{field_path}.{name} is {value!r}; it can be 0 (not trained) or 1 (trained), fractions are not "
+                "supported"
             )
         flags[name] = bool(value)
     if len(set(flags.values())) > 1:
         flag_list = " and ".join(f"{name} {message[name]}" for name in flags)
-        raise UnusableRecordError(f"{field_path} says {flag_list}; leave one out")
+        raise UnusableRecordError(f"{field_path} has {flag_list}, which contradict each other; leave one out")
     if message["role"] != "assistant":
         # OpenAI and ms-swift define these for assistant turns only; LLaMA-Factory weights any message.
         flags = {name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS}
@@ -306,7 +305,7 @@ def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise UnusableRecordError(
-                f"{field_path} is no JSON of a function call: {error.msg} at character {error.pos + 1}"
+                f"{field_path} is not JSON of a function call: {error.msg} at character {error.pos + 1}"
             ) from None
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) for call in calls):

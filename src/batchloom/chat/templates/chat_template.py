@@ -70,16 +70,16 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox(date)
         if len(text) > _MAX_SOURCE_SIZE:
             raise TemplateError(
-                f"template {name} cannot be compiled: it has {len(text):,} characters, and {_MAX_SOURCE_SIZE:,} is "
-                f"the most"
+                f"template {name} cannot be compiled: it has {len(text):,} characters; the limit is "
+                f"{_MAX_SOURCE_SIZE:,}"
             )
         try:
             tree = self._sandbox.parse(text)
             self._template = self._sandbox.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"template {name}, line {error.lineno}: {error.message}; a chat template is Jinja, "
-                "as transformers' apply_chat_template takes it"
+                f"template {name}, line {error.lineno}: {error.message}; a chat template is written in Jinja for "
+                "transformers' apply_chat_template"
             ) from error
         except (TemplateLimitError, *_RENDER_ERRORS) as error:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
@@ -127,8 +127,8 @@ class ChatTemplate:
             self._refuse(error)
         except _RENDER_ERRORS as error:
             raise RenderError(
-                f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
-                "or choose another --template"
+                f"template {self.name} rejects it ({type(error).__name__}: {error!s:.300}); change the record, or "
+                "choose another --template"
             ) from error
         text = "".join(sandbox.chunks)
         return TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
@@ -136,7 +136,7 @@ class ChatTemplate:
     def _refuse(self, error: Exception) -> NoReturn:
         why = str(error) or type(error).__name__
         raise TemplateError(
-            f"template {self.name} is stopped: {why:.300}; take another template, or mend it"
+            f"template {self.name} was stopped: {why:.300}; choose another template, or fix it"
         ) from error
 
     def _generation(self, text: str) -> tuple[tuple[int, int], ...]:
@@ -144,8 +144,8 @@ class ChatTemplate:
         for start, block_text in self._sandbox.marks:
             if not text.startswith(block_text, start):
                 raise TemplateError(
-                    f"template {self.name} has {{% generation %}} inside a macro or a set block, "
-                    "where its place in the text cannot be told: move it out"
+                    f"template {self.name} has {{% generation %}} inside a macro or a set block, where its position "
+                    "in the text is unknown: move it out"
                 )
             marks.append((start, start + len(block_text)))
         return tuple(marks)

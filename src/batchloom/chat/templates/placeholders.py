@@ -126,7 +126,7 @@ def _choose_unused_mark(value: Any) -> str:
     for code in _MARK_CODES:
         if not any(chr(code) in text for text in used):
             return chr(code)
-    raise RenderError("it holds every private-use character that could stand for a medium")
+    raise RenderError("it uses every private-use character that could mark a medium")
 
 
 def _iter_strings(value: Any) -> Any:

@@ -71,8 +71,8 @@ _OMITTED_PROBLEMS = {
     **dict.fromkeys(REASONING_KEYS, "leaves out reasoning"),
 }
 _TOO_MANY_PROBLEM = (
-    f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, and no more can be told apart in one "
-    "conversation; cut it into several records"
+    f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; split it "
+    "into several records"
 )
 
 
@@ -160,18 +160,17 @@ class ConversationRenderer:
         notes = [self._note] if self._note else []
         if any(renderer.template.asked_for_date for renderer in (self._plain, self._tools)):
             notes.append(
-                f"template {self.name} writes the date: {self._date.isoformat()} is used always, "
-                "so that the store does not depend on the day it is made"
+                f"template {self.name} writes the date: it always gets {self._date.isoformat()}, so that the store "
+                "does not depend on the day of preparation"
             )
         if self._plain.grammar.stop == "":
             notes.append(
-                f"template {self.name} writes no control token behind an assistant's turn: a model "
-                "will not learn to stop"
+                f"template {self.name} writes no control token after an assistant turn: a model will not learn to stop"
             )
         for kind in self._plain.placeholder_formats:
             if kind not in self._plain.media_style.typed:
                 alone = self._plain.placeholder_formats[kind].fallback_text
-                notes.append(f"template {self.name} knows no {kind}: {alone!r} stands in the text for one")
+                notes.append(f"template {self.name} has no {kind} placeholder: {alone!r} is written in its place")
         return tuple(notes)
 
     def may_read_key(self, key: str) -> bool:
@@ -323,7 +322,7 @@ class _TemplateRenderer:
         media: _ConversationMedia,
     ) -> ConversationText:
         """Locate turns with a second, marked rendering if no skeleton matches."""
-        problem = "the template treats marked contents otherwise than plain ones"
+        problem = "the template renders marked contents differently from plain contents"
         if make_marker(output.text) is None:
             problem = "it holds private-use characters of both planes 15 and 16, which mark contents"
         hostile = contains_match(messages, self.pattern) or contains_match(tools, self.pattern)
@@ -350,8 +349,8 @@ class _TemplateRenderer:
             raise RenderError(problem)
         if hostile:
             raise RenderError(
-                "it spells a control token, and the template changes its contents so that it cannot "
-                "be told from the template's own"
+                "it spells a control token, and the template changes its contents, so that the token cannot be "
+                "distinguished from the template's own"
             )
         control = [match.start() for match in self.pattern.finditer(output.text)]
         media_spans = self._find_media_spans(output.text, control, media)
@@ -400,7 +399,8 @@ class _TemplateRenderer:
             list(_iter_unmarked_strings([parts, tools])), self.pattern
         ):
             raise RenderError(
-                "it spells a control token in a role, a name or a key, where it cannot be told from the template's own"
+                "it spells a control token in a role, a name or a key, where the token cannot be distinguished from "
+                "the template's own"
             )
 
     def _check_tool_calls(self, marked_text: MarkedText) -> None:

@@ -203,7 +203,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 def _refuse_chance(*_: Any, **__: Any) -> Any:
-    raise SecurityError("random and lipsum are not supported: a template must give the same text always")
+    raise SecurityError("random and lipsum are not supported: a template must always give the same text")
 
 
 @final

@@ -61,9 +61,8 @@ def choose_template(
         missing = [token for token in BUILT_IN_TEMPLATES[spec] if token not in control]
         if missing:
             raise TemplateError(
-                f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does "
-                "not have as control tokens: take plain or alpaca, which need none, or a tokenizer "
-                "that has them"
+                f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does not have as "
+                "control tokens: use plain or alpaca, which need none, or a tokenizer that has them"
             )
         return ChosenTemplate(spec, read_built_in(spec))
     if spec in own:
@@ -73,8 +72,8 @@ def choose_template(
     template_names = [*BUILT_IN_TEMPLATES, *own]
     if not path.suffix and path.name == spec and not path.exists():
         raise TemplateError(
-            f"there is no template {spec!r}{suggest(spec, template_names)}; there are {', '.join(template_names)}, "
-            "or give the path of a .jinja file"
+            f"there is no template {spec!r}{suggest(spec, template_names)}; choose {', '.join(template_names)}, or "
+            "give the path of a .jinja file"
         )
     return ChosenTemplate(path.name, _read_template_file(path))
 
@@ -93,8 +92,8 @@ def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTempla
     if len(own) == 1:
         return ChosenTemplate("own", *own.values())
     raise TemplateError(
-        f"tokenizer {tokenizer!r} has the chat templates {', '.join(sorted(own))} and none called "
-        "default: name one of them"
+        f"tokenizer {tokenizer!r} has the chat templates {', '.join(sorted(own))} but none called default: name one "
+        "of them"
     )
 
 
@@ -103,7 +102,7 @@ def _read_template_file(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(_MAX_TEMPLATE_BYTES + 1)
         if len(raw) > _MAX_TEMPLATE_BYTES:
-            raise TemplateError(f"{path} is no chat template: it is larger than 1 MiB")
+            raise TemplateError(f"{path} is not a chat template: it is larger than 1 MiB")
         text = raw.decode()
         if path.suffix == ".json":
             text = orjson.loads(text)["chat_template"]
@@ -116,7 +115,9 @@ def _read_template_file(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise TemplateError(f"template {path} is not UTF-8: {error}") from error
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise TemplateError(f"{path} is no chat template: a .json file is an object with chat_template") from error
+        raise TemplateError(
+            f"{path} is not a chat template: a .json file must be an object with chat_template"
+        ) from error
     if not isinstance(text, str):
-        raise TemplateError(f"{path}: chat_template is not a text")
+        raise TemplateError(f"{path}: chat_template is not a string")
     return text

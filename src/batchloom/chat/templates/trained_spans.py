@@ -79,8 +79,8 @@ def _compute_plain_spans(conversation: Conversation, rendered: ConversationText)
 
 def _explain_nothing_trained(roles: list[str]) -> str:
     if ASSISTANT not in roles:
-        return f"nothing to train: no turn is an assistant's (roles: {', '.join(roles):.80})"
-    return "nothing to train: the turns that train_on takes are empty or flagged as not trained"
+        return f"nothing to train: there is no assistant turn (roles: {', '.join(roles):.80})"
+    return "nothing to train: the turns that train_on selects are empty or flagged as not trained"
 
 
 def _collect_flags(conversation: Conversation) -> list[bool | None]:
@@ -107,8 +107,8 @@ def _list_turn_spans(rendered: ConversationText, roles: list[str], trained_turns
         return list(marks)
     if len(marks) != len(assistants):
         raise RenderError(
-            f"the template marks {len(marks)} generations and the conversation has "
-            f"{len(assistants)} turns of assistants: which is whose cannot be told"
+            f"the template marks {len(marks)} generations but the conversation has {len(assistants)} assistant "
+            "turns: they cannot be matched"
         )
     by_number = dict(zip(assistants, marks, strict=True))
     return [by_number.get(n) or _require_turn(rendered, n)[1:] for n in numbers]
@@ -118,7 +118,8 @@ def _find_completion_start(conversation: Conversation, rendered: ConversationTex
     number = conversation.completion
     if number is None:
         raise RenderError(
-            "train_on is completion and the record does not tell its completion from its prompt: use assistant or last"
+            "train_on is completion, but the record does not separate its completion from its prompt: use assistant "
+            "or last"
         )
     if not 0 <= number < len(flags):
         raise NothingTrainedError("nothing to train: the completion has no messages")

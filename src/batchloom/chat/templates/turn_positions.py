@@ -92,7 +92,7 @@ def _find_body_start(text: str, low: int, block: MarkedBlock, grammar: TurnGramm
         return block.start
     prompt_end = prompt_start + len(prompt)
     if any(token in text[prompt_end : block.start] for token in grammar.openers):
-        raise TurnPositionError(f"the header of turn {number + 1} is not the one the template prompts with")
+        raise TurnPositionError(f"the header of turn {number + 1} differs from the template's generation prompt")
     return prompt_end
 
 
@@ -120,7 +120,7 @@ def _find_turn_end(text: str, start: int, high: int, grammar: TurnGrammar, numbe
     if end is None:
         if grammar.stop is None:
             return start
-        raise TurnPositionError(f"the template writes no stop token behind turn {number + 1}")
+        raise TurnPositionError(f"the template writes no stop token after turn {number + 1}")
     return end
 
 
@@ -139,7 +139,7 @@ def _locate_empty_turns(
 
     for number in filter(silent, range(len(roles))):
         if not grammar.prompt or any(n not in turn_spans and not empty[n] for n in range(len(roles))):
-            raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
+            raise TurnPositionError(f"the position of the empty turn {number + 1} is ambiguous")
         low = max(
             (end for other_number, (_, end) in turn_spans.items() if other_number < number),
             default=0,
@@ -150,7 +150,7 @@ def _locate_empty_turns(
         waiting = sum(map(silent, range(number, following)))
         waiting += following < len(roles) and roles[following] == ASSISTANT
         if text.count(grammar.prompt, low, high) != waiting:
-            raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
+            raise TurnPositionError(f"the position of the empty turn {number + 1} is ambiguous")
         body = text.index(grammar.prompt, low) + len(grammar.prompt)
         turn_spans[number] = body, _find_turn_end(text, body, high, grammar, number)
 
