@@ -65,7 +65,7 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
     )
     for loader in (edited, once):
         loader.edit(Edit(step=2, global_batch_size=2))
-    said = "2 passes of 2 .* but after an edit 1 of 2 from step 2 on: .*Leave global_batch_size out"
+    said = "2 passes of 2 .* but after an edit 1 of 2 from step 2 on, .*Leave global_batch_size out"
     with pytest.raises(PlanError, match=said):
         attach(accelerator, edited)
     with pytest.raises(PlanError, match=said):

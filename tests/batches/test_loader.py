@@ -235,10 +235,10 @@ def test_what_is_no_group_is_refused(store):
     with pytest.raises(SettingsError) as error:
         make(store, plan={"last": "drop"}, batch=None)
     assert error.value.problems == (
-        "plan: {'last': 'drop'} is no PlanOptions; give PlanOptions(last='drop')",
-        "batch: None is no BatchOptions; give BatchOptions(uneven='pad')",
+        "plan: {'last': 'drop'} is not a PlanOptions; give PlanOptions(last='drop')",
+        "batch: None is not a BatchOptions; give BatchOptions(uneven='pad')",
     )
-    with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is no BatchOptions"):
+    with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is not a BatchOptions"):
         make(store, batch=BatchSpec(labels="shifted"))
     with pytest.raises(SettingsError, match=r"media: 4 is no MediaOptions"):
         make(store, media=4)

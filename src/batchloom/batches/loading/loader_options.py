@@ -111,8 +111,8 @@ def refuse_other_types(plan: object, batch: object) -> None:
     """
     problems = []
     if not isinstance(plan, PlanOptions):
-        problems.append(f"plan: {quote_value(plan)} is no PlanOptions; give PlanOptions(last='drop')")
+        problems.append(f"plan: {quote_value(plan)} is not a PlanOptions; give PlanOptions(last='drop')")
     # A BatchSpec has all batch settings, but only those of BatchOptions would apply.
     if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
-        problems.append(f"batch: {quote_value(batch)} is no BatchOptions; give BatchOptions(uneven='pad')")
+        problems.append(f"batch: {quote_value(batch)} is not a BatchOptions; give BatchOptions(uneven='pad')")
     raise_problems(problems)
