@@ -152,7 +152,7 @@ def test_a_model_of_other_media_is_refused(families, tmp_path):
     family = families["qwen2_audio"]
     trainer = trainer_of(family, "qwen2_audio", tmp_path)
     trainer.model = make("llava", families["llava"].made)
-    with pytest.raises(TrainError, match="takes no feature_attention_mask, input_features"):
+    with pytest.raises(TrainError, match="does not take feature_attention_mask, input_features"):
         trainer.train()
 
 

@@ -244,7 +244,7 @@ def test_every_wrong_setting_is_told_at_once():
     ("options", "said"),
     [
         ({"mask_prob": 0.1, "noise_prob": 0.1}, "exclude each other"),
-        ({"mask_replace_prob": 0.8, "random_replace_prob": 0.3}, "makes 1.1, more than 1"),
+        ({"mask_replace_prob": 0.8, "random_replace_prob": 0.3}, "it is 1.1, more than 1"),
         ({"noise_prob": "0.1"}, "'0.1' is not a probability"),
         ({"noise_prob": -0.1}, "-0.1 is not a probability"),
         ({"special_ids": (1, -2)}, "-2 is not an id"),

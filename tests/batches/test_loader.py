@@ -240,7 +240,7 @@ def test_what_is_no_group_is_refused(store):
     )
     with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is not a BatchOptions"):
         make(store, batch=BatchSpec(labels="shifted"))
-    with pytest.raises(SettingsError, match=r"media: 4 is no MediaOptions"):
+    with pytest.raises(SettingsError, match=r"media: 4 is not a MediaOptions"):
         make(store, media=4)
 
 

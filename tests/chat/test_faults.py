@@ -228,7 +228,7 @@ def test_columns(form, record, said):
             [{"role": "user", "content": [{"type": "image", "image": "1.jpg"}]}],
             "messages[0].content[0] is of type 'image': images and audio need --processor",
         ),
-        ([{"role": "user", "content": [{"type": "input_audio"}]}], "are read with --processor"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "need --processor"),
         (
             [{"role": "user", "content": ["q"]}],
             'messages[0].content[0] holds a string, not {"type": "text"',
@@ -257,7 +257,7 @@ def test_columns(form, record, said):
         ),
         (
             [{**ASSISTANT, "weight": 0, "train": True}],
-            "messages[0] says train True and weight 0; leave one out",
+            "messages[0] has train True and weight 0, which contradict each other; leave one out",
         ),
         (
             [{"from": "function_call", "value": "f(1)"}],

@@ -333,8 +333,8 @@ def test_columns_of_a_map_must_be_there():
     assert str(caught.value) == (
         "--map prompt=questoin: no column 'questoin'; did you mean 'question'?; "
         "--map response=answers.text[0]: no column 'answers.text[0]'; the records have 'question', 'answer': "
-        "name columns that every input has, give inputs with other columns apart, or each with a mapping of its own in "
-        "a YAML manifest"
+        "name columns that every input has, prepare inputs with other columns separately, or give each input its own "
+        "mapping in a YAML manifest"
     )
 
 
@@ -352,7 +352,7 @@ HUMAN_EVAL = {
     [
         (
             HUMAN_EVAL,
-            "the records have 'task_id', 'prompt', 'entry_point', 'canonical_solution', 'test'; 'prompt' is known",
+            "the records have 'task_id', 'prompt', 'entry_point', 'canonical_solution', 'test'; 'prompt' is a known",
             "prompt=prompt,response=canonical_solution",
         ),
         (
@@ -378,8 +378,8 @@ HUMAN_EVAL = {
         ),
         ({"question": "q", "answer": 3, "choices": [1]}, "'answer' (a number)", None),
         ({"conversation": TALK}, "'conversation' is near 'conversations'", "messages=conversation"),
-        ({"body": "b", "id": 1}, "known are messages,", "text=body"),
-        ({"title": "a", "author": "b", "year": "c"}, "known are messages,", None),
+        ({"body": "b", "id": 1}, "known columns are messages,", "text=body"),
+        ({"title": "a", "author": "b", "year": "c"}, "known columns are messages,", None),
         (
             {"User query": "a", "reply": "b"},
             "--map 'prompt=User query,response=reply'",

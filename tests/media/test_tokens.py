@@ -124,7 +124,7 @@ def test_where_a_template_knows_no_media_they_stand_in_the_text(family, tmp_path
     (tmp_path / "t.jinja").write_text(STRINGS)
     encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
     alone = processor.families[kind].fallback_text
-    assert any(f"knows no {kind}" in note for note in encoder.renderer.notes)
+    assert any(f"has no {kind} placeholder" in note for note in encoder.renderer.notes)
     one = conversation(kind)
     found = encode_conversations([one], encoder, ChatRules(prove=True))
     assert found.faults == []

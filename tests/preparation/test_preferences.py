@@ -239,7 +239,7 @@ def test_pairs_are_a_dataset(tmp_path):
     assert (stored.chosen + 1 == stored.rejected).all()
     with pytest.raises(IndexError, match="There is no pair 5: there are 5"):
         stored[5]
-    with pytest.raises(TypeError, match="a whole number, not 'a'"):
+    with pytest.raises(TypeError, match="a whole number, not by 'a'"):
         stored["a"]
 
 

@@ -48,7 +48,7 @@ def test_models_for_other_data_are_refused(families, tmp_path):
         (
             seeing,
             stating(seeing.folder, tmp_path / "other", image_token_id=7),
-            r"image_token_id 7, and in .* '<\|image_pad\|>', which is 5, stands for each",
+            r"image_token_id 7, but in .* each image has the placeholder '<\|image_pad\|>', which is 5",
         ),
     ):
         refused(family, init, tmp_path, said)
