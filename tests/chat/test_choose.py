@@ -114,4 +114,4 @@ def test_a_template_without_a_stop_is_told(tmp_path, tokenizers):
 def test_a_template_with_a_date_is_told(tmp_path, tokenizers):
     (tmp_path / "x.jinja").write_text("{{ strftime_now('%Y') }}" + CHATML)
     notes = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja")).notes
-    assert any("2024-07-26 is used always" in note for note in notes)
+    assert any("it always gets 2024-07-26" in note for note in notes)

@@ -251,7 +251,7 @@ def test_flags_of_messages_say_what_is_trained(flags, trained):
         ({"loss_weight": 0.5}, "loss_weight is 0.5; it can be 0 .not trained. or 1"),
         ({"loss": "yes"}, "loss is 'yes'; it can be true or false"),
         ({"training": 1}, "training is 1; it can be true or false"),
-        ({"loss": True, "weight": 0}, "says loss True and weight 0; leave one out"),
+        ({"loss": True, "weight": 0}, "has loss True and weight 0, which contradict each other; leave one out"),
     ],
 )
 def test_flags_that_cannot_be_honoured_are_errors(flag, reason):
