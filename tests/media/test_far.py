@@ -293,7 +293,7 @@ def test_check_reads_media_there_and_lists_the_lost(s3, made, relay, tmp_path, i
     data[medium.blob[1] + medium.size // 2] ^= 1
     s3.put_object(Bucket="bucket", Key=BLOBS, Body=bytes(data))
     listed = tmp_path / "gone.json"
-    verdict = batchloom.check(URL, gone=listed)
+    verdict = batchloom.check(URL, missing_media=listed)
     assert any("shard_00000.blobs: checksum differs" in fault for fault in verdict.faults)
     gone = read_missing_media(listed)
     assert gone.store == URL

@@ -74,7 +74,7 @@ def lost(moved):
     data[100_000:100_400] = bytes(400)
     (folder / PAIR).write_bytes(data)
     listed = folder.parent / "gone.json"
-    verdict = batchloom.check(store.path, gone=listed)
+    verdict = batchloom.check(store.path, missing_media=listed)
     return store, listed, documents_of(store, (3, 4, 9, 10)), verdict
 
 
@@ -106,7 +106,7 @@ def test_check_reads_all_media_and_names_those_that_are_gone(lost):
 
 
 def test_a_sound_store_has_an_empty_list(made, tmp_path):
-    verdict = batchloom.check(made[0].path, gone=tmp_path / "gone.json")
+    verdict = batchloom.check(made[0].path, missing_media=tmp_path / "gone.json")
     assert verdict.sound
     assert verdict.facts["media"].startswith("17 in 10 documents, 0 of which")
     assert read_missing_media(tmp_path / "gone.json").subsets["train"].documents == ()
@@ -117,7 +117,7 @@ def test_a_sound_store_has_an_empty_list(made, tmp_path):
 
 def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, caplog):
     store, listed, gone, _ = lost
-    with pytest.raises(MediumError, match=r"--gone FILE lists .* MediaOptions\(replace=FILE\)"):
+    with pytest.raises(MediumError, match=r"--missing-media FILE lists .* MediaOptions\(replace=FILE\)"):
         list(batchloom.Loader(store, **SIZES))
     whole = batchloom.Loader(made[0], **SIZES)
     loader = batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(listed)))
@@ -245,7 +245,7 @@ def test_removed_documents_are_not_looked_at(lost, tmp_path):
     numbers.write_text("".join(f"train:{number}\n" for number in gone))
     remove_documents(store.path, documents_file=numbers)
     assert batchloom.check(store.path).sound
-    older = batchloom.check(store.path, generation=1, gone=tmp_path / "older.json")
+    older = batchloom.check(store.path, generation=1, missing_media=tmp_path / "older.json")
     assert "4 of which" in older.facts["media"]
     assert read_missing_media(tmp_path / "older.json").subsets["train"].fingerprint == store.fingerprint
 
@@ -289,7 +289,7 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
 def test_the_command_lists_what_is_gone(lost, tmp_path, capsys):
     store, listed, _, _ = lost
     said = tmp_path / "said.json"
-    assert run_command_line(["check", str(store.path), "--gone", str(said), "--json"]) == 1
+    assert run_command_line(["check", str(store.path), "--missing-media", str(said), "--json"]) == 1
     assert "4 of which" in json.loads(capsys.readouterr().out)["facts"]["media"]
     assert said.read_bytes() == listed.read_bytes()
     assert run_command_line(["check", str(store.path), "--no-media"]) == 0
@@ -299,13 +299,13 @@ def test_the_command_lists_what_is_gone(lost, tmp_path, capsys):
 def test_what_cannot_be_listed_is_told(made, tmp_path):
     write_store(tmp_path / "text", [[1, 2, 3]] * 9)
     with pytest.raises(SettingsError, match="is not a store that was made with a processor"):
-        batchloom.check(tmp_path / "text", gone=tmp_path / "gone.json")
+        batchloom.check(tmp_path / "text", missing_media=tmp_path / "gone.json")
     with pytest.raises(SettingsError, match="found only with media=True"):
-        batchloom.check(made[0].path, media=False, gone=tmp_path / "gone.json")
+        batchloom.check(made[0].path, media=False, missing_media=tmp_path / "gone.json")
     shutil.copytree(made[0].path, tmp_path / "store")
     path = tmp_path / "store" / "train" / "shard_00000.media"
     path.write_bytes(path.read_bytes()[:-1])
-    verdict = batchloom.check(tmp_path / "store", gone=tmp_path / "gone.json")
+    verdict = batchloom.check(tmp_path / "store", missing_media=tmp_path / "gone.json")
     assert not verdict.sound
     assert "shard_00000.media" in " ".join(verdict.faults)
     assert not Path(tmp_path / "gone.json").exists()

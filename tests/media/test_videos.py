@@ -464,7 +464,7 @@ def test_check_decodes_every_frame(plain, tmp_path, monkeypatch):
     # Both documents name one video, which is decoded once.
     assert frames == [[0, 500_000, 1_000_000, 1_500_000]]
     (tmp_path / "a.mp4").unlink()
-    verdict = batchloom.check(tmp_path / "store", gone=tmp_path / "gone.json")
+    verdict = batchloom.check(tmp_path / "store", missing_media=tmp_path / "gone.json")
     assert not verdict.sound
     assert any("a.mp4" in fault for fault in verdict.faults)
     spec = MediaOptions(replace=str(tmp_path / "gone.json"))

@@ -182,6 +182,6 @@ def test_media_that_moved_and_media_that_are_gone(families, tmp_path, capsys):
     gone = tmp_path / "gone.json"
     (tmp_path / "moved").rename(tmp_path / "in")
     next((tmp_path / "in" / "pictures").iterdir()).unlink()
-    run_command_line(list(map(str, ["check", tmp_path / "store", "--gone", gone])))
+    run_command_line(list(map(str, ["check", tmp_path / "store", "--missing-media", gone])))
     assert run_command_line(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
-    assert run_command_line(list(map(str, [*train, "--gone", gone, "--out", tmp_path / "b"]))) == 0
+    assert run_command_line(list(map(str, [*train, "--missing-media", gone, "--out", tmp_path / "b"]))) == 0

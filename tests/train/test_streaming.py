@@ -121,7 +121,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
         ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c goes with --stream"),
-        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--gone: goes with --data and --mixture only"),
+        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: goes with --data and --mixture only"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem):

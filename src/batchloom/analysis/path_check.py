@@ -28,7 +28,7 @@ def check(
     vocab_size: int | None = None,
     generation: int | None = None,
     media: bool = True,
-    gone: str | os.PathLike[str] | None = None,
+    missing_media: str | os.PathLike[str] | None = None,
 ) -> VerificationResult:
     """Verify a store, a Megatron prefix or raw input; report whether it is real data.
 
@@ -42,25 +42,26 @@ def check(
         vocab_size: upper bound (exclusive) of the ids of a bare prefix; a store records its own.
         generation: generation of a store; None for the newest.
         media: whether to read images and audio of a store that was made with a processor.
-        gone: output file that lists documents with unreadable media, for ``MediaOptions(replace=...)``.
+        missing_media: output file that lists documents with unreadable media, for ``MediaOptions(replace=...)``.
 
     Raises:
         InputMissingError: there is nothing at ``path``.
         InputError: the kind cannot be checked, or a manifest names no data sets.
-        SettingsError: settings of synthetic data or of a manifest are invalid; ``path`` has no generations; or ``gone``
+        SettingsError: settings of synthetic data or of a manifest are invalid; ``path`` has no generations; or
+            ``missing_media``
             is given for data without media.
         GenerationError: the store has no such generation.
         MissingDependencyError: the decoder of images or audio is not installed.
         OutputError: the list cannot be written.
     """
-    if gone is not None and not media:
-        raise SettingsError(["gone: missing media are found only with media=True"])
+    if missing_media is not None and not media:
+        raise SettingsError(["missing_media: missing media are found only with media=True"])
     verdict = inputs.check_raw_or_prepared(path, text_field=text_field, vocab_size=vocab_size, generation=generation)
     if "processor" in verdict.facts:
         if media:
-            _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, gone)
-    elif gone is not None:
-        raise SettingsError([f"gone: {verdict.path} is not a store that was made with a processor"])
+            _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
+    elif missing_media is not None:
+        raise SettingsError([f"missing_media: {verdict.path} is not a store that was made with a processor"])
     return verdict
 
 
@@ -96,7 +97,7 @@ def _check_media(
         if not verdict.faults:
             verdict.used = (
                 "batchloom.Loader, with media=MediaOptions(replace=FILE), replaces "
-                f"{format_count(count, 'document')} of it with padding; --gone FILE lists them"
+                f"{format_count(count, 'document')} of it with padding; --missing-media FILE lists them"
             )
         verdict.faults += faults
         if count > len(faults):

@@ -33,7 +33,7 @@ def check(
         bool,
         typer.Option(help="Read, decode and process the images and audio that a store holds or names."),
     ] = True,
-    gone: Annotated[
+    missing_media: Annotated[
         Path | None,
         typer.Option(
             help="Write the documents whose images or audio cannot be read to this file, for MediaOptions(replace=...)."
@@ -52,7 +52,7 @@ def check(
             vocab_size=vocab_size,
             generation=generation,
             media=media,
-            gone=gone,
+            missing_media=missing_media,
         )
     except InputMissingError as error:
         if not as_json:

@@ -79,10 +79,10 @@ def train(
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
-    gone: Annotated[
+    missing_media: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of stores: a list of documents whose images or audio are gone (check --gone FILE), which are served "
+            help="Of stores: a list of documents whose media are missing (check --missing-media FILE), served "
             "as padding; may be given several times.",
             rich_help_panel=_DATA_PANEL,
         ),
@@ -320,7 +320,7 @@ def train(
                 stream=None if stream is None else tuple(stream),
                 options=StreamOptions(lanes=lanes, workers=stream_workers, keep=keep, follow_links=follow_links),
                 media={name: value for name, value in media.items() if value is not None} or None,
-                missing_media_lists=tuple(gone or ()),
+                missing_media_lists=tuple(missing_media or ()),
                 open_options=_make_open_options(cache, cache_limit, verify),
             ),
             model=run.ModelRequest(

@@ -125,7 +125,7 @@ class DataRequest:
         if self.options.follow_links and not has_raw_input:
             problems.append("--follow-links: goes with --stream and --input-file only")
         if self.missing_media_lists and self.data is None and self.mixture is None:
-            problems.append("--gone: goes with --data and --mixture only")
+            problems.append("--missing-media: goes with --data and --mixture only")
         stream_options = self.options
         problems += [
             f"--{option}: {value} goes with --stream only"

@@ -40,7 +40,7 @@ class MediaOptions:
         workers: number of threads that decode and process media; 0 for the number of cores, at most 8.
         memory: limit of the memory for media being decoded, in bytes.
         folder: base folder of media paths, instead of the one in the store's report.
-        replace: files that list documents with missing media (written by ``batchloom check --gone``; one path or
+        replace: files that list documents with missing media (``batchloom check --missing-media`` writes one); one path or
             several). These documents are served as padding. Any other medium that cannot be read is an error.
     """
 
@@ -56,7 +56,8 @@ class MediaOptions:
         value: object = self.replace
         files = tuple(value) if isinstance(value, list | tuple) else (value,)
         problems += [
-            f"replace: {quote_value(file)} is not the path of a list; batchloom check STORE --gone FILE writes one"
+            f"replace: {quote_value(file)} is not the path of a list; batchloom check STORE --missing-media FILE "
+            "writes one"
             for file in files
             if not is_text(file)
         ]

@@ -27,8 +27,8 @@ class StoreSource:
     """
 
     remedy = (
-        "batchloom check STORE --gone FILE lists such documents; MediaOptions(replace=FILE), or train --gone FILE, "
-        "serves padding for them."
+        "batchloom check STORE --missing-media FILE lists such documents; MediaOptions(replace=FILE), or train "
+        "--missing-media FILE, serves padding for them."
     )
 
     def __init__(self, store: Store) -> None:

@@ -63,7 +63,7 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
             raise InputError(
                 f"{file} names documents of {listed.store}, but of no store or generation that is open here "
                 f"({', '.join(store.location.name for store in opened.values())}): make a list for an open one "
-                "(batchloom check STORE --gone FILE; --generation for an older one)."
+                "(batchloom check STORE --missing-media FILE; --generation for an older one)."
             )
         for name, documents in matches.items():
             documents_by_source.setdefault(name, set()).update(documents)

@@ -1,4 +1,4 @@
-"""Lists of documents with missing media, written by ``check --gone`` for loaders."""
+"""Lists of documents with missing media, written by ``check --missing-media`` for loaders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ def read_missing_media(path: Path) -> MissingMedia:
     Raises:
         InputError: the file cannot be read or has another format.
     """
-    remedy = "batchloom check STORE --gone FILE writes one"
+    remedy = "batchloom check STORE --missing-media FILE writes one"
     try:
         missing_media = msgspec.json.decode(read_regular_file(path), type=MissingMedia)
     except OSError as error:
