@@ -48,8 +48,7 @@ def check(
         InputMissingError: there is nothing at ``path``.
         InputError: the kind cannot be checked, or a manifest names no data sets.
         SettingsError: settings of synthetic data or of a manifest are invalid; ``path`` has no generations; or
-            ``missing_media``
-            is given for data without media.
+            ``missing_media`` is given for data without media.
         GenerationError: the store has no such generation.
         MissingDependencyError: the decoder of images or audio is not installed.
         OutputError: the list cannot be written.

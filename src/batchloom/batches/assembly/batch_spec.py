@@ -40,8 +40,8 @@ class MediaOptions:
         workers: number of threads that decode and process media; 0 for the number of cores, at most 8.
         memory: limit of the memory for media being decoded, in bytes.
         folder: base folder of media paths, instead of the one in the store's report.
-        replace: files that list documents with missing media (``batchloom check --missing-media`` writes one); one path or
-            several). These documents are served as padding. Any other medium that cannot be read is an error.
+        replace: one or several files that list documents with missing media, as ``batchloom check --missing-media``
+            writes them. These documents are served as padding. Any other medium that cannot be read is an error.
     """
 
     workers: int = 0
