@@ -268,7 +268,7 @@ def test_parts_of_a_batch_are_views_and_tensors_split_too(store):
         ({"micro_batch_size": 5}, "A rank's 12 rows .* Sizes that divide it: 1, 2, 3, 4, 6, 12"),
         (
             {"world_size": 6, "mesh": Mesh(tensor=4)},
-            "each data-parallel rank takes 4 of them. 4 or 8",
+            "each data-parallel rank takes 4 of them. Numbers that fit: 4 or 8",
         ),
         (
             {"world_size": 5, "mesh": Mesh(context=5)},

@@ -277,7 +277,7 @@ def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
 
 
 def test_rules_tell_all_problems():
-    with pytest.raises(SettingsError, match="train_on: 'asistant'.*did you mean.*overlong.*max_tokens"):
+    with pytest.raises(SettingsError, match="train_on: 'asistant'.*did you mean.*max_tokens.*overlong"):
         ChatRules(train_on="asistant", overlong="cut", max_tokens=0)
 
 

@@ -273,7 +273,7 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
     told["subsets"]["train"]["documents"] = [99]
     listed.write_text(json.dumps(told))
     media = MediaOptions(replace=str(listed))
-    with pytest.raises(SettingsError, match="there is no document 99"):
+    with pytest.raises(SettingsError, match="document 99 does not exist"):
         batchloom.Loader(store, **SIZES, media=media)
     text = made[1].with_name("text.jsonl")
     text.write_text('{"text": "some text"}\n' * 9)

@@ -270,7 +270,7 @@ def test_an_explicit_uint16_with_a_larger_vocabulary_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "a.txt").write_text("w5 w69999")
     settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "end_token": "<end>"}
-    with pytest.raises(InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001; leave --dtype out"):
+    with pytest.raises(InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001 ids; leave --dtype out"):
         make(tmp_path / "a.txt", tmp_path / "store", dtype="uint16", **settings)
     assert not (tmp_path / "store").exists()
     make(tmp_path / "a.txt", tmp_path / "store", **settings)

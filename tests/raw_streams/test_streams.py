@@ -405,7 +405,7 @@ def test_a_stream_goes_through_no_data_loader(lines):
 def test_a_stream_is_asked_no_questions(lines, ask):
     stream = small_stream(lines)
     for asked in (stream, Loader(stream, output="numpy")):
-        with pytest.raises(PlanError, match=r"stream cannot be asked.*batchloom prepare"):
+        with pytest.raises(PlanError, match=r"stream cannot be used.*batchloom prepare"):
             ask(asked)
 
 

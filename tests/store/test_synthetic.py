@@ -183,7 +183,7 @@ def test_a_window_of_made_up_documents_is_called_one(tmp_path, caplog):
     store = batchloom.prepare("dummy:documents=9", out=tmp_path / "s", val_fraction=0).path
     config = {"block_size": 4, "batch_size": 1, "output": "numpy"}
     assert GPTDataLoader(config, dataset_dir=store).get_batch("train")[0].shape == (1, 4)
-    assert f"source=synthetic: the documents of {store} are made up." in caplog.text
+    assert f"source=synthetic: the documents of {store} are generated." in caplog.text
 
 
 def test_every_problem_is_told_at_once():

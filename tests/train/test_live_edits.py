@@ -92,7 +92,7 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             edit = Edit(step=wait_for_step(process, out, 10) + 150, global_batch_size=2, note="n")
             found = edit_run(out, store.path, edit)
             assert (found.checkpoint, found.number) == (None, 1)
-            with pytest.raises(PlanError, match=r"refused the edit.* Step 5 was given.* can change"):
+            with pytest.raises(PlanError, match=r"refused the edit.* Step 5 was delivered.* can change"):
                 edit_run(out, store.path, Edit(step=5, skip=1))
             other = max(edit.step + 5, wait_for_step(process, out, 10) + 150)
             asked = ["--data", str(store.path), "--at-step", str(other)]
@@ -127,8 +127,8 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
         edit_run(out, store.path, Edit(step=8, skip=1))
     _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert f"edit   {path.name} is accepted, and applies after 6 steps" in said
-    assert any(f"{late.name} is refused: Step 2 was given" in line for line in said)
-    assert "Step 2 was given" in json.loads(late.read_text())["refused"]
+    assert any(f"{late.name} is refused: Step 2 was delivered" in line for line in said)
+    assert "Step 2 was delivered" in json.loads(late.read_text())["refused"]
     assert [one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"] == [6]
     # As if the run had died before any checkpoint that has it; then after one.
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())

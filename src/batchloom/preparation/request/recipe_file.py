@@ -28,13 +28,18 @@ from batchloom.preparation.settings import (
 )
 from batchloom.store import MANIFEST_NAME
 
-_GROUPS = {"reading": ReadRecipe, "chat": ChatRecipe}
-# Names that prepare and recipe files take settings under: those of a group stand in its place.
-SETTINGS = tuple(
-    setting.name
-    for field in fields(Recipe)
-    if field.name not in ("inputs", "sources")
-    for setting in (fields(_GROUPS[field.name]) if field.name in _GROUPS else (field,))
+# In the order of a printed recipe; a setting that is not named here comes before those of conversations.
+_FIRST_SETTINGS = ("tokenizer", "end_token", *(field.name for field in fields(ReadRecipe)), "dedup")
+_LAST_SETTINGS = (*(field.name for field in fields(ChatRecipe)), "follow_links")
+# Names that prepare and recipe files take settings under.
+SETTINGS = (
+    *_FIRST_SETTINGS,
+    *(
+        field.name
+        for field in fields(Recipe)
+        if field.name not in (*_FIRST_SETTINGS, *_LAST_SETTINGS, "inputs", "sources", "reading", "chat")
+    ),
+    *_LAST_SETTINGS,
 )
 # Settings that a file names only where they are not the default: files of older versions have none.
 _LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
