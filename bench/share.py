@@ -60,7 +60,7 @@ def slices(folder: str, documents: np.ndarray) -> str:
     for mesh in (Mesh(), Mesh(context=8, slices="zigzag")):
         options = {"seq_len": 8192, "global_batch_size": 16, "output": "numpy", "labels": "shifted"}
         batch = BatchOptions(mesh=mesh)
-        loader = Loader(store, **options, batch=batch, rank=0, world_size=mesh.peers)
+        loader = Loader(store, **options, batch=batch, rank=0, world_size=mesh.processes_per_data_rank)
         times = []
         for step in range(30):
             begin = time.perf_counter()

@@ -79,7 +79,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
     )
     micro = data.draw(st.sampled_from([None, 1, 2, 3]), "micro")
     step = data.draw(st.integers(0, len(alone) - 1), "step")
-    processes = world * mesh.peers
+    processes = world * mesh.processes_per_data_rank
     options = {
         **same,
         "mesh": mesh,

@@ -111,7 +111,7 @@ PLAN = (
     Mutant(
         "resumed-position-inside-a-step",
         "plan/order/plan_state.py",
-        "return orders.course.first_position(step) if inside else int(end)",
+        "return orders.run_layout.first_position(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
     ),

@@ -120,7 +120,7 @@ def test_any_step_is_the_same_asked_alone_and_resumed(run, step, order):
     step = min(step, plan.steps)
     resumed = made(run, 3)
     position = resumed.resume(plan.state(plan.positions_of(step)[0]))
-    first, _ = resumed.orders.course.step_at(position)
+    first, _ = resumed.orders.run_layout.step_at(position)
     assert first == step
     for one in range(step, min(plan.steps, step + 5)):
         assert spans(resumed.rows(*resumed.positions_of(one))) == steps[one]

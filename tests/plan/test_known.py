@@ -175,7 +175,7 @@ def test_an_edit_moves_no_stage(changes, at):
     )
     plan = Plan(data, PlanSpec(seq_len=16, global_batch_size=4, steps=40))
     edited = plan.edited(Edit(step=at, **changes)).edited(Edit(step=at + 1, ban={"b": [3]}))
-    assert [change.position for change in edited.orders.course.changes] == [0, 80]
+    assert [change.position for change in edited.orders.run_layout.changes] == [0, 80]
     assert [rows_of(edited, step) for step in range(40)] == [rows_of(plan, step) for step in range(40)]
 
 

@@ -258,7 +258,7 @@ def test_steps_can_be_left_out():
     assert edited.steps == plan.steps - 5
     for step in range(10, edited.steps):
         assert by_row(edited.rows(*edited.positions_of(step))) == by_row(plan.rows(*plan.positions_of(step + 5)))
-    assert edited.orders.course.step_at(edited.positions_of(12)[0]) == (12, 0)
+    assert edited.orders.run_layout.step_at(edited.positions_of(12)[0]) == (12, 0)
 
 
 def test_a_banned_document_is_marked_and_all_else_stays():

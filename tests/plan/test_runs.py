@@ -94,7 +94,7 @@ class Runs(RuleBasedStateMachine):
             self.saved = self.state()
         self.plan = with_journal(self.made(), self.saved)
         position = self.plan.resume(self.saved)
-        self.step, inside = self.plan.orders.course.step_at(position)
+        self.step, inside = self.plan.orders.run_layout.step_at(position)
         assert not inside
         self.plan = copy.copy(self.plan) if fork else self.plan
         if count:

@@ -55,7 +55,7 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, loader: Loader, *, attention_mask: bool | None = None) -> None:
         spec = loader.spec
         if (
-            (spec.labels, spec.uneven, spec.mesh.peers) != ("shifted", "refuse", 1)
+            (spec.labels, spec.uneven, spec.mesh.processes_per_data_rank) != ("shifted", "refuse", 1)
             or spec.micro_batch_size is None
             or loader.plan.edits
         ):

@@ -150,17 +150,17 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
     if (as_int(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {quote_value(world_size)} is not a whole number of at least 1"])
-    for step_range in plan.orders.course.step_ranges:
+    for step_range in plan.orders.run_layout.step_ranges:
         check_world(step_range.size, 0, world_size)
     plan_copy = copy.copy(plan)
-    is_counted = not plan_copy.orders.course.seq_len_changes and plan_copy.orders.is_counted
+    is_counted = not plan_copy.orders.run_layout.seq_len_changes and plan_copy.orders.is_counted
     measures = _measure_sources(plan_copy.orders)
     run = _RunSchedule(plan_copy, measures)
     sources = tuple(_forecast_source(run, number) for number in plan_copy.orders.weighted_sources)
     token_slots = run.count_token_slots()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
-    least = run.count_min_positions()
+    min_token_slots = run.count_min_token_slots()
     return PlanForecast(
         fingerprint=plan.fingerprint,
         exact=is_counted or all(m.exact for m in measures.values()),
@@ -174,7 +174,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         skipped=run.skipped,
         tokens=tokens,
         padding=1 - tokens / token_slots if token_slots else 0.0,
-        least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
+        least_padding=max(1 - tokens / min_token_slots, 0.0) if min_token_slots else 0.0,
         cut_padding=_estimate_cut_padding(plan_copy) if plan_copy.spec.group_by_length else None,
         bytes=size,
         rank_bytes=-(-size // world_size),
@@ -198,7 +198,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochS
 
     Measures of earlier packings determine the start of later ones.
     """
-    eras = len(orders.course.seq_len_changes) + 1
+    eras = len(orders.run_layout.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
     statistics: dict[tuple[int, int], SourceEpochStatistics] = {}
@@ -226,10 +226,10 @@ def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
     remaining_sequences = int(order.quotas(epoch + 1).sum() - served.sum())
     lane_sizes = [len(pools) for pools in order.epoch(epoch).orders]
     remaining_pools = round(remaining_sequences / order.sequences * order.pools.count)
-    slots = [
+    sequences_per_period = [
         size - int(quota) for size, quota in zip(lane_sizes, compute_quotas(remaining_pools, order.lanes), strict=True)
     ]
-    return tuple((epoch, max(slot, 0), 0) for slot in slots)
+    return tuple((epoch, max(slot, 0), 0) for slot in sequences_per_period)
 
 
 def _find_first_packing(orders: SourceOrders, number: int) -> int:
@@ -258,13 +258,13 @@ class _RunSchedule:
             served = (segment.served(until) - segment.bases).sum(axis=1)
             self.segments.append((segment.position, until, segment.era, served))
         self.exact_tokens = (
-            len(orders.course.seq_len_changes) == 0
+            len(orders.run_layout.seq_len_changes) == 0
             and plan.spec.lanes == 1
-            and not orders.course.bans
+            and not orders.run_layout.bans
             and all(m.pool_tokens is not None for m in measures.values())
         )
         self.empty = max(last - self.end, 0)
-        step_ranges = orders.course.step_ranges
+        step_ranges = orders.run_layout.step_ranges
         step_sequences = 0
         for index, step_range in enumerate(step_ranges):
             until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
@@ -275,22 +275,22 @@ class _RunSchedule:
     def count_token_slots(self) -> int:
         """Count the tokens that fit into the sequences of all steps."""
         steps, token_slots = self.plan.steps, 0
-        step_ranges = self.orders.course.step_ranges
+        step_ranges = self.orders.run_layout.step_ranges
         for index, step_range in enumerate(step_ranges):
             until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
             token_slots += max(min(until, steps) - step_range.step, 0) * step_range.size * step_range.seq_len
         return token_slots
 
-    def count_min_positions(self) -> float:
+    def count_min_token_slots(self) -> float:
         """Return a lower bound on the token slots that the served documents need."""
-        served = least = 0.0
+        served = min_token_slots = 0.0
         for number in self.orders.weighted_sources:
             for era, count in self.count_sequences(number).items():
                 order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
-                least += count * order.spec.seq_len * measure.least / order.sequences
-        empty = self.empty * self.orders.course.range_at(self.end).seq_len
-        return (self.count_token_slots() - empty) * least / served if served else 0.0
+                min_token_slots += count * order.spec.seq_len * measure.least / order.sequences
+        empty = self.empty * self.orders.run_layout.range_at(self.end).seq_len
+        return (self.count_token_slots() - empty) * min_token_slots / served if served else 0.0
 
     def compute_share(self, number: int) -> float:
         """Compute a source's share of the sequences while it is served."""
@@ -333,7 +333,7 @@ class _RunSchedule:
             part = int(served[number]) / self.orders.order(number, era).sequences
             if done < 1 <= done + part:
                 at = position + (until - position) * (1 - done) / part
-                return self.orders.course.step_at(max(int(np.ceil(at)) - 1, 0))[0]
+                return self.orders.run_layout.step_at(max(int(np.ceil(at)) - 1, 0))[0]
             done += part
         return None
 
@@ -385,7 +385,7 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         through=run.find_full_pass_step(number),
         exhausted=None
         if exhausted_position is None or exhausted_position >= run.end
-        else orders.course.steps_until(exhausted_position),
+        else orders.run_layout.steps_until(exhausted_position),
         bytes=tokens * size,
         mixing=measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
@@ -399,7 +399,7 @@ def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
     ]
     return tuple(
         EffectiveShares(
-            orders.course.steps_until(segment.position),
+            orders.run_layout.steps_until(segment.position),
             {
                 plan.names[number]: count / segment.schedule.period
                 for number, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
@@ -414,11 +414,11 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     plan, orders = run.plan, run.orders
     if not isinstance(orders.data, Mixture):
         return None, None
-    weights = orders.shares(orders.course.changes[0].weights)
+    weights = orders.shares(orders.run_layout.changes[0].weights)
     segment = orders.timeline.segments()[0]
-    slots = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
+    sequences_per_period = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     amounts = {}
-    for source_number, count in slots.items():
+    for source_number, count in sequences_per_period.items():
         order, measure = orders.order(source_number), run.measures[0, source_number]
         amounts_per_sequence = {
             "tokens": measure.tokens / order.sequences,

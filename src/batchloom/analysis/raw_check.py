@@ -189,10 +189,10 @@ def _check_documents(
     )
     records = documents = empty = bad = 0
 
-    def refused(_: SourcePart, error: InputError) -> None:
+    def on_refused_part(_: SourcePart, error: InputError) -> None:
         verdict.faults.append(str(error))
 
-    for parsed_records in iter_parsed_records(parts, record_parsers, RecordBounds(rules), refused):
+    for parsed_records in iter_parsed_records(parts, record_parsers, RecordBounds(rules), on_refused_part):
         record_batch = parsed_records.batch
         if parsed_records.record_parser.detected:
             verdict.facts[f"detected in {parsed_records.part.source.name}"] = parsed_records.record_parser.detected

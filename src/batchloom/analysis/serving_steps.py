@@ -123,7 +123,7 @@ def find_serving_steps(
     last = plan.steps - 1 if request_numbers["last_step"] is None else min(request_numbers["last_step"], plan.steps - 1)
     name, served_sequences, unserved = plan.names[number], [], []
     for document_number in documents:
-        bans = [p for p, n, numbers in plan.orders.course.bans if n == name and document_number in numbers]
+        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document_number in numbers]
         locations = find_document_positions(plan, number, document_number, last) if last >= 0 else []
         if not locations:
             unserved.append(

@@ -273,7 +273,7 @@ class Meter:
             metrics["perf/imbalance"] = sum(imbalance.actual for imbalance in uneven) / len(uneven)
             metrics["perf/imbalance_in_order"] = sum(imbalance.in_order for imbalance in uneven) / len(uneven)
         source_tokens = np.sum([fact.sources for fact in facts], 0).tolist()
-        if self._loader.plan.orders.course.bans:
+        if self._loader.plan.orders.run_layout.bans:
             metrics["data/banned"] = float(sum(fact.banned for fact in facts))
         for name, own in zip(self._loader.plan.stores, source_tokens, strict=True):
             metrics[f"data/{name}/tokens"] = float(own)
@@ -313,7 +313,7 @@ class Meter:
             self._loader.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
         )
         filled = tokens / max(1, capacity)
-        metrics = _compute_time_metrics(records, "rank", tokens, self._loader.spec.mesh.peers)
+        metrics = _compute_time_metrics(records, "rank", tokens, self._loader.spec.mesh.processes_per_data_rank)
         return metrics | {
             "rank/packing_efficiency": filled,
             "rank/padding_share": 0.0 if self._loader.spec.form == "varlen" else 1 - filled,

@@ -73,26 +73,26 @@ class MetricsExchange:
     """
 
     def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
-        self._slots = _ExchangeState()
-        weakref.finalize(self, _stop_exchange, self._slots)
+        self._state = _ExchangeState()
+        weakref.finalize(self, _stop_exchange, self._state)
         keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
         threading.Thread(
             target=_run_exchange,
-            args=(self._slots, store, keys, rank),
+            args=(self._state, store, keys, rank),
             name="batchloom-board",
             daemon=True,
         ).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         """Replace the published metrics of this rank."""
-        self._slots.outgoing.append(json.dumps(dict(metrics)))
-        self._slots.wake.set()
+        self._state.outgoing.append(json.dumps(dict(metrics)))
+        self._state.wake.set()
 
     def get_rank_metrics(self) -> dict[int, dict[str, float]]:
         """Return the last read metrics by rank, and request a read for the next call."""
-        self._slots.read_requested.set()
-        self._slots.wake.set()
-        return dict(self._slots.rank_metrics)
+        self._state.read_requested.set()
+        self._state.wake.set()
+        return dict(self._state.rank_metrics)
 
 
 def _stop_exchange(slots: _ExchangeState) -> None:

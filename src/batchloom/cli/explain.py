@@ -141,7 +141,9 @@ def when(
     )
     with order.log_to_stderr():
         plan, saved_position = resolve_plan(request)
-        steps_done = plan.orders.course.step_at(int(saved_position.state["position"]))[0] if saved_position else None
+        steps_done = (
+            plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
+        )
         if last_step is None and steps_done is not None and is_endless(plan):
             last_step = max(steps_done - 1, 0)
         showings, unserved = find_serving_steps(

@@ -128,7 +128,7 @@ class RankedBatches(Sequence[Pair]):
         self._name, self._ranks, self._tokenizer, self._spec = name, ranks, tokenizer, spec
         self._count, self._rows = sizes
         self._streaming, self._output = streaming, output
-        self._open: tuple[int, Iterator[Pair]] | None = None
+        self._cursor: tuple[int, Iterator[Pair]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}
@@ -147,13 +147,13 @@ class RankedBatches(Sequence[Pair]):
         index = number + self._count if number < 0 else number
         if not 0 <= index < self._count:
             raise IndexError(f"There is no batch {number}: there are {self._count:,}.")
-        next_index, batches = self._open or (0, self._batches())
+        next_index, batches = self._cursor or (0, self._batches())
         if next_index > index:
             next_index, batches = 0, self._batches()
         for _ in range(index - next_index):
             next(batches)
         batch = next(batches)
-        self._open = index + 1, batches
+        self._cursor = index + 1, batches
         return batch
 
     @cached_property

@@ -49,10 +49,10 @@ def _parse_frame_header(head: bytes) -> tuple[int, int] | None:
     """Return (bytes, samples) of a frame; None if this is no frame header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
-    version, bits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or rate == 3 or not 0 < bits < 15:
+    version, bitrate_index, sample_rate_index = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
+    if version == 1 or sample_rate_index == 3 or not 0 < bitrate_index < 15:
         return None
-    kbits = (_BITRATES_MPEG1 if version == 3 else _BITRATES_MPEG2)[bits]
+    kilobits_per_second = (_BITRATES_MPEG1 if version == 3 else _BITRATES_MPEG2)[bitrate_index]
     samples = 1152 if version == 3 else 576
-    size = samples // 8 * kbits * 1000 // _SAMPLE_RATES[version][rate] + (head[2] >> 1 & 1)
+    size = samples // 8 * kilobits_per_second * 1000 // _SAMPLE_RATES[version][sample_rate_index] + (head[2] >> 1 & 1)
     return size, samples

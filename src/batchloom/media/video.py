@@ -162,15 +162,15 @@ class _VideoDecoder:
     def _seek(self, time: int) -> None:
         """Seek to the last frame before a time from which decoding can begin."""
         previous = self._current
-        self._begin(self._origin + int(time / _MICROSECONDS_PER_SECOND / self.stream.time_base))
+        self._start_decoding_at(self._origin + int(time / _MICROSECONDS_PER_SECOND / self.stream.time_base))
         if self._next is None or self._next.time > time:
-            self._begin(self._origin)
+            self._start_decoding_at(self._origin)
         if previous is not None and self._next is not None and self._next.time <= previous.time:
             self._seek_distance *= 2  # Decoding on would have been faster.
         self._current, self._next = self._next, self._decode_next()
 
-    def _begin(self, ticks: int) -> None:
-        self._container.seek(ticks, stream=self.stream)
+    def _start_decoding_at(self, timestamp: int) -> None:
+        self._container.seek(timestamp, stream=self.stream)
         self._frames = self._container.decode(self.stream)
         self._next = self._decode_next()
 
@@ -182,8 +182,8 @@ class _VideoDecoder:
             raise UnusableRecordError("has frames without timestamps; convert it: ffmpeg -i IN OUT.mp4")
         return _TimedFrame(self._to_microseconds(frame.pts), frame)
 
-    def _to_microseconds(self, ticks: int) -> int:
-        return int((ticks - self._origin) * self.stream.time_base * _MICROSECONDS_PER_SECOND)
+    def _to_microseconds(self, timestamp: int) -> int:
+        return int((timestamp - self._origin) * self.stream.time_base * _MICROSECONDS_PER_SECOND)
 
 
 @contextmanager

@@ -296,7 +296,7 @@ class Stream:
         self._cuts_unknown = cuts_all and not cuts_conversations
         self.lanes = self._make_lane_spec(order)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
-        self.processor = self._processor()
+        self.processor = self._load_processor_state()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
         write_file(self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state()))
         self.identity, self._recipe_plain = self._make_identity(), recipe_to_plain(recipe)
@@ -309,7 +309,7 @@ class Stream:
             else None
         )
 
-    def _processor(self) -> dict[str, Any] | None:
+    def _load_processor_state(self) -> dict[str, Any] | None:
         """Return the processor state of the recipe, and check it against the tokenizer."""
         media = self.recipe.reading.media
         if media is None:

@@ -103,16 +103,16 @@ _DOMAIN = re.compile(
 
 def _find_emails(text: str) -> Iterator[tuple[int, int]]:
     """Yield spans around each ``@``: the domain, and the longest local part before it."""
-    least, at = 0, text.find("@")
+    search_start, at = 0, text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
         if domain is not None:
-            local = _LOCAL_REVERSED.match(text[least:at][::-1])
+            local = _LOCAL_REVERSED.match(text[search_start:at][::-1])
             start = local and _LOCAL_START.search(text, at - local.end(), at)
             if start:
                 yield start.start(), domain.end()
         # Neither part can hold an @, and text after a domain was already checked.
-        least = at + 1 if domain is None else max(at + 1, domain.end())
+        search_start = at + 1 if domain is None else max(at + 1, domain.end())
         at = text.find("@", at + 1)
 
 

@@ -297,13 +297,13 @@ def make_loader(
     )
 
 
-def _make_noise_settings(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
+def _make_noise_settings(noise_prob: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
     """Return the loader's ``augment``.
 
     Without a tokenizer the vocabulary size is that of the model.
     """
     vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
-    return {"noise_prob": share, "vocab_size": vocab_size}
+    return {"noise_prob": noise_prob, "vocab_size": vocab_size}
 
 
 def open_run_folder(run: TrainRun, *, resume: bool) -> int:
@@ -388,7 +388,7 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
 
     Sizes that ranks or passes do not divide raise SettingsError, insufficient memory TrainError.
     """
-    for step_range in plan.orders.course.step_ranges[1:]:
+    for step_range in plan.orders.run_layout.step_ranges[1:]:
         edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
         compute_accumulation_steps(edited, run.ranks.world_size)
         if step_range.seq_len > run.settings.seq_len:

@@ -80,7 +80,7 @@ def _check_loader(loader: Loader) -> None:
             ("output", spec.output, "torch"),
             ("labels", spec.labels, "aligned"),
             ("uneven", spec.uneven, "refuse"),
-            ("mesh.peers", spec.mesh.peers, 1),
+            ("mesh.peers", spec.mesh.processes_per_data_rank, 1),
         )
         if actual != expected
     ]

@@ -200,8 +200,8 @@ def _estimate_packing(examination: ExaminationResult, seq_len: int, batch_size: 
 def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
     batch_size = 1 if global_batch_size is None else global_batch_size
     PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
-    number = as_int(preview)
-    if number is None or number < 0:
+    preview_count = as_int(preview)
+    if preview_count is None or preview_count < 0:
         raise_problems([f"preview: {quote_value(preview)} is not a number of documents"])
 
 

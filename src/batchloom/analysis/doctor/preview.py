@@ -85,11 +85,11 @@ def _iter_first_documents(
     """Yield source, record, token ids and loss mask of the first documents."""
     records_read = 0
 
-    def refused(_: SourcePart, error: InputError) -> None:
+    def on_refused_part(_: SourcePart, error: InputError) -> None:
         """Ignore the error: the examination reports it."""
 
     parts = [(SourcePart(source, 0, source.size), None) for source in sources]
-    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, refused):
+    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, on_refused_part):
         record_batch, record_parser = parsed_records.batch, parsed_records.record_parser
         normalize_records(record_batch, record_parser.record_kind, normalized=task.normalize)
         for batch_start in range(0, len(record_batch.values), _BATCH_RECORDS):

@@ -140,27 +140,27 @@ class InputSample:
         for number in sorted(set(firsts.values()) - {number for number, _ in numbered_probes}):
             numbered_probes += self._select_probe_parts(sources, [number], 1)
         numbered_probes.sort(key=lambda numbered_probe: (numbered_probe[0], numbered_probe[1].part.start))
-        return [self._make_sampled_part(probe) for _, probe in numbered_probes]
+        return [self._make_sampled_part(sample_range) for _, sample_range in numbered_probes]
 
     def _select_probe_parts(
         self, sources: Sequence[Source], numbers: Sequence[int], position_count: int
     ) -> list[tuple[int, SampleRange]]:
         selected_sources = [sources[number] for number in numbers]
         probes = iter_sample_ranges(selected_sources, self.rules, position_count, self.sizes.probe_bytes)
-        return [(numbers[index], probe) for index, probe in probes]
+        return [(numbers[index], sample_range) for index, sample_range in probes]
 
     def is_small(self, source: Source) -> bool:
         """Return whether a sampled source is read completely."""
         return source.size <= self.sizes.probe_bytes
 
-    def _make_sampled_part(self, probe: SampleRange) -> SampledPart:
+    def _make_sampled_part(self, sample_range: SampleRange) -> SampledPart:
         # Without row counts, a row group must be read completely to learn how many rows it has.
-        has_row_counts = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
-        if probe.position_count is None or not has_row_counts:
-            return SampledPart(probe.part, None)
-        max_characters = probe.position_count * self.sizes.probe_bytes
-        packed = probe.part.source.compression is not None
-        return SampledPart(probe.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters)
+        has_row_counts = not self.is_table(sample_range.part) or self._table(sample_range.part.source)[1] is not None
+        if sample_range.position_count is None or not has_row_counts:
+            return SampledPart(sample_range.part, None)
+        max_characters = sample_range.position_count * self.sizes.probe_bytes
+        packed = sample_range.part.source.compression is not None
+        return SampledPart(sample_range.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters)
 
     def is_table(self, part: SourcePart) -> bool:
         """Return whether a part belongs to a columnar source."""
@@ -182,7 +182,7 @@ class InputSample:
         if self.complete or not progress.records_read:
             return consumed
         if self.is_table(part):
-            size, rows = self._rows(part)
+            size, rows = self._measure_table_part(part)
             return size * min(1.0, progress.records / max(progress.records_read if rows is None else rows, 1))
         if not parsed_records.ended and progress.before_last:
             # Readers read ahead, so the bytes consumed between two refills measure the size of the records.
@@ -190,16 +190,16 @@ class InputSample:
             return min(estimated_bytes, part.stop - part.start)
         return consumed
 
-    def _rows(self, part: SourcePart) -> tuple[int, int | None]:
+    def _measure_table_part(self, part: SourcePart) -> tuple[int, int | None]:
         """Return bytes and rows of a table part: one row group, or all of them."""
         source = part.source
         starts, rows = self._table(source)
-        groups = slice(0, len(starts))
+        group_range = slice(0, len(starts))
         if part.stop - part.start == 1 and part.start in starts:
-            groups = slice(starts.index(part.start), starts.index(part.start) + 1)
-        start = starts[groups.start] if groups.start else 0
-        size = (starts[groups.stop] if groups.stop < len(starts) else source.size) - start
-        return size, None if rows is None else sum(rows[groups])
+            group_range = slice(starts.index(part.start), starts.index(part.start) + 1)
+        start = starts[group_range.start] if group_range.start else 0
+        size = (starts[group_range.stop] if group_range.stop < len(starts) else source.size) - start
+        return size, None if rows is None else sum(rows[group_range])
 
     def count_records_before(self, part: SourcePart) -> int | None:
         """Count the records of a source before a part; None if that takes too long."""

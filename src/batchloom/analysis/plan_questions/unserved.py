@@ -67,7 +67,7 @@ def _count_served(plan: Plan, number: int, end: int) -> int:
 
 def _describe_later_start(plan: Plan, number: int, end: int) -> str:
     """Describe when the source gets a weight, if that is after ``end``."""
-    for change in plan.orders.course.changes:
+    for change in plan.orders.run_layout.changes:
         if change.position >= end and plan.names[number] in list_weighted_sources(change.weights, plan.names):
-            return f"; it gets one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
+            return f"; it gets one after {format_count(plan.orders.run_layout.steps_until(change.position), 'step')}"
     return ""

@@ -308,8 +308,8 @@ def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[
     """List the differing settings; a side without augmentation counts as the defaults."""
     if not isinstance(saved_entry, dict | None):
         return [f"augment was {quote_value(saved_entry)}"]
-    off = _make_augment_entry(Augment())
-    saved, current = saved_entry or off, current_entry or off
+    default_entry = _make_augment_entry(Augment())
+    saved, current = saved_entry or default_entry, current_entry or default_entry
     return [
         f"augment.{name} was {quote_value(saved.get(name))} and is {quote_value(current.get(name))}"
         for name in sorted({*saved, *current})

@@ -35,7 +35,7 @@ class _DocumentSource(Protocol):
         ...
 
     @property
-    def media(self) -> BatchMedia:
+    def media_maker(self) -> BatchMedia:
         """Maker of the documents' media features."""
         ...
 
@@ -64,7 +64,7 @@ class _StoreDocuments:
     def __init__(self, loader: Loader) -> None:
         self.reader = store = loader.store
         self._stores = stores_of(store)
-        self.media = make_media_of_stores(self._stores, loader.spec.media)
+        self.media_maker = make_media_of_stores(self._stores, loader.spec.media)
         self.origin = next(
             source_store.location.name
             for source_store in self._stores
@@ -110,10 +110,10 @@ class _StreamDocuments:
     """
 
     def __init__(self, stream: RawStream, loader: Loader) -> None:
-        media = make_stream_media(stream, loader.spec, None)
-        if media is None:
+        media_maker = make_stream_media(stream, loader.spec, None)
+        if media_maker is None:
             raise AssertionError("only for data with media")
-        self.media, self.origin = media, stream.origin
+        self.media_maker, self.origin = media_maker, stream.origin
         ranks = loader.share_at(0).placement
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
@@ -121,7 +121,7 @@ class _StreamDocuments:
         for step in range(min(_MAX_STREAM_STEPS, stream.steps)):
             self.reader, rows = steps.take(step)
             self._media_kinds = {
-                batch_medium.span: batch_medium.medium.kind for batch_medium in media.find(self.reader, rows)
+                batch_medium.span: batch_medium.medium.kind for batch_medium in media_maker.find(self.reader, rows)
             }
             if self._media_kinds:
                 break
@@ -165,7 +165,7 @@ class DocumentRows:
         self._documents: _DocumentSource = (
             _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
         )
-        self._reader, self._media = self._documents.reader, self._documents.media
+        self._reader, self._media = self._documents.reader, self._documents.media_maker
 
     @property
     def tokens(self) -> dict[str, tuple[str, int]]:

@@ -412,7 +412,7 @@ class Loader:
             return self._begin_batch(step, step_rows)
 
     def _begin_batch(self, step: int, step_rows: StepRows) -> PendingItem[StagedBatch]:
-        return self._assemble_batch(self.store, self._number_rows(step_rows[0]), step_rows[1], step)
+        return self._assemble_batch(self.store, self._to_global_documents(step_rows[0]), step_rows[1], step)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
@@ -447,9 +447,9 @@ class Loader:
             if is_replicated(self.store):
                 share = self.share_at(step)
                 rows, _ = select_rank_rows(self.plan, step, share, self._balance)
-                return share.placement.world_size * count_trained_tokens(self.store, self._number_rows(rows))
+                return share.placement.world_size * count_trained_tokens(self.store, self._to_global_documents(rows))
             start, stop = self.plan.positions_of(step)
-            rows = self._number_rows(self.plan.rows(start, stop))
+            rows = self._to_global_documents(self.plan.rows(start, stop))
             if self.augmentation and self.augmentation.drops_loss:
                 # The loss of each token is drawn at random, so the labels are counted.
                 augment = (self.augmentation, np.arange(start, stop))
@@ -487,7 +487,7 @@ class Loader:
     def _share(self, plan: PlanSpec) -> RankShare:
         return make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
 
-    def _number_rows(self, rows: Rows) -> Rows:
+    def _to_global_documents(self, rows: Rows) -> Rows:
         """Return the rows with the document numbers of the store."""
         return self.store.number_documents(rows) if isinstance(self.store, CombinedStore) else rows
 
@@ -629,7 +629,7 @@ class Loader:
             check_shares_after_edits(plan, self.spec)
             with self._turn:
                 self._use(plan)
-        step, inside = plan.orders.course.step_at(position)
+        step, inside = plan.orders.run_layout.step_at(position)
         if inside:
             raise StateError(f"The state's position {position} lies inside step {step}; the state was changed by hand.")
         self._iterations.load(step)

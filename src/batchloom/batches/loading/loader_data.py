@@ -42,10 +42,10 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
     Raises:
         InputError: stores of preferences or that have only lengths.
     """
-    combined_store = combine_stores(plan.stores, bans=bool(plan.orders.course.bans))
+    combined_store = combine_stores(plan.stores, bans=bool(plan.orders.run_layout.bans))
     for store in combined_store.stores.values():
         check_no_preferences(store)
-    alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.course.bans
+    alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.run_layout.bans
     return next(iter(combined_store.stores.values())) if alone else combined_store
 
 

@@ -124,7 +124,7 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
         PlanError: edits change the number of passes; names the first such step.
     """
     share = loader.share_at(first)
-    for step_range in () if loader.streamed else loader.plan.orders.course.step_ranges:
+    for step_range in () if loader.streamed else loader.plan.orders.run_layout.step_ranges:
         if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
             raise PlanError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
@@ -141,7 +141,7 @@ def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
     Raises:
         PlanError: names sizes that fit.
     """
-    for step_range in plan.orders.course.step_ranges:
+    for step_range in plan.orders.run_layout.step_ranges:
         make_rank_share(plan.spec_at(step_range.step), spec)
 
 

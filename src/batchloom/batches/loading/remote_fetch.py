@@ -37,26 +37,31 @@ class StepSizes(NamedTuple):
 
     Attributes:
         steps: first step of each range, ascending from 0.
-        each: tokens of one step of the range.
-        before: tokens of all steps before the range.
+        tokens_per_step: tokens of one step of the range.
+        tokens_before_range: tokens of all steps before the range.
     """
 
     steps: tuple[int, ...]
-    each: tuple[int, ...]
-    before: tuple[int, ...]
+    tokens_per_step: tuple[int, ...]
+    tokens_before_range: tuple[int, ...]
 
     def tokens_at(self, step: int) -> int:
-        return self.each[bisect_right(self.steps, step) - 1]
+        return self.tokens_per_step[bisect_right(self.steps, step) - 1]
 
     def tokens_before(self, step: int) -> int:
         """Return the tokens of all steps before ``step``."""
         range_index = bisect_right(self.steps, step) - 1
-        return self.before[range_index] + (step - self.steps[range_index]) * self.each[range_index]
+        return (
+            self.tokens_before_range[range_index] + (step - self.steps[range_index]) * self.tokens_per_step[range_index]
+        )
 
     def find_step(self, tokens: int) -> int:
         """Return the first step with at least ``tokens`` tokens before it."""
-        range_index = max(bisect_left(self.before, tokens) - 1, 0)
-        return self.steps[range_index] - (self.before[range_index] - max(tokens, 0)) // self.each[range_index]
+        range_index = max(bisect_left(self.tokens_before_range, tokens) - 1, 0)
+        return (
+            self.steps[range_index]
+            - (self.tokens_before_range[range_index] - max(tokens, 0)) // self.tokens_per_step[range_index]
+        )
 
     def next_range_start(self, step: int) -> int | None:
         """Return the first step of the next range; None if there is none."""
@@ -67,14 +72,14 @@ class StepSizes(NamedTuple):
 def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> StepSizes:
     """Compute the tokens of a rank's steps from its share of each step range."""
     steps: list[int] = []
-    each: list[int] = []
-    before = [0]
-    for step_range in plan.orders.course.step_ranges:
+    tokens_per_step: list[int] = []
+    tokens_before_range = [0]
+    for step_range in plan.orders.run_layout.step_ranges:
         if steps:
-            before.append(before[-1] + (step_range.step - steps[-1]) * each[-1])
+            tokens_before_range.append(tokens_before_range[-1] + (step_range.step - steps[-1]) * tokens_per_step[-1])
         steps.append(step_range.step)
-        each.append(share(plan.spec_at(step_range.step)).rows * step_range.seq_len)
-    return StepSizes(tuple(steps), tuple(each), tuple(before))
+        tokens_per_step.append(share(plan.spec_at(step_range.step)).rows * step_range.seq_len)
+    return StepSizes(tuple(steps), tuple(tokens_per_step), tuple(tokens_before_range))
 
 
 @final

@@ -76,28 +76,30 @@ class FeatureJoin:
             ]
             joined_array = self._joined_arrays[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
             ends = np.cumsum(sizes).tolist()
-            for placed, medium_shapes, size, end in zip(self._placed, expected, sizes, ends, strict=True):
+            for reserved_arrays, medium_shapes, size, end in zip(self._placed, expected, sizes, ends, strict=True):
                 if name in medium_shapes:
-                    placed[name] = joined_array[end - size : end]
+                    reserved_arrays[name] = joined_array[end - size : end]
 
     def put(self, number: int, features: FeatureArrays) -> None:
         """Store the features of a medium by its index; threads call it concurrently."""
-        placed = self._placed[number]
-        alike = placed.keys() == features.keys() and all(
-            (feature.shape, feature.dtype) == (placed[name].shape, placed[name].dtype)
+        reserved_arrays = self._placed[number]
+        fits_reserved = reserved_arrays.keys() == features.keys() and all(
+            (feature.shape, feature.dtype) == (reserved_arrays[name].shape, reserved_arrays[name].dtype)
             for name, feature in features.items()
         )
-        if not alike:
+        if not fits_reserved:
             self._unplaced_features[number] = features
             return
         for name, array in features.items():
-            placed[name][...] = array
+            reserved_arrays[name][...] = array
 
     def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
         """Return the joined features, and the length of each medium's part, by name."""
         if not self._unplaced_features:
             return self._joined_arrays, _collect_feature_sizes(self._placed)
-        features = [self._unplaced_features.get(number, placed) for number, placed in enumerate(self._placed)]
+        features = [
+            self._unplaced_features.get(number, reserved_arrays) for number, reserved_arrays in enumerate(self._placed)
+        ]
         self._shapes.learn(self._media, features)
         sizes = _collect_feature_sizes(features)
         return {

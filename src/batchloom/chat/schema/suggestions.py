@@ -67,7 +67,7 @@ _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_R
 
 def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError:
     """Return the error for records that fit no form."""
-    columns = _collect_columns(rows)
+    columns = _find_first_values(rows)
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
     column_list = (
@@ -121,7 +121,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     return SchemaError("; ".join(parts), list(columns))
 
 
-def _collect_columns(rows: Sequence[Row]) -> dict[str, Any]:
+def _find_first_values(rows: Sequence[Row]) -> dict[str, Any]:
     """Return every column of the records with its first non-null value."""
     columns: dict[str, Any] = {}
     for row in rows:

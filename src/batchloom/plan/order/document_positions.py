@@ -87,7 +87,7 @@ def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> 
             grouped.find_served_position(document_position.position) for document_position in document_positions
         ]
     return [
-        DocumentPosition(*plan.orders.course.step_at(position), position, document_position.epoch)
+        DocumentPosition(*plan.orders.run_layout.step_at(position), position, document_position.epoch)
         for position, document_position in zip(positions, document_positions, strict=True)
     ]
 
@@ -126,7 +126,7 @@ def _locate_sequence(
         until = plan.orders.timeline.until(segment)
         if until is not None and position >= until:
             return None
-        step, row = plan.orders.course.step_at(position)
+        step, row = plan.orders.run_layout.step_at(position)
         first, stop = plan.positions_of(step)
         # A position that an edit skipped belongs to no step.
         return DocumentPosition(step, row, position, epoch) if first + row == position < stop else None

@@ -156,7 +156,7 @@ class LaneOrders:
         spec: settings of the order, with the number of lanes and the pool size.
         bounds: first document of each document range, then the number of documents, int64 [ranges + 1].
         lanes: lanes by number.
-        course: run layout of one range, because there are no edits.
+        run_layout: run layout of one range, because there are no edits.
         lock: lock of the pools that lanes have entered.
         is_counted: always True: each lane is walked from the nearest known pool.
     """
@@ -166,7 +166,7 @@ class LaneOrders:
     def __init__(self, data: PlanStore, spec: PlanSpec, bounds: NDArray[np.int64]) -> None:
         self.data, self.spec, self.bounds = data, spec, bounds
         first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
-        self.course = build_run_layout({SOURCE: 1.0}, first, (), ())
+        self.run_layout = build_run_layout({SOURCE: 1.0}, first, (), ())
         self.lanes = [_LaneOrder(self, lane) for lane in range(spec.lanes)]
         self.lock = RLock()
 

@@ -85,7 +85,7 @@ class LengthGroupedRows:
         # Each row has one span, its document. Rows past the end of the run have none.
         count = len(rows.lengths)
         key = derive_key(self._run.orders.spec.seed, "", "grouped steps", -1, begin)
-        size = self._run.orders.course.range_at(begin).size
+        size = self._run.orders.run_layout.range_at(begin).size
         order = np.arange(stop - begin)
         order[:count] = order_by_length(rows.lengths, size, key)
         window = (order, reorder_rows(rows, order))

@@ -118,13 +118,13 @@ class Plan:
         if self.spec.steps is not None:
             if not self.run.may_run_out:
                 return self.spec.steps
-            timeline, course = self.orders.timeline, self.orders.course
+            timeline, course = self.orders.timeline, self.orders.run_layout
             timeline.segment_at(course.first_position(self.spec.steps) - 1)
             if timeline.end is None:
                 return self.spec.steps
             step, inside = course.step_at(timeline.end)
             return min(self.spec.steps, step + (inside > 0 and self.spec.last == "fill"))
-        step, inside = self.orders.course.step_at(self.positions)
+        step, inside = self.orders.run_layout.step_at(self.positions)
         return step + (inside > 0 and self.spec.last == "fill")
 
     def has_step(self, step: int) -> bool:
@@ -143,7 +143,7 @@ class Plan:
         """
         if not self.edits:
             return self.spec
-        step_range = self.orders.course.range_of_step(step)
+        step_range = self.orders.run_layout.range_of_step(step)
         if (step_range.size, step_range.seq_len) == (
             self.spec.global_batch_size,
             self.spec.seq_len,
@@ -153,7 +153,7 @@ class Plan:
 
     def positions_of(self, step: int) -> tuple[int, int]:
         """Return the first and last + 1 position of a step."""
-        step_range = self.orders.course.range_of_step(step)
+        step_range = self.orders.run_layout.range_of_step(step)
         first = step_range.position + (step - step_range.step) * step_range.size
         return first, first + step_range.size
 

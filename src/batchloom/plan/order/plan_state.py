@@ -126,8 +126,8 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
         for lane, cursor in enumerate(lane_cursors):
             order.anchor(lane, cursor)
     if end is not None and position > end and run.carries_data(end):
-        step, inside = orders.course.step_at(end)
-        return orders.course.first_position(step) if inside else int(end)
+        step, inside = orders.run_layout.step_at(end)
+        return orders.run_layout.first_position(step) if inside else int(end)
     return position
 
 

@@ -68,7 +68,7 @@ class Mesh:
         raise_problems([f"mesh.{problem}" for problem in problems])
 
     @property
-    def peers(self) -> int:
+    def processes_per_data_rank(self) -> int:
         """Number of processes that share one data-parallel rank."""
         return self.tensor * self.context * self.pipeline
 
@@ -83,18 +83,20 @@ class Mesh:
         """Return the placement of process ``rank`` of ``world_size``.
 
         Raises:
-            PlanError: there is no such process, or the world size is not a multiple of ``peers``.
+            PlanError: there is no such process, or the world size is not a multiple of ``processes_per_data_rank``.
         """
         _check_rank(rank, world_size)
-        if world_size % self.peers:
-            below = world_size // self.peers * self.peers
-            sizes = " or ".join(str(size) for size in (below, below + self.peers) if size)
+        if world_size % self.processes_per_data_rank:
+            largest_fitting = world_size // self.processes_per_data_rank * self.processes_per_data_rank
+            sizes = " or ".join(
+                str(size) for size in (largest_fitting, largest_fitting + self.processes_per_data_rank) if size
+            )
             raise PlanError(
                 f"{world_size} processes cannot form a mesh of tensor {self.tensor} x context {self.context} x "
-                f"pipeline {self.pipeline}: each data-parallel rank takes {self.peers} of them. Numbers that fit: "
-                f"{sizes}."
+                f"pipeline {self.pipeline}: each data-parallel rank takes {self.processes_per_data_rank} of them. "
+                f"Numbers that fit: {sizes}."
             )
-        data = world_size // self.peers
+        data = world_size // self.processes_per_data_rank
         sizes_of = {
             "tensor": self.tensor,
             "context": self.context,
@@ -134,8 +136,8 @@ def check_world(global_batch_size: int, rank: int, world_size: int, uneven: Unev
     """
     _check_rank(rank, world_size)
     if uneven == "refuse" and global_batch_size % world_size:
-        below = global_batch_size // world_size * world_size
-        sizes = [str(s) for s in (below, below + world_size) if s]
+        largest_fitting = global_batch_size // world_size * world_size
+        sizes = [str(s) for s in (largest_fitting, largest_fitting + world_size) if s]
         raise PlanError(
             f"global_batch_size {global_batch_size} cannot be divided evenly among {world_size} ranks. World sizes "
             f"that divide it: {_format_near_divisors(global_batch_size, world_size)}; nearby global batch sizes that "

@@ -76,7 +76,7 @@ class RowWindows:
     def _find_window_end(self, start: int, stop: int) -> int:
         lanes = self.orders.spec.lanes
         end = max(stop, (start + _WINDOW_ROWS) // lanes * lanes)
-        for position, _ in self.orders.course.seq_len_changes:
+        for position, _ in self.orders.run_layout.seq_len_changes:
             if stop <= position < end:
                 end = position
         if self.orders.spec.steps is not None:
@@ -138,7 +138,7 @@ class RowWindows:
 
     def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
         """Mark the spans of documents that are banned at their position."""
-        for number, (position, name, numbers) in enumerate(self.orders.course.bans):
+        for number, (position, name, numbers) in enumerate(self.orders.run_layout.bans):
             if not numbers or not len(positions) or positions[-1] < position:
                 continue
             # A ban may list a million documents in ascending order, so its array is not rebuilt for each step.

@@ -24,7 +24,7 @@ class RunPositions:
     @cached_property
     def end(self) -> int:
         """Number of positions of the run's steps that carry data."""
-        spec, course, timeline = self.orders.spec, self.orders.course, self.orders.timeline
+        spec, course, timeline = self.orders.spec, self.orders.run_layout, self.orders.timeline
         if spec.steps is not None:
             return course.first_position(spec.steps)
         if isinstance(self.orders.data, Mixture):
@@ -77,13 +77,13 @@ class RunPositions:
         steps = self.orders.spec.group_by_length
         if not steps:
             return position, position + 1
-        step_range = self.orders.course.range_at(position)
+        step_range = self.orders.run_layout.range_at(position)
         size = steps * step_range.size
         start = position - (position - step_range.position) % size
         stop = start + size
         if self.orders.spec.steps is not None:
             # The last window of a run ends with the run.
-            end = self.orders.course.first_position(self.orders.spec.steps)
+            end = self.orders.run_layout.first_position(self.orders.spec.steps)
             start, stop = (start, min(stop, end)) if position < end else (max(start, end), stop)
         return start, stop
 

@@ -58,7 +58,7 @@ class SourceOrders:
         spec: as given, with the pool size chosen.
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
-        course: run layout: positions at which edits and stages change weights, sizes and lengths.
+        run_layout: run layout: positions at which edits and stages change weights, sizes and lengths.
         timeline: source and lane of each position.
         source_cuts: cuts of sources at edits of ``seq_len``, by era and source number.
         lock: lock of all lazily computed values. Callers outside ``plan`` need it only to exclude other threads.
@@ -89,12 +89,12 @@ class SourceOrders:
             self._load_caches(previous_orders.copy_caches(), every_era=self._continues(previous_orders))
         first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
-        self.course = build_run_layout(weights, first, mixture.stages if mixture else (), self.edits)
+        self.run_layout = build_run_layout(weights, first, mixture.stages if mixture else (), self.edits)
         self._check_stages()
-        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.seq_len_changes))
+        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.run_layout.seq_len_changes))
         self._check_lengths()
         self.timeline = Timeline(
-            self.course,
+            self.run_layout,
             self._slots,
             (len(self.names), spec.lanes),
             self._limit,
@@ -143,7 +143,7 @@ class SourceOrders:
             return
         new_edits, until = self.edits[len(previous_orders.edits) :], previous_orders.timeline.sure
         if new_edits:
-            until = min(until, previous_orders.course.first_position(new_edits[0].step) - 1)
+            until = min(until, previous_orders.run_layout.first_position(new_edits[0].step) - 1)
         exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
         tails = {n: compute_quotas(s, self.spec.lanes) for n, s in previous_orders.timeline.tails(until).items()}
         self.timeline.adopt(exhausted, max(until, 0), tails)
@@ -154,8 +154,8 @@ class SourceOrders:
         Edits are checked earlier.
         """
         steps = self.spec.group_by_length
-        for change in self.course.changes if steps else ():
-            step, _ = self.course.step_at(change.position)
+        for change in self.run_layout.changes if steps else ():
+            step, _ = self.run_layout.step_at(change.position)
             if step % steps:
                 raise PlanError(
                     f"A stage of the mixture begins at step {step:,}, which is {describe_window_conflict(step, steps)}"
@@ -179,7 +179,7 @@ class SourceOrders:
 
     def _check_weights(self) -> None:
         """Refuse later weights that cannot be met; the timeline checked the first ones."""
-        eras = enumerate(self.course.weights_by_era())
+        eras = enumerate(self.run_layout.weights_by_era())
         for era, weights in [(era, stage_weights) for era, era_weights in eras for stage_weights in era_weights][1:]:
             self._slots(weights, frozenset(), era)
 
@@ -266,7 +266,7 @@ class SourceOrders:
 
         ``era`` is not the last era.
         """
-        position = self.course.seq_len_changes[era][0]
+        position = self.run_layout.seq_len_changes[era][0]
         if position:
             # Stop before the cut, because whether a source is exhausted after it depends on the cut.
             self.timeline.segment_at(position - 1)
@@ -294,7 +294,7 @@ class SourceOrders:
     def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the sources that have a weight in each era."""
         eras = []
-        for era_weights in self.course.weights_by_era():
+        for era_weights in self.run_layout.weights_by_era():
             source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in era_weights))
             eras.append(tuple(n for n, name in enumerate(self.names) if name in source_names))
         return tuple(eras)

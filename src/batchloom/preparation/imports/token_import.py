@@ -297,20 +297,20 @@ class _ImportRun:
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
             shards[imported_file.subset].append(
-                link_shard(imported_file, stem, part, self._spec.how, self._check, self._ticker("read"))
+                link_shard(imported_file, stem, part, self._spec.how, self._check, self._make_progress_callback("read"))
             )
         return next(iter(dtypes)), {}, shards
 
     def _copy(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
         fraction = self._spec.val_fraction
-        membership = choose_subset_rule(files, fraction, self._check, self._ticker("read"))
-        most, tick = self._spec.tokens_per_shard, self._ticker("write")
+        membership = choose_subset_rule(files, fraction, self._check, self._make_progress_callback("read"))
+        most, tick = self._spec.tokens_per_shard, self._make_progress_callback("write")
         copier = ShardCopier(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
         overrides = {f"{value:032x}": name for value, name in membership.overrides}
         return dtype, overrides, copier.write(files, membership)
 
-    def _ticker(self, phase: Any) -> Any:
+    def _make_progress_callback(self, phase: Any) -> Any:
         self._done = [0, 0, 0]
 
         def tick(batch: TokenBatch) -> None:

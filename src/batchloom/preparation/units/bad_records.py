@@ -24,15 +24,15 @@ def sort_bad_records(path: Path) -> None:
     part and a bad record of it.
     """
     runs_path, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
-    with path.open("r+b") as file, runs_path.open("w+b") as runs:
+    with path.open("r+b") as file, runs_path.open("w+b") as sorted_chunks:
         while lines := file.readlines(_RUN_BYTES):
             lines.sort(key=_record_position)
-            runs.writelines(lines)
-            bounds.append(runs.tell())
+            sorted_chunks.writelines(lines)
+            bounds.append(sorted_chunks.tell())
             # Free the run before the next one is read.
             del lines
         file.seek(0)
-        run_iterators = [_iter_lines(runs, a, b) for a, b in pairwise(bounds)]
+        run_iterators = [_iter_lines(sorted_chunks, a, b) for a, b in pairwise(bounds)]
         merged: Iterator[bytes] = heapq.merge(*run_iterators, key=_record_position)
         file.writelines(merged)
     runs_path.unlink()

@@ -113,7 +113,7 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
                 total += entry.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
                     raise InputError(_describe_bomb(archive.name, total, archive.size))
-                if not _is_ignored(entry.name, skipped_counts):
+                if not _count_if_ignored(entry.name, skipped_counts):
                     yield entry
     except _ARCHIVE_ERRORS as error:
         if isinstance(error, InputError):
@@ -138,7 +138,7 @@ def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
     )
 
 
-def _is_ignored(name: str, skipped_counts: Counter[str]) -> bool:
+def _count_if_ignored(name: str, skipped_counts: Counter[str]) -> bool:
     """Return whether a member is skipped for its name, as in a folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\x00" in name:

@@ -123,9 +123,9 @@ def verify_store(
         verdict.data, verdict.used = "unknown", describe_use(verdict, {})
         return verdict
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
-    tick = progress or (lambda _: None)
+    on_bytes_read = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
-        verdict.faults += _list_subset_faults(folder / name, manifest, subset, tick, provide_shard)
+        verdict.faults += _list_subset_faults(folder / name, manifest, subset, on_bytes_read, provide_shard)
         removed_note = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
             f"{subset.documents:,} documents{removed_note}, {subset.tokens:,} tokens, "
@@ -239,7 +239,7 @@ def _list_subset_faults(
     folder: Path,
     manifest: Manifest,
     subset: SubsetEntry,
-    tick: Callable[[int], None],
+    on_bytes_read: Callable[[int], None],
     provide_shard: Callable[[Path, ShardEntry], AbstractContextManager[None]],
 ) -> list[str]:
     faults = []
@@ -262,7 +262,9 @@ def _list_subset_faults(
         stem = folder / shard.name
         try:
             with provide_shard(stem, shard):
-                faults += _list_shard_faults(stem, shard, shard_lengths, dtype, manifest.tokenizer.vocab_size, tick)
+                faults += _list_shard_faults(
+                    stem, shard, shard_lengths, dtype, manifest.tokenizer.vocab_size, on_bytes_read
+                )
                 if manifest.preferences:
                     pair_faults, last = _list_pair_faults(stem, shard, manifest, last)
                     faults += pair_faults
@@ -279,7 +281,7 @@ def _list_shard_faults(
     lengths: NDArray[np.uint32],
     dtype: np.dtype[np.generic],
     vocabulary: int,
-    tick: Callable[[int], None],
+    on_bytes_read: Callable[[int], None],
 ) -> list[str]:
     faults = []
     index = map_index(stem.with_suffix(".idx"))
@@ -298,7 +300,7 @@ def _list_shard_faults(
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
     checksums = BlockChecksums()
-    lowest, highest, digest = _scan_tokens(view, dtype, tick, checksums)
+    lowest, highest, digest = _scan_tokens(view, dtype, on_bytes_read, checksums)
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
     else:
@@ -309,7 +311,7 @@ def _list_shard_faults(
 def _scan_tokens(
     view: memoryview,
     dtype: np.dtype[np.generic],
-    tick: Callable[[int], None] | None = None,
+    on_bytes_read: Callable[[int], None] | None = None,
     checksums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
     """Return the lowest and highest id of a ``.bin`` (0 if empty) and its checksum.
@@ -324,8 +326,8 @@ def _scan_tokens(
             checksums.append(block)
         ids = np.frombuffer(block, dtype)
         ranges.append((int(ids.min()), int(ids.max())))
-        if tick:
-            tick(len(block))
+        if on_bytes_read:
+            on_bytes_read(len(block))
     lowest = min((low for low, _ in ranges), default=0)
     return lowest, max((high for _, high in ranges), default=0), digest.hexdigest()
 

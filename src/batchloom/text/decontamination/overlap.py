@@ -73,23 +73,23 @@ def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunctio
     return functools.partial(_clean_text, load_index(settings.index))
 
 
-def make_step_with_index(overlap: OverlapIndex) -> CleanFunction:
+def make_step_with_index(index: OverlapIndex) -> CleanFunction:
     """Return the function of the step for a loaded index."""
-    return functools.partial(_clean_text, overlap)
+    return functools.partial(_clean_text, index)
 
 
-def _clean_text(overlap: OverlapIndex, text: str) -> str | DroppedText:
+def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
     """Search a text in chunks, each with the last words of the previous one."""
-    carry_limit = overlap.lengths[-1] - 1
+    carry_limit = index.lengths[-1] - 1
     words, preceding_words = np.zeros(0, np.uint64), 0
     for chunk in _iter_chunks(text):
         carry = words[max(0, len(words) - carry_limit) :]
         preceding_words += len(words) - len(carry)
         words = np.concatenate((carry, hash_words(chunk)))
-        match = overlap.find_first(words)
+        match = index.find_first(words)
         if match:
             position, n, entry = match
-            return _make_drop(overlap, entry, _read_words_at(text, preceding_words + position, n))
+            return _make_drop(index, entry, _read_words_at(text, preceding_words + position, n))
     return text
 
 
@@ -108,7 +108,7 @@ def _read_words_at(text: str, start: int, count: int) -> list[str]:
     return list(islice(words, start, start + count))
 
 
-def _make_drop(overlap: OverlapIndex, entry: int, words: list[str]) -> DroppedText:
-    name = overlap.names[int(overlap.sets[entry])]
-    record_label = f"record {int(overlap.records[entry]) + 1:,} of {name}"
+def _make_drop(index: OverlapIndex, entry: int, words: list[str]) -> DroppedText:
+    name = index.names[int(index.sets[entry])]
+    record_label = f"record {int(index.records[entry]) + 1:,} of {name}"
     return DroppedText(OVERLAP_REASON.format(name), f"{record_label}: {' '.join(words)!r}")

@@ -37,7 +37,7 @@ def describe_mixture(plan: Plan, steps: int) -> list[str]:
 
 def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     orders = plan.orders
-    end = orders.course.first_position(steps)
+    end = orders.run_layout.first_position(steps)
     documents = sum(store.lengths.size for store in plan.stores.values())
     is_exhaustion_known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
     if is_exhaustion_known:
@@ -73,7 +73,7 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
 
 def _format_steps(plan: Plan, position: int) -> str:
     """Format the number of completed steps before a change at a position."""
-    return format_count(plan.orders.course.steps_until(position), "step")
+    return format_count(plan.orders.run_layout.steps_until(position), "step")
 
 
 def _format_shares(shares: dict[str, float]) -> str:

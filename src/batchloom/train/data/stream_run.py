@@ -105,7 +105,7 @@ class StreamData:
         )
 
     @cached_property
-    def _spans(self) -> list[NDArray[np.int64]]:
+    def _documents(self) -> list[NDArray[np.int64]]:
         """Documents or parts of documents in this rank's first batch."""
         ranks = self._ranks.rank, self._ranks.world_size
         loader = Loader(
@@ -123,15 +123,15 @@ class StreamData:
         return [ids[a:b] for a, b in pairwise(bounds.tolist())]
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self._documents)
 
     @property
     def lengths(self) -> "_StreamLengths":
         """Lengths of the documents."""
-        return _StreamLengths(np.array([len(span) for span in self._spans], np.uint32))
+        return _StreamLengths(np.array([len(span) for span in self._documents], np.uint32))
 
     def __getitem__(self, number: int) -> "_StreamDocument":
-        return _StreamDocument(self._spans[number])
+        return _StreamDocument(self._documents[number])
 
 
 @dataclass(frozen=True, slots=True)
