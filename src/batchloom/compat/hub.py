@@ -131,7 +131,7 @@ class RankedBatches(Sequence[Pair]):
         self._cursor: tuple[int, Iterator[Pair]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}
+        return {**self.__dict__, "_cursor": None}
 
     def __len__(self) -> int:
         return self._count
