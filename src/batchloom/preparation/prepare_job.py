@@ -1,4 +1,4 @@
-"""``prepare``: from input files to a store, through three phases that can stop and go on."""
+"""``prepare``: make a store from input files, in three resumable phases."""
 
 import os
 import time
@@ -78,7 +78,7 @@ from batchloom.store.format import QUARANTINE_NAME
 from batchloom.text import CleanStep
 
 
-def prepare(  # noqa: D417 - the fields of the recipes, told there
+def prepare(  # noqa: D417 - the fields are documented in the recipes
     inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     out: str | os.PathLike[str],
@@ -120,35 +120,35 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
-    Memory stays below 700 MiB a worker for an input of any size. What was finished when a run ended,
-    however it ended, is found by the next one with the same arguments; on a finished store the same
-    arguments succeed at once. The result is the same to the byte, however it is carried out.
+    Each worker uses less than 700 MiB of memory, for an input of any size. A run with the same
+    arguments resumes the work of an interrupted run; on a finished store it succeeds at once.
+    The store is the same to the byte for any number of workers and any engine.
 
     Args:
-        inputs: files, folders, globs, archives and URLs, also packed (``.gz``, ``.zst`` ...), data sets
+        inputs: files, folders, globs, archives and URLs, also compressed (``.gz``, ``.zst`` ...), data sets
             of the Hub, ``-`` for standard input; YAML manifests and :class:`DatasetConfig`; or one
-            name of synthetic data. None for the recipe's; others take their place.
-        out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
-        recipe: a :class:`Recipe`, a recipe file, or a store, which is made again. What is said here
-            wins over it; None says nothing.
+            name of synthetic data. They replace the recipe's inputs; None uses those.
+        out: folder of the store, or a URL of an object store (``s3://bucket/prefix``).
+        recipe: a :class:`Recipe`, a recipe file, or a store to make again. The other arguments
+            override it, except those that are None.
         tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, balance_subsets, max_bad,
             follow_links:
-            see :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
-        dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
+            see :class:`Recipe`. The default tokenizer is that of a manifest, else the processor's, else ``gpt2``.
+        dedup: see :class:`DedupRecipe`; ``exact`` unless texts are split into lines or paragraphs.
         text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
             of a :class:`FimRecipe`.
-        media: the settings of a :class:`MediaRecipe`, ``{"processor": FOLDER}`` at least: then conversations
-            may hold images and audio.
+        media: settings of a :class:`MediaRecipe`, at least ``{"processor": FOLDER}``; required for
+            conversations with images and audio.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
         workers, engine, address, memory_per_worker: see :class:`ExecutionSettings`.
         append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
-        progress: is called with a :class:`Note` or a :class:`Progress`, some times a second; what it
-            raises stops the job. Without it, notes go to the log ``batchloom``.
+        progress: callback that gets a :class:`Note` or a :class:`Progress`, several times a second. An
+            exception in it stops the job. Without it, notes go to the log ``batchloom``.
 
     Raises:
-        SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
+        SettingsError, InputMissingError, InputError, TokenizerError: the request is invalid, or an input is unusable.
         StoreConflictError, OutputError: ``out`` holds another job's work, or cannot be written.
-        WorkerError: workers cannot be had, or die for ever.
+        WorkerError: workers cannot be started, or die repeatedly.
     """
     arguments = locals()
     options = {name: arguments[name] for name in SETTINGS}
@@ -170,9 +170,9 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
 
 
 def run_request(request: PrepareRequest, out: str, listener: Listener, settings: RunSettings) -> PrepareResult:
-    """Carry out a job as it was asked for, into a folder of this machine or a URL; see :func:`prepare`.
+    """Run a request into a local folder or a URL; see :func:`prepare`.
 
-    Where a store is made again it is said whether it is the same.
+    When a store is made again, a note says whether the result is the same.
     """
     if is_url(out):
         if settings.append:
@@ -206,14 +206,14 @@ def run_recipe(
     request: PrepareRequest | None = None,
     settings: RunSettings | None = None,
 ) -> PrepareResult:
-    """Carry out a recipe into ``out``; see :func:`prepare`.
+    """Run a recipe into ``out``; see :func:`prepare`.
 
     Args:
-        recipe: what to do.
-        out: the store's folder.
-        listener: is told of notes and progress.
-        request: where the recipe comes from: its notes, and the tokenizer that a store has kept.
-        settings: how the job is run.
+        recipe: the recipe.
+        out: folder of the store.
+        listener: callback that gets notes and progress.
+        request: origin of the recipe: its notes, and the tokenizer that a store holds.
+        settings: settings of the run.
     """
     began, settings = time.perf_counter(), settings or RunSettings()
     if synthetic_spec := parse_synthetic_input(recipe.inputs):
@@ -225,13 +225,13 @@ def run_recipe(
     with wrap_write_errors(out):
         has_store = (out / MANIFEST_NAME).exists()
     if not has_store:
-        # Before anything is laid into it.
+        # The spool below creates files in this folder.
         check_output_folder(out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         streaming = settings.streaming
         with pause_gc():
             report = read_report(out)
-            # A file may be of another kind than it was, under its old size and time.
+            # A file may have another format now, with the same size and time.
             detected_files = {} if settings.hash_inputs else previous_detections(report, recipe)
             listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, detected_files=detected_files)
         listing = replace(listing, notes=(*initial_notes, *listing.notes))
@@ -243,13 +243,13 @@ def run_recipe(
 
 @dataclass(frozen=True, slots=True)
 class _JobOptions:
-    """How listed inputs become a store.
+    """Options for making a store of listed inputs.
 
     Attributes:
-        settings: of the run.
-        tokenizer_state: the state of a tokenizer that is kept.
-        report: the sidecar of the store that is there.
-        base: the newest generation of the store to append to; None where there is none.
+        settings: settings of the run.
+        tokenizer_state: state of a stored tokenizer.
+        report: report of the existing store.
+        base: newest generation of the store to append to; None if there is no store.
     """
 
     settings: RunSettings
@@ -267,7 +267,7 @@ def _make_store(
     began: float,
     job_options: _JobOptions,
 ) -> PrepareResult:
-    """Make the store of inputs that are listed."""
+    """Make the store of listed inputs."""
     appended = _append_generation(recipe, out, listing, spool, listener, began, job_options)
     if appended is not None:
         return appended
@@ -279,7 +279,7 @@ def _make_store(
         remove_leftover_work(out, finished_result.generation)
         return finished_result
     with WorkFolder(out) as work:
-        # Another run may have ended since.
+        # Another run may have finished before this one got the lock.
         finished_result = _find_finished_job(recipe, out, listing, began, job_options)
         if finished_result is not None:
             clear_leftover_work(work, finished_result.generation)
@@ -297,7 +297,7 @@ def _append_generation(
     began: float,
     job_options: _JobOptions,
 ) -> PrepareResult | None:
-    """Make a new generation of a store of those inputs that it does not hold yet; None where there is no store."""
+    """Append the new inputs to a store as a generation; None if there is no store."""
     base = job_options.base
     if base is None:
         return None
@@ -311,7 +311,7 @@ def _append_generation(
         result = make_result(out, base, seconds=seconds, already_done=True, notes=listing.notes)
         return subtract_base(result, base)
     with lock_store(out):
-        # Who would change the store sees from here on that a job is at work in it.
+        # From here on, commands that change the store see that a job is running in it.
         work = WorkFolder(out)
     with work:
         if (newest := read_manifest(out).generation) != base.generation:
@@ -327,7 +327,7 @@ def _append_generation(
 def _find_finished_job(
     recipe: Recipe, out: Path, listing: SourceListing, began: float, job_options: _JobOptions
 ) -> PrepareResult | None:
-    """The result of a job that is finished already; None where there is work to do."""
+    """Return the result of a finished job; None if there is work to do."""
     report = job_options.report
     with pause_gc():
         hashed = job_options.settings.hash_inputs

@@ -1,4 +1,4 @@
-"""One run of a recipe: the tokenizer, the three phases over all units, the end."""
+"""One run of a recipe: the tokenizer, three phases over all units, and the end."""
 
 import os
 import resource
@@ -105,10 +105,10 @@ class PrepareRun:
         self._clean_files: str | None = None
 
     def run(self, tokenizer_state: Mapping[str, Any] | None = None) -> PrepareResult:
-        """Do what is left to do.
+        """Run the remaining work.
 
         Args:
-            tokenizer_state: the state of the tokenizer, where it is not to be found by the recipe.
+            tokenizer_state: state of the tokenizer, if the recipe alone does not determine it.
         """
         self._tokenizer_state = tokenizer_state
         for text in self._listing.notes:
@@ -126,7 +126,7 @@ class PrepareRun:
         self._work.sweep()
         note, clean = "", self._recipe.reading.clean
         if not self._work.complete:
-            # Before a tokenizer is learned: a set may be of no use.
+            # An evaluation set may be unusable; find out before a tokenizer is learned.
             build_step_indexes(clean, self._work.path, self._note)
             check_files_unchanged(clean, self._clean_files)
         if self._settings.dry_run:
@@ -141,7 +141,7 @@ class PrepareRun:
         return self._make_result(manifest, note)
 
     def _run_dry(self) -> PrepareResult:
-        """Find out what would be left out, and keep what was done for a later run."""
+        """Report what would be left out, and keep finished work for a later run."""
         completed_job = self._run_phases()
         page = self._work.path / PAGE_NAME
         report = self._make_report(completed_job)
@@ -157,7 +157,7 @@ class PrepareRun:
         )
 
     def _make_result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
-        """What is given back of a store with this manifest."""
+        """Return the result for a store with this manifest."""
         result = make_result(
             self._work.out,
             manifest,
@@ -169,7 +169,7 @@ class PrepareRun:
         return result if self._base is None else subtract_base(result, self._base)
 
     def _extend_base_manifest(self, manifest: Manifest) -> Manifest:
-        """The manifest with what the store held before."""
+        """Return the manifest extended by the previous generations of the store."""
         return manifest if self._base is None else extend_manifest(self._base, manifest)
 
     def _make(self) -> tuple[Manifest, str]:
@@ -183,15 +183,15 @@ class PrepareRun:
         return finish_store(self._work, completed_job, report), completed_job.results.tokenizer.engine.note
 
     def _run_phases(self) -> CompletedJob:
-        """Carry out all phases; what the end has to know."""
+        """Run all phases."""
         began = time.perf_counter()
-        # What came before: inputs were listed, and their first records looked at.
+        # The time before: listing inputs and sampling their first records.
         self._seconds["list"] = began - self._began
         with self._phase_runner.start_workers():
             tokenizer = self._choose_tokenizer()
             self._seconds["sample"] = time.perf_counter() - began
             results = self._phase_runner.make(tokenizer)
-        # The manifest is to name what documents were compared with.
+        # The manifest names the files that documents were compared with.
         check_files_unchanged(self._recipe.reading.clean, self._clean_files)
         self._resumed = results.resumed
         self._seconds |= results.seconds
@@ -200,7 +200,7 @@ class PrepareRun:
         return CompletedJob(self._recipe, rules, self._record_parsers, sources, results, self._base)
 
     def _report_altered(self, results: PhaseResults) -> None:
-        """Say how much of texts stood before or was moved, which no count of documents tells."""
+        """Note the counts of altered texts, which document counts do not show."""
         repeat_unit = self._recipe.dedup.repeat_unit
         for flow in results.content.flows:
             if flow.step == "tokenize" and flow.altered:
@@ -217,14 +217,14 @@ class PrepareRun:
                 )
 
     def _make_content(self, results: PhaseResults) -> ReportContent:
-        """What became of the input, with the phases of the job among the stages of its units."""
+        """Return the content of the report, with the job's phases among the stages."""
         phases: dict[str, StageTime] = {
             name: StageTime(round(seconds, 3)) for name, seconds in self._seconds.items() if name in STAGES
         }
         return replace(results.content, stages=add_stage_times(results.content.stages, phases))
 
     def _choose_tokenizer(self) -> Tokenizer:
-        """The job's tokenizer: kept by an earlier run, learned, or found; its engine compared."""
+        """Return the job's tokenizer: saved by an earlier run, learned, or resolved."""
         state = self._work.tokenizer_state()
         if state is None and parse_train_spec(self._recipe.tokenizer) is not None:
             self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
@@ -239,7 +239,7 @@ class PrepareRun:
         return tokenizer
 
     def _report_schemas(self) -> None:
-        """Look at the first records of every source, and say what they are, before work begins."""
+        """Note the detected record format of every source, before work begins."""
         names: dict[str, list[str]] = {}
         read_recipe, dedup = self._recipe.reading, self._recipe.dedup
         other_names: list[str] = []
@@ -247,7 +247,7 @@ class PrepareRun:
             record_parser = self._record_parsers.get_parser(source)
             if record_parser.record_kind != "text":
                 other_names.append(source.name)
-            # A column called text is what everybody expects.
+            # A column called text needs no note.
             if record_parser.detected and record_parser.detected != PLAIN_TEXT_NOTE:
                 names.setdefault(record_parser.detected, []).append(source.name)
         for detected, source_names in names.items():
@@ -268,7 +268,7 @@ class PrepareRun:
             )
 
     def _make_report(self, completed_job: CompletedJob) -> PrepareReport:
-        """The sidecar: what may differ between two runs that write the same store."""
+        """Make the report: values that may differ between two runs of the same store."""
         results = completed_job.results
         seconds = time.perf_counter() - self._began
         locations = describe_input_locations(self._recipe.inputs)
@@ -297,7 +297,10 @@ class PrepareRun:
         )
 
     def _find_media_folders(self) -> dict[str, str]:
-        """Where paths of media begin, by source: a store knows none but those of records."""
+        """Return the base folder of media paths by source, for the report.
+
+        The store itself only has the paths in records.
+        """
         folders = {source.name: self._record_parsers.media_folder(source) for source in self._listing.sources}
         return {
             decode_file_name(name): decode_file_name(
@@ -313,16 +316,16 @@ class PrepareRun:
 
 
 def _read_peak_memory() -> int:
-    """The most bytes this process has had in memory."""
+    """Return the peak resident memory of this process, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):
-        # On Linux this would be the most of the process that started this one, too.
+        # On Linux ru_maxrss includes the peak of the parent process.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _format_first_names(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are besides."""
+    """Return the first name and the number of others."""
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")

@@ -1,7 +1,7 @@
-"""A store that lies elsewhere: whose it is, what of it is there, and in which order the rest goes there.
+"""Remote output of a store: the claim of its folder, uploads and their order.
 
-Its manifest goes last: a folder without one is no store. While it grows, an object in it says which
-job it belongs to, so that no other job mixes with it, and the same job goes on, from any machine.
+The manifest is sent last: a folder without one is no store. While the store grows, a claim object names
+its job. Other jobs refuse the folder, and the same job can resume from any machine.
 """
 
 import re
@@ -41,7 +41,7 @@ from batchloom.store.format import (
 from batchloom.store.write import make_folder
 
 OWNER_NAME = f"{WORK_NAME}/job.json"
-# What a job sends: nothing else is deleted for another one.
+# The files that a job sends: a restart deletes no others.
 _STORE_FILE = re.compile(
     "|".join(
         [
@@ -62,9 +62,9 @@ _WAIT_SECONDS = 0.5
 
 
 class StoreOwner(msgspec.Struct, frozen=True):
-    """The object that names the job a growing store belongs to.
+    """Claim object that names the job of a growing store.
 
-    ``tokenizer`` is the fingerprint of a tokenizer that lies in a file; None for others.
+    ``tokenizer`` is the fingerprint of a tokenizer file; None for other tokenizers.
     """
 
     job: JobIdentity
@@ -72,7 +72,7 @@ class StoreOwner(msgspec.Struct, frozen=True):
 
 
 class UploadRecord(NamedTuple):
-    """What is known of a file that lies elsewhere: its name there, its bytes, how it was listed, and its time here."""
+    """Log entry of an uploaded file: remote name, bytes, listing mark, local mtime."""
 
     name: str
     size: int
@@ -81,9 +81,9 @@ class UploadRecord(NamedTuple):
 
 
 def sort_for_upload(names: Iterable[str]) -> list[str]:
-    """The files of a finished store in the order they go elsewhere: subsets, what says more of them, the manifest.
+    """Return the files of a finished store in upload order, the manifest last.
 
-    What is no file of a store (work, files half written, hidden ones) is left out.
+    Subsets come first. Work files, partial files and hidden files are left out.
     """
     ranks = {name: rank for rank, name in enumerate(SUBSETS)}
     store_files = [
@@ -106,20 +106,20 @@ def claim_folder(
     *,
     restart: bool = False,
 ) -> None:
-    """Make a folder elsewhere this job's, or make sure that it is.
+    """Claim a remote folder for this job, or check that the job owns it.
 
-    Where the store can (S3 and Google's can), of two jobs at the same time one alone gets it.
+    On stores with conditional writes (S3, Google), only one of two concurrent jobs gets it.
 
     Args:
         remote_folder: the folder.
-        files: what lies there, and no finished store.
-        owner: this job.
+        files: its files, without a finished store.
+        owner: claim of this job.
         recipe: its recipe; None for synthetic data.
-        restart: whether unfinished work of another job gives way.
+        restart: whether to replace unfinished work of another job.
 
     Raises:
-        StoreConflictError: it is another job's, or holds something else.
-        OutputError: it cannot be read or written.
+        StoreConflictError: another job owns the folder, or it holds other files.
+        OutputError: the folder cannot be read or written.
     """
     data = remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
     if data is None:
@@ -136,22 +136,24 @@ def claim_folder(
 
 
 def check_ownership(remote_folder: RemoteFolder, owner: StoreOwner, recipe: Recipe | None) -> None:
-    """Make sure that nobody has taken a folder elsewhere from this job; see :func:`claim_folder`.
+    """Check that no other job has taken over a remote folder.
+
+    See :func:`claim_folder`.
 
     Raises:
-        StoreConflictError: it is another job's now.
+        StoreConflictError: another job owns it now.
         OutputError: it cannot be read.
     """
-    # Nobody's it is where the same job has just ended on another machine.
+    # The claim is missing if the same job has just ended on another machine.
     if (data := remote_folder.read(OWNER_NAME)) is not None:
         _check_same_job(remote_folder, data, owner, recipe)
 
 
 def release_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> None:
-    """Leave nothing in a folder elsewhere that holds this job's claim and nothing else.
+    """Delete this job's claim from a remote folder that holds nothing else.
 
     Raises:
-        OutputError: it cannot be read, or the claim not deleted.
+        OutputError: the folder cannot be read, or the claim cannot be deleted.
     """
     claim = msgspec.json.encode(owner)
     if remote_folder.list_files().keys() == {OWNER_NAME} and remote_folder.read(OWNER_NAME) == claim:
@@ -169,7 +171,7 @@ def _check_same_job(remote_folder: RemoteFolder, data: bytes, owner: StoreOwner,
 
 
 def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe | None) -> str:
-    """How the job that a claim names differs from this one; empty where it is the same."""
+    """Describe the differences between a claimed job and this one; empty for none."""
     try:
         claimed_owner = msgspec.json.decode(data, type=StoreOwner)
         differences = describe_job_differences(claimed_owner.job, owner.job, recipe, claimed_owner.tokenizer)
@@ -181,26 +183,26 @@ def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe |
 
 
 def _take_over_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> bytes:
-    """Delete what another job has sent, and put this job's claim in the place of its own; the claim that lies there."""
-    # Since it was looked at first, all inputs may have been read.
+    """Delete another job's uploads, replace its claim, and return the current claim."""
+    # Reading all inputs may have taken hours since the first listing.
     files = remote_folder.list_files()
     if read_remote_manifest(remote_folder, files) is not None:
         raise StoreConflictError(
             f"Another run has just finished a store in {remote_folder.redacted_url}; choose another --out."
         )
-    # What is claimed last stands to the end, so that whoever is stopped here can begin anew again.
+    # The claim is deleted last, so that a run stopped here can restart again.
     _delete_sent_files(remote_folder, files)
     remote_folder.delete(OWNER_NAME)
     claim = msgspec.json.encode(owner)
     data = remote_folder.create(OWNER_NAME, claim)
     if data == claim:
-        # The other job, if it is at work, stops before its manifest; what it sent meanwhile is no whole store.
+        # The other job, if it still runs, stops before its manifest; its later uploads are no complete store.
         _delete_sent_files(remote_folder, remote_folder.list_files())
     return data
 
 
 def _delete_sent_files(remote_folder: RemoteFolder, files: Iterable[str]) -> None:
-    """Delete the files of a store; what else somebody put beside them stays."""
+    """Delete the files of a store; other files stay."""
     store_files = [name for name in files if _STORE_FILE.fullmatch(name)]
     with ThreadPoolExecutor(_REMOTE_THREADS, "deletes") as pool:
         for _ in pool.map(remote_folder.delete, store_files):
@@ -208,10 +210,10 @@ def _delete_sent_files(remote_folder: RemoteFolder, files: Iterable[str]) -> Non
 
 
 def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFile]) -> Manifest | None:
-    """The manifest of the store in a folder elsewhere; None where there is none that is finished.
+    """Return the manifest of a finished store in a remote folder, or None.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: the manifest is damaged.
         OutputError: it cannot be read.
     """
     data = remote_folder.read(MANIFEST_NAME) if MANIFEST_NAME in files else None
@@ -220,7 +222,7 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
     try:
         return decode_manifest(data, f"{remote_folder.redacted_url}/{MANIFEST_NAME}")
     except StoreError:
-        # Of some file systems a file can be half written; the job goes on.
+        # On some file systems a file can be half written; the job resumes.
         if OWNER_NAME in files:
             return None
         raise
@@ -228,14 +230,14 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
 
 @final
 class StoreUploader:
-    """What of a job's files lies elsewhere; what is known to lie there is not sent again.
+    """Uploads of a job's files, which skip files that are already remote.
 
-    Its methods may be called from several threads.
+    Its methods are thread-safe.
 
     Args:
-        remote_folder: the folder elsewhere.
-        files: what lies there.
-        log_path: a file of this machine in which it is kept what was sent.
+        remote_folder: the remote folder.
+        files: its files.
+        log_path: local log of uploaded files.
     """
 
     def __init__(self, remote_folder: RemoteFolder, files: dict[str, RemoteFile], log_path: Path) -> None:
@@ -245,16 +247,19 @@ class StoreUploader:
         make_folder(log_path.parent)
 
     def is_uploaded(self, name: str) -> bool:
-        """Whether a file that need not be here any more was sent, and lies there as it was sent."""
+        """Return whether a file was sent and is unchanged in the remote folder.
+
+        The local file may be deleted already.
+        """
         upload_record, remote_file = self._upload_records.get(name), self._files.get(name)
         return upload_record is not None and remote_file == RemoteFile(upload_record.size, upload_record.mark)
 
     def stop(self) -> None:
-        """Try nothing again from now on."""
+        """Stop retrying failed requests."""
         self._remote_folder.stop()
 
     def send(self, local: Path, name: str) -> bool:
-        """Have a file lie there; whether it was sent now, rather than found there.
+        """Upload a file if it is missing or differs; return whether it was sent now.
 
         Raises:
             OutputError: it cannot be sent.
@@ -280,7 +285,7 @@ class StoreUploader:
 
 
 def _read_upload_log(log_path: Path) -> dict[str, UploadRecord]:
-    """What an earlier run sent; a line that a kill cut off says nothing."""
+    """Read the upload log of an earlier run, skipping lines cut off by a kill."""
     upload_records = {}
     with wrap_write_errors(log_path):
         lines = log_path.read_bytes().splitlines() if log_path.exists() else []
@@ -302,13 +307,13 @@ def publish_store(
     """Send a finished store, its manifest last.
 
     Args:
-        store: its folder on this machine.
-        uploader: what lies there already.
-        on_progress: is called with the bytes that lie there, all bytes, and those of the first that were found there.
-        before_manifest: is called before the manifest is sent; what it raises keeps it here.
+        store: local folder of the store.
+        uploader: uploads of this job.
+        on_progress: callback with the uploaded bytes, all bytes, and the bytes that were already uploaded.
+        before_manifest: callback before the manifest is sent; an exception in it holds the manifest back.
 
     Raises:
-        OutputError: it cannot be sent; what was sent stays.
+        OutputError: the store cannot be sent; uploaded files stay.
     """
     with wrap_write_errors(store):
         paths = [path for path in store.rglob("*") if path.is_file()]

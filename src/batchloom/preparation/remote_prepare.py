@@ -1,4 +1,4 @@
-"""``prepare`` into a store that lies elsewhere: made in a work folder of this machine, sent, the manifest last."""
+"""``prepare`` into a remote store: made in a local work folder, then uploaded."""
 
 import contextlib
 import os
@@ -71,12 +71,12 @@ from batchloom.store.write import make_folder
 _UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
 _WORK_FILES = (_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME)
 
-# Makes the store of listed inputs in a folder of this machine.
+# Builds the store of listed inputs in a local folder.
 StoreBuilder = Callable[[Recipe, Path, SourceListing, Spool, Listener, float], PrepareResult]
 
 
 def default_work_folder(url: str) -> Path:
-    """Where the store of a URL grows when nobody says where: a folder of its own below the user's cache."""
+    """Return the default local work folder for a URL, below the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = xxhash.xxh3_64_hexdigest(redact_url(url).rstrip("/").encode())
     return Path(cache) / "batchloom" / "prepare" / name
@@ -85,14 +85,14 @@ def default_work_folder(url: str) -> Path:
 def run_remote(
     request: PrepareRequest, url: str, listener: Listener, make: StoreBuilder, settings: RunSettings
 ) -> PrepareResult:
-    """Carry out a recipe into a folder elsewhere; see :func:`batchloom.prepare`.
+    """Run a recipe into a remote folder; see :func:`batchloom.prepare`.
 
     Args:
-        request: what to do, and where that comes from.
-        url: the folder.
-        listener: is told of notes and progress.
-        make: makes the store on this machine.
-        settings: how the job is run.
+        request: the recipe and its origin.
+        url: URL of the folder.
+        listener: callback that gets notes and progress.
+        make: builder of the store on this machine.
+        settings: settings of the run.
     """
     began, recipe = time.perf_counter(), request.recipe
     folder = settings.work or default_work_folder(url)
@@ -125,7 +125,7 @@ def run_remote(
         if settings.dry_run:
             return replace(result, path=remote_folder.redacted_url, notes=(note, *result.notes))
         _record_location(folder / _STORE_NAME, remote_folder.redacted_url)
-        # Hours may have passed, and not every store keeps two jobs apart that begin together.
+        # Check again: hours may have passed, and not every store keeps concurrent jobs apart.
         files = remote_folder.list_files()
         manifest = read_remote_manifest(remote_folder, files)
         build.begin(remote_folder, files, manifest)
@@ -153,7 +153,10 @@ def _open_spool(folder: Path) -> Spool:
 
 @contextlib.contextmanager
 def _release_on_failure(remote_folder: RemoteFolder, store: Path) -> Iterator[list[StoreOwner]]:
-    """Leave nothing there of a job that failed before anything was finished; gives where it is noted that it began."""
+    """Release the claim of a job that failed before anything was finished.
+
+    Yields a list, to which the caller appends its claim.
+    """
     claimed_owners: list[StoreOwner] = []
     try:
         yield claimed_owners
@@ -166,7 +169,7 @@ def _release_on_failure(remote_folder: RemoteFolder, store: Path) -> Iterator[li
 
 @dataclass(frozen=True, slots=True)
 class _RemoteBuild:
-    """What is to be made on this machine, of inputs or of synthetic data."""
+    """Build of a remote store on this machine, from inputs or synthetic data."""
 
     recipe: Recipe
     store: Path
@@ -183,16 +186,16 @@ class _RemoteBuild:
         *,
         restart: bool = False,
     ) -> None:
-        """Make a folder elsewhere this job's, or make sure that what is finished there is.
+        """Claim a remote folder for this job, or check that its store is of this job.
 
         Args:
             remote_folder: the folder.
-            files: what lies there.
-            manifest: of the finished store there; None where there is none.
-            restart: whether unfinished work of another job gives way.
+            files: its files.
+            manifest: manifest of the finished store there; None if there is none.
+            restart: whether to replace unfinished work of another job.
 
         Raises:
-            StoreConflictError: it is another job's, or holds something else.
+            StoreConflictError: it belongs to another job, or holds other files.
         """
         if manifest is None:
             claim_folder(remote_folder, files, self.owner, self._own_recipe, restart=restart)
@@ -200,15 +203,15 @@ class _RemoteBuild:
             self._check_same_store(remote_folder, manifest)
 
     def check_claim(self, remote_folder: RemoteFolder) -> None:
-        """Make sure that the folder elsewhere is this job's still.
+        """Check that this job still owns the remote folder.
 
         Raises:
-            StoreConflictError: it is another job's now.
+            StoreConflictError: another job owns it now.
         """
         check_ownership(remote_folder, self.owner, self._own_recipe)
 
     def delete_previous_work(self) -> None:
-        """Delete the store of another job that was made here and not sent; of unfinished work the same units stay."""
+        """Delete another job's local store that was not sent; its equal units stay."""
         if isinstance(self.inputs, SyntheticSpec):
             shutil.rmtree(self.store, ignore_errors=True)
             return
@@ -225,7 +228,7 @@ class _RemoteBuild:
         except StoreError:
             with wrap_write_errors(self.store):
                 for path in self.store.iterdir():
-                    # Inputs that can be read only once lie there.
+                    # Inputs that can be read only once are spooled there.
                     if path.name == WORK_NAME:
                         continue
                     if path.is_dir():
@@ -235,7 +238,7 @@ class _RemoteBuild:
 
     @property
     def _own_recipe(self) -> Recipe | None:
-        """The recipe, where it has a tokenizer of its own."""
+        """The recipe; None for synthetic data, which has no tokenizer."""
         return self.recipe if isinstance(self.inputs, SourceListing) else None
 
     def _check_same_store(self, remote_folder: RemoteFolder, manifest: Manifest) -> None:
@@ -263,7 +266,7 @@ class _RemoteBuild:
 def _plan_remote_build(
     request: PrepareRequest, folder: Path, spool: Spool, settings: RunSettings, *, finished: bool
 ) -> _RemoteBuild:
-    """What is to be made; ``finished``: whether a store is there already, and nothing is to be claimed."""
+    """Return the build of a request; ``finished`` means that the remote store exists."""
     recipe, store = request.recipe, folder / _STORE_NAME
     if synthetic_spec := parse_synthetic_input(recipe.inputs):
         plain = synthetic_to_plain(synthetic_spec, recipe)
@@ -278,10 +281,10 @@ def _plan_remote_build(
 
 
 def check_remote_separate(inputs: Sequence[str], url: str) -> None:
-    """Refuse an output elsewhere that lies in an input, or an input that lies in it.
+    """Refuse a remote output inside an input, or an input inside the output.
 
     Raises:
-        StoreConflictError: names the input.
+        StoreConflictError: the message names the input.
     """
     out = _normalize_url(url)
     for input_url in inputs:
@@ -312,7 +315,7 @@ def _normalize_url(url: str) -> str:
 
 
 def _make_upload_listener(result: PrepareResult, listener: Listener) -> Callable[[int, int, int], None]:
-    """What tells how far sending is: of bytes that lie there, all bytes, and those that were found there."""
+    """Return a callback for :func:`publish_store` that reports upload progress."""
     counts = result.counts
 
     def on_progress(finished_bytes: int, total: int, resumed_bytes: int) -> None:
@@ -332,20 +335,20 @@ def _make_upload_listener(result: PrepareResult, listener: Listener) -> Callable
 
 
 def _record_location(store: Path, location: str) -> None:
-    """Have the sidecar and its page say where the store lies, not where it was made."""
+    """Write the store's remote location into its report and page."""
     plain = msgspec.json.decode((store / REPORT_NAME).read_bytes())
     if plain.get("out") == location:
         return
     report = read_report(store)
     if report is not None and (store / PAGE_NAME).exists():
         write_report_page(msgspec.structs.replace(report, out=location), store / PAGE_NAME)
-    # Last: by it a later run tells that both are as they should be.
+    # The report is written last: its location tells a later run that both files are updated.
     encoded_report = msgspec.json.encode({**plain, "out": location})
     write_file(store / REPORT_NAME, msgspec.json.format(encoded_report, indent=1) + b"\n")
 
 
 def _delete_leftovers(remote_folder: RemoteFolder, files: dict[str, RemoteFile], folder: Path) -> None:
-    """Delete what a finished job needs no longer, there and here."""
+    """Delete what a finished job no longer needs, remote and local."""
     if OWNER_NAME in files:
         remote_folder.delete(OWNER_NAME)
     shutil.rmtree(folder / _STORE_NAME, ignore_errors=True)
@@ -355,10 +358,10 @@ def _delete_leftovers(remote_folder: RemoteFolder, files: dict[str, RemoteFile],
 
 @contextlib.contextmanager
 def _lock_work_folder(folder: Path) -> Iterator[None]:
-    """Hold a work folder, which goes afterwards where nothing is left in it.
+    """Lock a work folder; delete it afterwards if it is empty.
 
     Raises:
-        StoreConflictError: another run is at work in it, or it holds something else.
+        StoreConflictError: another run uses it, or it holds something else.
         OutputError: it cannot be written.
     """
     existed_before = folder.exists()
@@ -378,7 +381,7 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
             yield
         finally:
             if not any((folder / name).exists() for name in (_STORE_NAME, _UPLOADS_NAME)):
-                # While it is held, so that nobody begins in it.
+                # Delete it while locked, so that no other run begins in it.
                 with contextlib.suppress(OSError):
                     path.unlink()
                     if not existed_before:

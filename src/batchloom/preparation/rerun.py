@@ -1,4 +1,4 @@
-"""Giving a command again: a finished store, an unfinished one, or somebody else's folder."""
+"""Repeated runs of a job: finished stores, unfinished work, folders of other jobs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -43,28 +43,28 @@ def find_finished_store(
     *,
     hashed: bool = False,
 ) -> Manifest | None:
-    """The manifest of the finished store at ``out`` when this job would write the same.
+    """Return the manifest of the finished store at ``out``, if it is of this job.
 
-    Returns None where there is no finished store.
+    Returns None if there is no finished store.
 
     Args:
-        out: where it may be.
-        recipe: of this job.
-        listing: its inputs.
-        report: the sidecar of the store, if it has one.
-        tokenizer_state: the state of its tokenizer, where it is not to be found by the recipe.
-        hashed: whether inputs are told apart by their contents alone.
+        out: folder of the store.
+        recipe: recipe of this job.
+        listing: inputs of this job.
+        report: report of the store, if it has one.
+        tokenizer_state: state of its tokenizer, if the recipe alone does not determine it.
+        hashed: whether inputs are compared by content alone.
 
     Raises:
-        StoreConflictError: there is one, of another recipe or of other inputs.
-        StoreError: there is one, and it is damaged.
+        StoreConflictError: the store has another recipe or other inputs.
+        StoreError: the store is damaged.
     """
     with wrap_write_errors(out):
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
     steps = [entry for entry in manifest.all_history if entry.has_inputs] or [*manifest.all_history[:1]]
-    # What made it first may be given again when it has grown, and what made it grow, too.
+    # The first recipe may be given again after the store has grown, and each later one, too.
     for entry in steps[1:]:
         step_report = read_report(out, entry.number)
         step_manifest = _select_generation(manifest, entry)
@@ -89,7 +89,7 @@ def _covers_all_inputs(
     listing: SourceListing,
     tokenizer_state: Mapping[str, Any] | None,
 ) -> bool:
-    """Whether a job differs from the one that made a store by nothing but inputs that were appended since."""
+    """Return whether a job differs from a store only by inputs appended since."""
     if list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe)):
         return False
     if _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state):
@@ -104,13 +104,13 @@ def _covers_all_inputs(
         (reported_source.path, reported_source.bytes, reported_source.mtime_ns)
         for reported_source in make_report_sources(listing.sources)
     }
-    # Of what was read first all names are there still: a file less is another job.
+    # All first names must still be listed: with a file less it is another job.
     first_names = {source_entry.name for source_entry in manifest.sources}
     return listed_files <= known_files and first_names <= {source.name for source in listing.sources}
 
 
 def _select_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
-    """A manifest with the recipe and the sources of one of its generations alone."""
+    """Return a manifest with the recipe and sources of one generation."""
     return msgspec.structs.replace(manifest, recipe=entry.recipe, sources=manifest.list_sources_of(entry))
 
 
@@ -127,16 +127,16 @@ def check_same_finished_job(
     """Refuse a finished store that another job has written.
 
     Args:
-        location: what the store's folder is called.
-        manifest: the store's.
-        report: the sidecar beside it; None where there is none.
-        recipe: this job's.
-        listing: this job's inputs.
-        tokenizer_state: the state of its tokenizer, where it is not to be found by the recipe.
-        hashed: whether inputs are told apart by their contents alone.
+        location: name of the store's folder in messages.
+        manifest: manifest of the store.
+        report: report of the store; None if it has none.
+        recipe: recipe of this job.
+        listing: inputs of this job.
+        tokenizer_state: state of its tokenizer, if the recipe alone does not determine it.
+        hashed: whether inputs are compared by content alone.
 
     Raises:
-        StoreConflictError: it is of another recipe or of other inputs; says what differs.
+        StoreConflictError: the recipe or the inputs differ; the message lists the differences.
     """
     if differences := _list_job_differences(manifest, report, recipe, listing, tokenizer_state, hashed=hashed):
         raise StoreConflictError(
@@ -155,7 +155,7 @@ def _list_job_differences(
     *,
     hashed: bool,
 ) -> list[str]:
-    """How a job differs from the one that a manifest is of, in a few words each."""
+    """List the differences between a job and that of a manifest, in a few words each."""
     differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe))
     differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state)
     has_same_files = report is not None and _are_same_files(report.sources, listing.sources)
@@ -175,26 +175,27 @@ def _list_job_differences(
 def _make_comparable_recipe(previous: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as a finished store's manifest would hold it.
 
-    A store of a version that did not balance its subsets is finished, and stays as it is.
+    A store of a version without ``balance_subsets`` counts as finished.
     """
     plain = recipe_to_plain(recipe)
     return plain if "balance_subsets" in previous else {n: v for n, v in plain.items() if n != "balance_subsets"}
 
 
 def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[str, DetectedFile]:
-    """What inputs were found to be, by absolute path, when this recipe made the store of a report.
+    """Return the detected formats of inputs by absolute path, from a report.
 
-    With it a hundred thousand files are listed anew in a second, without opening one.
+    Empty if the report is of another recipe. With it, 100,000 files are listed in a second, without
+    opening any.
     """
     if report is None or report.recipe_fingerprint != compute_recipe_fingerprint(recipe):
         return {}
     if any(source.form for source in recipe.sources):
-        # What somebody says of an input has a say in what its files are.
+        # A declared format decides how files are detected.
         return {}
     return {
         source.path: DetectedFile(source.bytes, source.mtime_ns, source.kind, source.compression or None)
         for source in report.sources
-        # Bytes that are no UTF-8 were replaced, and such a path may be that of another file.
+        # Invalid UTF-8 was replaced, so this path may be that of another file.
         if source.kind and "\ufffd" not in source.path
     }
 
@@ -203,14 +204,14 @@ def check_separate(inputs: Sequence[str], out: Path) -> None:
     """Refuse an output folder that is, or holds, an input.
 
     Raises:
-        StoreConflictError: names the input.
+        StoreConflictError: the message names the input.
     """
     with wrap_write_errors(out):
         if not out.is_dir():
             return
     folder = os.path.realpath(out)
     for input_path in inputs:
-        # What is not here, on the Hub perhaps, lies in no folder.
+        # Hub data sets and missing paths are in no local folder.
         if is_url_or_stdin(input_path) or not os.path.lexists(strip_wildcard_part(input_path)):
             continue
         real_path = os.path.realpath(strip_wildcard_part(input_path))
@@ -225,10 +226,10 @@ def check_separate(inputs: Sequence[str], out: Path) -> None:
 
 
 def check_output_folder(out: Path) -> None:
-    """Refuse a folder that holds something else than this job's work.
+    """Refuse a folder that holds anything but this job's work.
 
     Raises:
-        StoreConflictError: it is not empty and no unfinished job.
+        StoreConflictError: it is not empty and holds no unfinished job.
         InputError: it is a URL.
     """
     refuse_url(out, "The output")
@@ -252,13 +253,13 @@ def begin_or_resume(
     *,
     restart: bool = False,
 ) -> None:
-    """Begin the job in its work folder, or make sure that what is there is of this very job.
+    """Begin the job in its work folder, or check that the work there is its own.
 
-    With ``restart`` what is there of another job gives way, but for units that are the same; a
-    tokenizer that another job has learned and not used yet gives way unasked.
+    With ``restart``, work of another job is replaced, except for equal units. A tokenizer that another
+    job has learned and not used yet is always replaced.
 
     Raises:
-        StoreConflictError: it holds the work of another recipe, of other inputs or of another
+        StoreConflictError: the folder holds work of another recipe, other inputs or another
             version.
     """
     previous_job, has_results = work.job(), work.has_results()
@@ -282,14 +283,14 @@ def begin_or_resume(
 def make_job_identity(
     recipe: Recipe, listing: SourceListing, constants: list[int], content: list[str], base: int = 0
 ) -> JobIdentity:
-    """What a job is known by while it is not finished.
+    """Return the identity of an unfinished job.
 
     Args:
-        recipe: what it does.
+        recipe: recipe of the job.
         listing: its inputs.
-        constants: the sizes that decide documents and units.
-        content: the hashes of its sources, if they were made.
-        base: the generation that it appends to; 0 for none.
+        constants: sizes that decide documents and units.
+        content: hashes of its sources; empty if they are compared by mtime.
+        base: generation that it appends to; 0 for none.
     """
     return JobIdentity(
         work_version=WORK_VERSION,
@@ -309,14 +310,14 @@ def describe_job_differences(
     tokenizer: str | None,
     tokenizer_state: Mapping[str, Any] | None = None,
 ) -> str:
-    """How an unfinished job differs from this one, in a few words; empty where it is the same.
+    """Describe how an unfinished job differs from this one; empty if they are equal.
 
     Args:
-        previous_job: the unfinished one.
-        job: this one.
-        recipe: this one's; None where it has no tokenizer of its own.
-        tokenizer: the fingerprint of the unfinished one's tokenizer; None where it has none yet.
-        tokenizer_state: the state of this one's tokenizer, where it is not to be found by the recipe.
+        previous_job: the unfinished job.
+        job: this job.
+        recipe: recipe of this job; None if it has no tokenizer.
+        tokenizer: fingerprint of the unfinished job's tokenizer; None if it has none yet.
+        tokenizer_state: state of this job's tokenizer, if the recipe alone does not determine it.
     """
     differences = list_recipe_differences(previous_job.recipe, job.recipe)
     if recipe is not None and tokenizer is not None:
@@ -343,11 +344,9 @@ def describe_job_differences(
 
 
 def remove_leftover_work(out: Path, generation: int = 1) -> None:
-    """Delete the work folder of a job that ended after its store was moved to its place.
+    """Delete the work folder of a job that ended after its store was moved to ``out``.
 
-    Args:
-        out: the store.
-        generation: its newest; a job that makes the next one is not finished, and stays.
+    The work of a job that makes a generation after ``generation`` stays.
     """
     if (out / WORK_NAME).is_dir():
         with WorkFolder(out) as work:
@@ -355,14 +354,14 @@ def remove_leftover_work(out: Path, generation: int = 1) -> None:
 
 
 def clear_leftover_work(work: WorkFolder, generation: int) -> None:
-    """Empty the work folder of a job whose generation the store has already."""
+    """Clear the work folder of a job whose generation the store already has."""
     job = work.job()
     if job is None or job.base < generation:
         work.clear()
 
 
 def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
-    """The inputs as the report holds them."""
+    """Return the inputs as the report holds them."""
     return [
         ReportedSource(
             *(source.name, _get_original_path(source), source.size, source.mtime_ns),
@@ -373,20 +372,20 @@ def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
 
 
 def _get_original_path(source: Source) -> str:
-    """Where a source lay, without what it took to read it there."""
+    """Return the original path or URL of a source, without the read wrapper."""
     if is_url(source.file):
         return decode_file_name(redact_url(source.file) + source.path[len(source.file) :])
     return decode_file_name(make_absolute(source.path))
 
 
 def _are_same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
-    """Whether the very files that were read are listed, untouched; their names may differ."""
+    """Return whether paths, sizes and times are unchanged; names may differ."""
     previous_files = [(source.path, source.bytes, source.mtime_ns) for source in reported]
     return previous_files == [(_get_original_path(now), now.size, now.mtime_ns) for now in sources]
 
 
 def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
-    """The fingerprint of a tokenizer that lies in a file, which may change under its name; None for others."""
+    """Return the fingerprint of a tokenizer file, which may change; None for others."""
     spec = recipe.tokenizer
     if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
         return None
@@ -428,7 +427,7 @@ def _list_input_differences(
 def _list_kind_differences(
     previous_kinds: Sequence[str], current_kinds: Sequence[str], names: Sequence[str]
 ) -> list[str]:
-    """Files that are asked for as something else than they were."""
+    """List files that would be read as another format than before."""
     return [
         f"inputs: {name} was read as {old} and would be read as {new}"
         for old, new, name in zip(previous_kinds, current_kinds, names, strict=True)
@@ -437,7 +436,7 @@ def _list_kind_differences(
 
 
 def _describe_list_changes(previous: list[tuple[str, int]], current: list[tuple[str, int]]) -> list[str]:
-    """How two lists of (name, bytes) differ, in a few words each."""
+    """List the differences between two lists of (name, bytes), in a few words each."""
     if previous == current:
         return []
     old, new = dict(previous), dict(current)
@@ -454,7 +453,7 @@ def _describe_list_changes(previous: list[tuple[str, int]], current: list[tuple[
 def _list_content_differences(
     manifest: Manifest, report: PrepareReport | None, sources: Sequence[Source], *, hashed: bool
 ) -> list[str]:
-    """Files of the right names and sizes with another time, or all of them: only their bytes can tell."""
+    """List files whose bytes differ, among those with another time, or all if hashed."""
     times = {source.name: source.mtime_ns for source in report.sources} if report else {}
     return [
         f"inputs: {source.name} has other content"
@@ -465,7 +464,7 @@ def _list_content_differences(
 
 
 def hash_sources(sources: Sequence[Source]) -> dict[str, str]:
-    """The XXH3-128 of the bytes of each source, after decompression, by path.
+    """Return the XXH3-128 of the decompressed bytes of each source, by path.
 
     Raises:
         InputError: a source cannot be read.
@@ -481,7 +480,7 @@ def hash_sources(sources: Sequence[Source]) -> dict[str, str]:
 
 
 def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
-    """The hash of a source as it is now, over the parts that were read then."""
+    """Return the hash of a source as it is now, over the recorded parts."""
     digests = []
     with PartStream(source) as stream:
         for part in entry.parts:
@@ -490,7 +489,7 @@ def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
                 digest.update(data)
                 remaining_bytes -= len(data)
             digests.append(digest.hexdigest())
-        # What lies beyond the last part would change the hash of it.
+        # Bytes after the last part must change the hash.
         if stream.read(1):
             digests.append("00")
     return combine_part_hashes(digests)

@@ -1,4 +1,4 @@
-"""``prepare dummy``: a store of synthetic documents, whose manifest says that they are made up."""
+"""``prepare dummy``: a store of synthetic documents, marked so in its manifest."""
 
 import os
 import time
@@ -45,18 +45,18 @@ from batchloom.store.format import (
 from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
 
-# The settings of a recipe that have a meaning for documents nobody reads.
+# Recipe settings that apply to synthetic documents.
 _SYNTHETIC_SETTINGS = ("tokens_per_shard", "dtype", "val_fraction", "test_fraction")
 _BATCH_DOCUMENTS, _BATCH_TOKENS = 1 << 14, 1 << 20
 
 
 def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
-    """The synthetic data that a job is to write; None where its inputs are to be read.
+    """Return the synthetic data that the inputs name; None for inputs to be read.
 
-    What exists as a file or folder is read, whatever its name.
+    A name that exists as a file or folder is read as one.
 
     Raises:
-        SettingsError: settings that are none, or synthetic data among other inputs.
+        SettingsError: the settings are invalid, or synthetic data is mixed with other inputs.
     """
     synthetic_names = [name for name in inputs if not os.path.lexists(name) and parse_synthetic_spec(name)]
     if synthetic_names and len(inputs) > 1:
@@ -66,17 +66,11 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
 
 
 def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:
-    """Write all documents of a spec as a store; a job that was stopped begins anew.
-
-    Args:
-        spec: the documents.
-        recipe: how they become shards and subsets.
-        out: the store's folder.
-        listener: is told of notes and progress.
+    """Write all documents of a spec as a store; an interrupted job starts over.
 
     Raises:
-        SettingsError: settings of the recipe that mean nothing here.
-        StoreConflictError: ``out`` holds something else than this job would write.
+        SettingsError: the recipe has settings that do not apply to synthetic data.
+        StoreConflictError: ``out`` holds data that this job would not write.
         OutputError: ``out`` cannot be written.
     """
     began = time.perf_counter()
@@ -99,10 +93,10 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
 
 
 def synthetic_to_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
-    """The recipe of such a store as its manifest holds it.
+    """Return the recipe of a synthetic store as its manifest holds it.
 
     Raises:
-        SettingsError: settings of the recipe that mean nothing here.
+        SettingsError: the recipe has settings that do not apply to synthetic data.
     """
     _check_settings_apply(spec, recipe)
     return {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
@@ -124,7 +118,7 @@ def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
 
 
 def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | None:
-    """The manifest of the finished store at ``out`` when this job would write the same."""
+    """Return the manifest of the finished store at ``out`` if it has the same data."""
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(out)
@@ -133,10 +127,10 @@ def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | Non
 
 
 def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) -> None:
-    """Refuse a finished store of other data, or of other settings.
+    """Refuse a finished store of other data or settings.
 
     Raises:
-        StoreConflictError: it is one; says what differs.
+        StoreConflictError: the recipes differ; the message lists the differences.
     """
     previous_recipe, current_recipe = manifest.recipe, msgspec.to_builtins(plain)
     names = sorted(previous_recipe.keys() | current_recipe.keys())
@@ -191,7 +185,7 @@ def _write_synthetic_shards(
 
 
 def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
-    """All documents in order, a bounded number of tokens at a time."""
+    """Yield all documents in order, in batches of a bounded number of tokens."""
     first = 0
     while first < data.spec.documents:
         stop = min(first + _BATCH_DOCUMENTS, data.spec.documents)
@@ -219,7 +213,7 @@ def _finish_synthetic(
     work: WorkFolder,
     notes: list[str],
 ) -> Manifest:
-    """Write everything but the shards, the manifest last."""
+    """Write all files except the shards, the manifest last."""
     make_folder(work.store)
     subsets = {
         name: make_subset_entry(work.store / name, shard_entries)

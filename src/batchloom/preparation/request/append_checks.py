@@ -1,4 +1,4 @@
-"""What cannot be appended to a store: refused before any work is done."""
+"""Checks that refuse an append before any work is done."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from batchloom.tokens import resolve_tokenizer
 
 
 def check_base_has_recipe(base: Manifest, out: Path) -> None:
-    """Refuse to append by the recipe of a store that has none.
+    """Refuse to append to a store that has no recipe.
 
     Raises:
-        StoreConflictError: its documents were made up.
-        InputError: they were imported.
+        StoreConflictError: its documents are synthetic.
+        InputError: its documents were imported.
     """
     if base.recipe.get("source") == SYNTHETIC:
         raise StoreConflictError(
@@ -35,17 +35,17 @@ def check_base_has_recipe(base: Manifest, out: Path) -> None:
 def check_same_recipe(
     recipe: Recipe, base: Manifest, out: Path, tokenizer_state: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse to append by a recipe whose documents would not fit those that are there.
+    """Refuse to append with a recipe whose documents would not match the store.
 
     Args:
-        recipe: of what is to be appended.
-        base: the newest generation.
-        out: the store.
-        tokenizer_state: the state of the tokenizer, where the store itself named it.
+        recipe: recipe of the new documents.
+        base: newest generation of the store.
+        out: folder of the store.
+        tokenizer_state: state of the tokenizer, if it comes from the store.
 
     Raises:
-        StoreConflictError: names the setting that differs.
-        TokenizerError: the tokenizer that was asked for cannot be found.
+        StoreConflictError: the message names the setting that differs.
+        TokenizerError: the tokenizer is not found.
     """
     if base.recipe.get("source") == SYNTHETIC:
         check_base_has_recipe(base, out)
@@ -78,13 +78,13 @@ def check_same_recipe(
 
 
 def _get_processor_fingerprint(recipe: Recipe) -> str | None:
-    """The fingerprint of the processor of a recipe; None where it has none."""
+    """Return the fingerprint of a recipe's processor; None if it has none."""
     media = recipe.reading.media
     return None if media is None else compute_processor_fingerprint(media.processor)
 
 
 def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
-    """Whether the tokenizer that a recipe names is another than the store's."""
+    """Return whether a recipe names another tokenizer than the store's."""
     stored_recipe = base.recipe
     requested_names = (recipe_to_plain(recipe)["tokenizer"], recipe.end_token)
     is_file = Path(recipe.tokenizer).expanduser().exists()
@@ -99,10 +99,10 @@ def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
 def check_same_preferences(
     sources: Sequence[Source], record_parsers: RecordParsers, base: Manifest | None, out: Path
 ) -> None:
-    """Preferences stand alone, in all generations of a store.
+    """Refuse to mix preferences with other documents, in all generations of a store.
 
     Raises:
-        InputError: names the first source of another kind.
+        InputError: the message names the first source of another kind.
     """
     for source in sources if base is not None else ():
         kind = record_parsers.get_preference_kind(source)

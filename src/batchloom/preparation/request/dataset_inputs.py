@@ -1,4 +1,4 @@
-"""From DatasetConfigs to the inputs of a recipe: where each data set lies, and what is said of it."""
+"""Expansion of DatasetConfigs into recipe inputs: locations and settings."""
 
 import glob
 import os
@@ -36,17 +36,17 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class ExpandedInputs:
-    """What inputs come to when every manifest is followed.
+    """Inputs after every manifest is expanded.
 
     Attributes:
-        inputs: in order.
-        sources: what is said of each.
-        tokenizer: the one that is named; None for none.
-        notes: what is to be told, one sentence each.
-        multimodal: where it is said of a data set that it holds images or sounds, and what; empty for none.
-        processor: the processor that is named for those; None for none.
-        sampling: which frames of their videos are seen.
-        follow_links: one of them asks to follow symbolic links that lead out of an input folder.
+        inputs: inputs in order.
+        sources: settings of each input.
+        tokenizer: the declared tokenizer; None if there is none.
+        notes: notes for the user, one sentence each.
+        multimodal: location and type of a data set that declares images or audio; empty for none.
+        processor: the processor declared for those; None if there is none.
+        sampling: frame sampling of their videos.
+        follow_links: whether one of them follows symbolic links that lead out of an input folder.
     """
 
     inputs: tuple[str, ...]
@@ -60,12 +60,12 @@ class ExpandedInputs:
 
 
 def expand_inputs(input_arguments: Sequence[str | DatasetConfig]) -> ExpandedInputs:
-    """Inputs in order, each manifest and DatasetConfig replaced by the data sets it names.
+    """Replace each manifest and DatasetConfig by the data sets it names, in order.
 
     Raises:
-        SettingsError: whatever is wrong with what a manifest says.
-        InputMissingError: a manifest, or what one names, is not there.
-        InputError: a manifest cannot be read, or names what lies outside of its folder.
+        SettingsError: a manifest has invalid settings.
+        InputMissingError: a manifest, or an input that it names, is missing.
+        InputError: a manifest cannot be read, or names a path outside its folder.
     """
     inputs: list[str] = []
     sources: list[SourceRecipe] = []
@@ -114,10 +114,10 @@ def expand_inputs(input_arguments: Sequence[str | DatasetConfig]) -> ExpandedInp
 
 
 def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSampling:
-    """Which frames are seen of the videos of all data sets.
+    """Return the common frame sampling of all data sets.
 
     Raises:
-        InputError: two say so differently; names both.
+        InputError: two differ; the message names both.
     """
     video_configs = [(location, config) for location, config in multimodal if config.videos]
     if not video_configs:
@@ -134,10 +134,10 @@ def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSam
 
 
 def _check_processor_settings(location: str, config: DatasetConfig) -> None:
-    """Refuse settings of a processor, which would not be those that its files hold.
+    """Refuse processor settings, which would differ from the processor's files.
 
     Raises:
-        SettingsError: names each.
+        SettingsError: the message names each.
     """
     processor_config = config.processor_config
     setting_names = [
@@ -156,11 +156,11 @@ def _check_processor_settings(location: str, config: DatasetConfig) -> None:
 
 
 def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
-    """The inputs of a recipe file: where each lies, and what is said of it.
+    """Return the location and the settings of each input of a recipe file.
 
     Raises:
-        InputMissingError: names all that are not there.
-        SettingsError: a data set of images or sounds, which a recipe reads by its own setting.
+        InputMissingError: the message names all missing inputs.
+        SettingsError: a data set declares images or audio, which a recipe configures in ``media``.
     """
     raise_problems(
         [
@@ -179,7 +179,7 @@ def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocati
 
 
 def _locate_config(config: DatasetConfig) -> list[tuple[str, SourceRecipe, DatasetType]]:
-    """The data sets of a config: where each lies, what is said of it, and its type."""
+    """Return the location, settings and type of each data set of a config."""
     return _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
 
 
@@ -211,7 +211,7 @@ def _locate_entries(
 
 
 def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
-    """Each data set with its name in the file and where that was written."""
+    """Yield each data set with its name in the file and the file's location."""
     form = None if config.dataset_format == "yaml" else config.dataset_format
     if config.dataset_path is None and config.datasets is None:
         yield "dataset_type", DatasetEntry(path=_PRESET), config.location
@@ -228,7 +228,7 @@ def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Co
 
 
 def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
-    """The data sets of the file that a block names."""
+    """Yield the data sets of the file that a block names."""
     config_location = config.location
     locator = _DatasetLocator(config_location, lists=True)
     location = (
@@ -250,7 +250,7 @@ def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntr
 @final
 @dataclass
 class _DatasetLocator:
-    """Finds where data sets lie, seen from the file they are written in."""
+    """Resolver of data set paths relative to their file."""
 
     config_location: ConfigLocation
     lists: bool = False
@@ -259,7 +259,7 @@ class _DatasetLocator:
     _links: LinkBounds = field(default_factory=LinkBounds)
 
     def find(self, entry: DatasetEntry, location: str) -> str:
-        """The input that a data set is; what is not there is kept for ``raise_missing``."""
+        """Return the input of a data set; missing ones are recorded for ``raise_missing``."""
         if entry.path == STANDARD_INPUT and self.config_location.recipe:
             return entry.path
         if entry.path == STANDARD_INPUT:
@@ -286,10 +286,10 @@ class _DatasetLocator:
         return path
 
     def raise_missing(self) -> None:
-        """Raise one error for everything that is not there.
+        """Raise one error for all missing inputs.
 
         Raises:
-            InputMissingError: names the first, and where the others stand.
+            InputMissingError: the message names the first, and the locations of the others.
         """
         if not self.missing:
             return
@@ -304,13 +304,13 @@ class _DatasetLocator:
         raise InputMissingError(f"{location}: {sentence}{end}{self._hint()}")
 
     def _hint(self) -> str:
-        """Where what is missing may be, where that can be told; with a space before it."""
+        """Return a hint about the location of missing inputs, with a leading space."""
         if self._exists_from_current_folder():
             return " Relative paths begin at the folder of the file that names them."
         return " A data set of the Hub has data_type: hf_dataset, or none." if self.has_hub_name else ""
 
     def _exists_from_current_folder(self) -> bool:
-        """Whether what is missing is there, seen from the current folder."""
+        """Return whether missing inputs exist relative to the current folder."""
         folder = str(self.config_location.file.parent) if self.config_location.file else "."
         return folder != "." and any(os.path.lexists(os.path.relpath(path, folder)) for _, path in self.missing)
 
@@ -336,13 +336,13 @@ class _DatasetLocator:
 
     @property
     def _is_confined(self) -> bool:
-        """Whether relative paths stay below the folder of the file."""
+        """True if relative paths must stay below the folder of the file."""
         return self.config_location.file is not None and not self.config_location.recipe
 
     def _resolve_path(self, entry: DatasetEntry, location: str) -> str:
-        """The path of a data set of this machine."""
+        """Return the local path of a data set."""
         config_folder = "" if self.config_location.file is None else str(self.config_location.file.parent)
-        # What is written out in full may lie anywhere; what is relative stays below where it begins.
+        # Absolute paths are free; relative ones must stay below their base folder.
         folder = os.path.expanduser(strip_file_scheme(entry.data_folder or ""))  # noqa: PTH111
         if folder and not os.path.isabs(folder):  # noqa: PTH117
             full = os.path.join(config_folder, folder)  # noqa: PTH118
@@ -365,7 +365,7 @@ class _DatasetLocator:
         return full
 
     def _check_inside(self, full: str, root: str, location: str, path_setting: str, folder_description: str) -> None:
-        """Refuse a path that is not below a folder, by its parts or by where a link leads."""
+        """Refuse a path outside a folder, by its parts or through a link."""
         plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
         if not is_inside(plain, begin):
             raise _make_outside_folder_error(location, path_setting, folder_description)
@@ -386,7 +386,7 @@ def _make_outside_folder_error(location: str, path_setting: str, folder_descript
 
 
 def _format_hub_name(entry: DatasetEntry, location: str) -> str:
-    """The name of a data set of the Hub, with what is said beside its path."""
+    """Return the name of a Hub data set, with its config, split and revision."""
     name = parse_hub_name(entry.path)
     if name is None:
         raise AssertionError("only names of the Hub come here")
@@ -398,7 +398,7 @@ def _format_hub_name(entry: DatasetEntry, location: str) -> str:
             )
         name = replace(name, **{word: entry_value or path_value})
     if not (entry.config or entry.split or entry.revision):
-        # A folder of that name where the job runs is not what the manifest names.
+        # A local folder of the same name is not the data set that the manifest names.
         plain = find_hub_name(entry.path) is None and not (name.config or name.split)
         revision = f"@{name.revision}" if name.revision else ""
         return f"hf://datasets/{name.repo}{revision}" if plain else entry.path
@@ -418,7 +418,7 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
 
 
 def _split_path(entry: DatasetEntry, path: str, location: str) -> str:
-    """A saved data set's split is a folder in it; other files have none."""
+    """Return the path of a split of a saved data set; other files have none."""
     inside = f"{path}/{entry.split}"
     if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
         return _check_hub_settings(entry.model_copy(update={"split": None}), inside, location)

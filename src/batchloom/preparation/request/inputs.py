@@ -1,4 +1,4 @@
-"""What people give as inputs: paths as they are, YAML manifests and DatasetConfigs as what they name."""
+"""Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ from batchloom.sources.files import DetectedFile, Spool
 if TYPE_CHECKING:
     from batchloom.preparation.settings import DatasetConfig
 
-# A string within: DatasetConfig's module is loaded only where there is one.
+# DatasetConfig is quoted, because its module is only loaded when needed.
 InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
 
 _DEFAULT_TOKENIZER = "gpt2"
@@ -35,12 +35,12 @@ class ResolvedInputs:
     """The part of a recipe that inputs decide.
 
     Attributes:
-        inputs: as the recipe holds them.
-        sources: what is said of each; empty where nothing is said of any.
-        reading: how they are read, where nothing else is said of one.
-        tokenizer: as ``prepare`` takes it.
-        notes: what is to be told before work begins.
-        follow_links: a manifest asks to follow symbolic links that lead out of an input folder.
+        inputs: inputs as the recipe holds them.
+        sources: settings of each input; empty if no input has any.
+        reading: common settings of reading.
+        tokenizer: the tokenizer, as ``prepare`` takes it.
+        notes: notes for the user before work begins.
+        follow_links: whether a manifest follows symbolic links that lead out of an input folder.
     """
 
     inputs: tuple[str, ...]
@@ -54,24 +54,24 @@ class ResolvedInputs:
 def resolve_inputs(
     inputs: InputArgument | Sequence[InputArgument], reading: ReadRecipe, tokenizer: str | None
 ) -> ResolvedInputs:
-    """The inputs of a recipe.
+    """Resolve the inputs of a recipe.
 
     Args:
         inputs: paths, manifests and DatasetConfigs, one or several.
-        reading: how they are read, as it was asked for.
-        tokenizer: None for what the manifests name, else the processor's own, else ``gpt2``.
+        reading: requested settings of reading.
+        tokenizer: the tokenizer; None for that of the manifests, else the processor's, else ``gpt2``.
 
     Raises:
-        SettingsError: whatever is wrong with what a manifest says, all at once.
-        InputMissingError: a manifest, or what one names, is not there.
-        InputError: a manifest cannot be read, names what lies outside of its folder, or has images or sounds read
+        SettingsError: a manifest has invalid settings; all are reported at once.
+        InputMissingError: a manifest, or an input that it names, is missing.
+        InputError: a manifest cannot be read, names a path outside its folder, or declares images or audio
             without a processor.
     """
     input_arguments = as_input_tuple(inputs)
     if not any(is_dataset_config(argument) or is_manifest_path(argument) for argument in input_arguments):
         tokenizer = _default_tokenizer(reading) if tokenizer is None else tokenizer
         return ResolvedInputs(input_arguments, (), reading, tokenizer)  # type: ignore[arg-type]
-    # pydantic takes its time to import.
+    # Importing pydantic is slow.
     from batchloom.preparation.request.dataset_inputs import expand_inputs  # noqa: PLC0415
 
     expanded = expand_inputs(input_arguments)
@@ -90,19 +90,22 @@ def resolve_inputs(
 
 
 def _default_tokenizer(reading: ReadRecipe) -> str:
-    """The tokenizer where nobody names one: what lies beside a processor, which knows its tokens."""
+    """Return the default tokenizer: the processor's own, which knows its tokens."""
     return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
 
 def as_input_tuple(
     inputs: InputArgument | Sequence[InputArgument],
 ) -> "tuple[str | DatasetConfig, ...]":
-    """One input or several as several, paths as strings."""
+    """Return one input or several as a tuple, paths as strings."""
     return (inputs,) if is_dataset_config(inputs) else as_recipe_inputs(inputs)  # type: ignore[arg-type,return-value]
 
 
 def input_name(argument: "str | DatasetConfig") -> str:
-    """An input as a command line names it, URLs without credentials; empty for a config of no file."""
+    """Return an input's name for messages, URLs without credentials.
+
+    Empty for a config without a file.
+    """
     return redact_url(argument) if isinstance(argument, str) else str(argument.location.file or "")
 
 
@@ -114,10 +117,10 @@ def list_inputs(
     streaming: bool | None = None,
     detected_files: Mapping[str, DetectedFile] | None = None,
 ) -> SourceListing:
-    """The files behind the inputs of a recipe; see :func:`list_sources`.
+    """List the files of a recipe's inputs; see :func:`list_sources`.
 
     Raises:
-        InputError: a file is asked for twice, each time as something else: it is read once.
+        InputError: two inputs name a file with different settings; a file is read once.
     """
     sources = [recipe.source(number) for number in range(len(recipe.inputs))]
     declared_inputs = [replace(source.declared_input, follow_links=recipe.follow_links) for source in sources]
@@ -142,7 +145,7 @@ def list_inputs(
 
 
 def is_dataset_config(value: object) -> bool:
-    """Whether a value is a DatasetConfig; there is none where its module is not loaded."""
+    """Return whether a value is a DatasetConfig, without importing its module."""
     module = sys.modules.get("batchloom.preparation.settings.dataset_config")
     return module is not None and isinstance(value, module.DatasetConfig)
 
@@ -150,7 +153,7 @@ def is_dataset_config(value: object) -> bool:
 def hoist_common_settings(
     sources: tuple[SourceRecipe, ...], reading: ReadRecipe
 ) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
-    """What is said of every input alike as what is said of all, so that both give one recipe."""
+    """Move settings that all inputs share to the recipe, so that both forms are equal."""
     if not sources:
         return sources, reading
     first = sources[0]

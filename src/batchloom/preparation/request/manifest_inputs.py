@@ -1,4 +1,4 @@
-"""Which inputs are YAML manifests, told by their names."""
+"""Detection of YAML manifests among inputs, by name."""
 
 import glob
 import os
@@ -11,7 +11,7 @@ _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
 def is_manifest_path(value: object) -> bool:
-    """Whether an input is named as a YAML manifest: files of that name in folders are not."""
+    """Return whether an input is a YAML manifest; such files inside folders are not."""
     if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
         return False
     if glob.has_magic(value) and not os.path.lexists(value):
@@ -20,10 +20,10 @@ def is_manifest_path(value: object) -> bool:
 
 
 def check_no_manifests(inputs: Sequence[str], command: str) -> None:
-    """Refuse manifests where the files they list are wanted.
+    """Refuse manifests in a command that takes the files they list.
 
     Raises:
-        InputError: names the first.
+        InputError: the message names the first.
     """
     for path in inputs:
         if is_manifest_path(path):

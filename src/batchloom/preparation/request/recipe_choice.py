@@ -1,4 +1,4 @@
-"""From a recipe file, a store or a Recipe, and what is said over it, to the job that is carried out."""
+"""Merge of a recipe file, store or Recipe with overrides into a job."""
 
 import os
 import re
@@ -51,7 +51,7 @@ _SHORT_FORMS = {
 }
 _COLUMN_SETTINGS = ("text_field", "mapping")
 _READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))
-# Documents that are lines or paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
+# Lines and paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
 _SPLIT_DEDUP_MODES = {
     "line": "lines",
     "paragraph": "paragraphs",
@@ -63,16 +63,16 @@ _CHAT_SETTINGS = tuple(field.name for field in fields(ChatRecipe))
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """A job as it was asked for.
+    """A requested job.
 
     Attributes:
-        recipe: what to do.
-        notes: what is to be known of it.
-        dedup_note: what becomes of duplicates, told before work begins; empty where somebody said so himself.
-        tokenizer_state: the state of the tokenizer, where a store has kept it.
-        store: the store that is made again, or the manifest of an older generation of it; None where
-            something was said over its recipe.
-        partial: why the recipe of a store makes a part of it alone, with what to do; else empty.
+        recipe: the recipe.
+        notes: notes about the recipe.
+        dedup_note: note about default deduplication; empty if the user set it.
+        tokenizer_state: state of the tokenizer, if a store holds it.
+        store: the store to make again, or the manifest of an older generation of it; None if
+            its recipe is overridden.
+        partial: reason why a store's recipe makes only a part of it, and the remedy; else empty.
     """
 
     recipe: Recipe
@@ -84,30 +84,30 @@ class PrepareRequest:
 
     @property
     def initial_notes(self) -> tuple[str, ...]:
-        """All that is told before work begins."""
+        """All notes to show before work begins."""
         return (*self.notes, *filter(None, [self.dedup_note]))
 
     @property
     def tokenizer_note(self) -> str:
-        """What a file with this recipe does not hold; empty where it holds all."""
+        """Note about the tokenizer that a recipe file cannot hold; empty if none."""
         if self.tokenizer_state is None:
             return ""
         return "The tokenizer is kept in the store; where its original is gone, write the path of the store for it."
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """The recipe in a file (YAML or JSON) or in the manifest of a store, as a value.
+    """Read the recipe in a file (YAML or JSON) or in the manifest of a store.
 
-    ``prepare(recipe=path)`` carries it out; ``dataclasses.replace`` makes another of it. A
-    tokenizer that a store keeps is no part of the value: ``prepare(recipe=store)`` uses it.
+    ``prepare(recipe=path)`` runs it; ``dataclasses.replace`` changes a copy. A tokenizer that
+    a store holds is not part of the value: ``prepare(recipe=store)`` uses it.
 
     Args:
         path: the file, the store's folder or its ``dataset_metadata.json``.
 
     Raises:
-        SettingsError: everything that is wrong with it, each with its path.
-        InputMissingError: there is no such file, or an input is not there.
-        RecordError: it is no YAML; says at which line and column.
+        SettingsError: all invalid settings, each with its path.
+        InputMissingError: the file or an input is missing.
+        RecordError: it is not valid YAML; with line and column.
         InputError: it is no recipe, or cannot be read.
         StoreError: the store is missing or damaged.
     """
@@ -119,16 +119,16 @@ def make_request(
     options: Mapping[str, Any],
     recipe: RecipeReference | None,
 ) -> PrepareRequest:
-    """The job that a recipe, and the inputs and options said over it, come to.
+    """Return the job of a recipe, with inputs and options that override it.
 
     Args:
-        inputs: in place of the recipe's; None for those. Where the recipe says something of each of
-            its inputs, as many take their places.
-        options: settings by the names ``prepare`` takes them under; None is not said.
+        inputs: replacement of the recipe's inputs; None uses those. If the recipe has settings of each
+            input, the number must be equal.
+        options: settings by their names in ``prepare``; None values are ignored.
         recipe: a Recipe, a recipe file or a store; None for the defaults.
 
     Raises:
-        SettingsError: everything that is wrong with the settings; those of a file with its name.
+        SettingsError: all invalid settings; those of a file with its name.
         InputMissingError, InputError, RecordError, StoreError: see :func:`read_recipe`.
     """
     return _make_request(inputs, options, recipe, by_label=False)
@@ -140,15 +140,15 @@ def make_append_request(
     recipe: RecipeReference | None,
     out: object,
 ) -> PrepareRequest:
-    """The job that appends to a store: by the recipe of its newest generation, where no other is named.
+    """Return the job that appends to a store, by default with its newest recipe.
 
-    What that says of each of its inputs is said of those alone that are given again.
+    The settings that this recipe has for single inputs apply only to inputs that are given again.
 
     Args:
-        inputs: in place of the recipe's; None for those, of which new files are looked for.
-        options: as :func:`make_request` takes them.
-        recipe: as :func:`make_request` takes it; None for the store's.
-        out: where the store may be; without one the job is as any other.
+        inputs: replacement of the recipe's inputs; None searches those for new files.
+        options: as in :func:`make_request`.
+        recipe: as in :func:`make_request`; None for the store's.
+        out: folder of the store; if there is no store, the job is an ordinary one.
 
     Raises:
         SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`make_request`.
@@ -213,7 +213,7 @@ def _make_request(
 
 
 def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
-    """What becomes of duplicates where nobody says: the mode, and what is told of it."""
+    """Return the default deduplication, and the note about it."""
     split_on: object = reading.split_on
     repeat_unit = _SPLIT_DEDUP_MODES.get(split_on) if isinstance(split_on, str) else None
     if repeat_unit:
@@ -229,11 +229,11 @@ def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
 
 
 def describe_remade_store(out: Path, store: Path | None) -> str:
-    """What to say of a store that was made by the recipe of another; empty where there is none."""
+    """Return the note about a store made with another's recipe; empty if none."""
     if store is None or out.resolve() == store.resolve():
         return ""
     manifest_path = store if store.is_file() else store / MANIFEST_NAME
-    # Older stores have the same manifest without its checksum.
+    # Manifests of older stores have no checksum.
     store_manifest, out_manifest = (
         split_checksum(path.read_bytes())[0] for path in (manifest_path, out / MANIFEST_NAME)
     )
@@ -260,7 +260,7 @@ def _load_raw_recipe(recipe: RecipeReference | None, overridden_names: Collectio
 
 
 def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others said over them: of the two that name columns one takes the other's place."""
+    """Merge settings with overrides; ``text_field`` and ``mapping`` replace each other."""
     replaced_name = next(
         (
             other_setting
@@ -274,13 +274,13 @@ def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]
     if isinstance(base_media, MediaRecipe):
         base_media = media_to_settings(base_media)
     if isinstance(base_media, Mapping) and isinstance(new_media, Mapping):
-        # What is not said anew of media stays as it was.
+        # Media settings that are not overridden stay.
         merged["media"] = {**base_media, **new_media}
     return merged
 
 
 def _expand_short_forms(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Settings with their short forms spelled out; what is wrong with these is left out of them, and told."""
+    """Expand short forms of settings; return the valid ones, and the problems."""
     values, problems = dict(settings), list[str]()
     for name, full in _SHORT_FORMS.items():
         if name in values:
@@ -300,7 +300,7 @@ def _choose_inputs(
     *,
     by_label: bool,
 ) -> ResolvedInputs:
-    """The inputs of a job: those that are said, else the recipe's."""
+    """Resolve the inputs of a job: the given ones, else the recipe's."""
     if not input_arguments:
         sources, reading = hoist_common_settings(raw_recipe.sources, reading)
         without_inputs = resolve_inputs((), reading, tokenizer)
@@ -325,7 +325,7 @@ def _choose_inputs(
 
 
 def _locate_problem(problem: str, location: str, overridden_names: Collection[str]) -> str:
-    """A problem of a setting with the file that it stands in, where it stands in one."""
+    """Prefix the problem of a setting with the file that contains it, if any."""
     plain = problem.removeprefix("chat.")
     name = re.split(r"[.:\[]", plain, maxsplit=1)[0]
     if not location or ("mapping" if name == "map" else name) in overridden_names:

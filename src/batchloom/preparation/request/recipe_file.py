@@ -28,10 +28,10 @@ from batchloom.preparation.settings import (
 )
 from batchloom.store import MANIFEST_NAME
 
-# In the order of a printed recipe; a setting that is not named here comes before those of conversations.
+# Order of a printed recipe; settings that are not listed come before those of conversations.
 _FIRST_SETTINGS = ("tokenizer", "end_token", *(field.name for field in fields(ReadRecipe)), "dedup")
 _LAST_SETTINGS = (*(field.name for field in fields(ChatRecipe)), "follow_links")
-# Names that prepare and recipe files take settings under.
+# Names of settings in prepare and in recipe files.
 SETTINGS = (
     *_FIRST_SETTINGS,
     *(
@@ -41,7 +41,7 @@ SETTINGS = (
     ),
     *_LAST_SETTINGS,
 )
-# Settings that a file names only where they are not the default: files of older versions have none.
+# Settings written only if they are not the default, as older files lack them.
 _LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
@@ -52,17 +52,17 @@ _HEADER = "# batchloom prepare --recipe FILE --out STORE; relative paths begin a
 
 @dataclass(frozen=True, slots=True)
 class RawRecipe:
-    """What a recipe file, a store or a Recipe says of a job, its values as they were written.
+    """Unchecked settings of a recipe file, a store or a Recipe.
 
     Attributes:
-        settings: by the names ``prepare`` takes them under; what is not said is not there.
-        inputs: where they lie.
-        sources: what is said of each input; empty where nothing is said of any.
-        location: how messages call it; empty for what was made in Python.
-        notes: what is to be told before work begins.
-        tokenizer_state: the state of the tokenizer, where a store has kept it.
-        store: the store that was made by it.
-        partial: why it made a part of that store alone; empty where it made all.
+        settings: settings by their names in ``prepare``; unset ones are absent.
+        inputs: locations of the inputs.
+        sources: settings of each input; empty if no input has any.
+        location: name in messages; empty for a Recipe made in Python.
+        notes: notes for the user before work begins.
+        tokenizer_state: state of the tokenizer, if a store holds it.
+        store: the store that it made.
+        partial: reason why it made only a part of that store; empty if it made all.
     """
 
     settings: Mapping[str, Any]
@@ -76,19 +76,19 @@ class RawRecipe:
 
 
 def to_raw_recipe(recipe: Recipe) -> RawRecipe:
-    """What a Recipe says."""
+    """Convert a Recipe to a RawRecipe."""
     parts = (recipe, recipe.reading, recipe.chat)
     values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
     return RawRecipe({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
 
 
 def read_recipe_file(path: Path) -> RawRecipe:
-    """What a recipe file says; its values are looked at when a Recipe is made of them.
+    """Read a recipe file; its values are checked when a Recipe is made.
 
     Raises:
-        InputMissingError: there is no such file, or nothing in it, or an input is not there.
-        RecordError: it is no YAML; says at which line and column.
-        SettingsError: names nobody knows, and inputs that are none.
+        InputMissingError: the file is missing or empty, or an input is missing.
+        RecordError: it is not valid YAML; with line and column.
+        SettingsError: unknown settings, or invalid inputs.
         InputError: it is a manifest of data sets or of a store, or cannot be read.
     """
     refuse_url(path, "The recipe")
@@ -97,7 +97,7 @@ def read_recipe_file(path: Path) -> RawRecipe:
     problems = [
         f"{path}: {name}: unknown setting{suggest(name, RECIPE_KEYS)}" for name in content if name not in RECIPE_KEYS
     ]
-    # What is null is as if it were not there.
+    # A null setting counts as absent.
     values = {name: content[name] for name in RECIPE_KEYS if content.get(name) is not None}
     config_location = ConfigLocation(path, recipe=True)
     inputs: list[tuple[str, SourceRecipe]] = []
@@ -119,7 +119,7 @@ def read_recipe_file(path: Path) -> RawRecipe:
 
 
 def _check_is_recipe(path: Path, content: object) -> None:
-    """Refuse what is no recipe, and say what it is where that can be told."""
+    """Refuse a file that is no recipe, with what it is if that is known."""
     if isinstance(content, list) or (isinstance(content, dict) and _is_dataset_manifest(content)):
         raise InputError(
             f"{path} is a manifest of data sets, not a recipe; give it as an input: batchloom prepare {path}."
@@ -137,7 +137,7 @@ def _is_dataset_manifest(content: Mapping[str, Any]) -> bool:
 
 
 def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
-    """Where the inputs lie and what is said of each."""
+    """Return the location and the settings of each input."""
     if not isinstance(value, list):
         raise SettingsError(
             [f"{config_location.file}: inputs: {quote_value(value)} is no list; write - and each path on its own line"]
@@ -168,7 +168,7 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
 
 
 def _resolve_relative(name: str, value: str, config_location: ConfigLocation) -> str:
-    """A tokenizer or template as ``prepare`` takes it, seen from the file's folder."""
+    """Resolve a tokenizer or template relative to the file's folder."""
     if name == "template":
         return value if value in BUILT_IN_TEMPLATES else config_location.resolve_path(value)
     if value in _TOKENIZER_WORDS or value.startswith("train:") or is_url_or_stdin(value):
@@ -179,7 +179,7 @@ def _resolve_relative(name: str, value: str, config_location: ConfigLocation) ->
 
 
 def recipe_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings of a recipe as a file has them, defaults too."""
+    """Return the settings of a recipe as a file has them, with defaults."""
     settings = {
         **to_raw_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
@@ -196,7 +196,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
-    """The settings of a recipe as a report holds them: names that are no Unicode are replaced."""
+    """Return the settings for a report, with invalid Unicode in names replaced."""
     plain = recipe_settings(recipe)
     return {name: _make_printable(value) for name, value in plain.items() if value not in (None, {}, [])}
 
@@ -210,14 +210,14 @@ def _make_printable(value: Any) -> Any:
 
 
 def format_recipe(recipe: Recipe, note: str = "") -> str:
-    """The whole recipe as YAML, defaults too; :func:`read_recipe_file` gives the same.
+    """Format the complete recipe as YAML that :func:`read_recipe_file` reads back.
 
     Args:
-        recipe: what to write.
-        note: a sentence that goes with it, as a comment.
+        recipe: the recipe.
+        note: a sentence to add as a comment.
 
     Raises:
-        InputError: a path is no text, which no YAML can hold.
+        InputError: a path is not valid Unicode, which YAML cannot hold.
     """
     if undecodable_paths := [path for path in recipe.inputs if decode_file_name(path) != path]:
         raise InputError(
@@ -233,7 +233,7 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
 
 
 def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
-    """An input as a manifest of data sets has it; its path alone where nothing is said of it."""
+    """Return an input as in a manifest of data sets; only the path without settings."""
     values = {
         "data_type": source.form,
         "name": source.name,
@@ -248,15 +248,15 @@ def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
 
 @final
 class _RecipeDumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
-    """Writes texts so that our reader takes them for texts."""
+    """YAML dumper that quotes texts so that ``read_yaml`` reads them as texts."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is the parent's
-        """Write equal values out, each time."""
+        """Return True: write equal values in full each time."""
         return True
 
 
 def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Line ends inside of plain text would be folded over several lines.
+    # A plain scalar would fold newlines over several lines.
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 

@@ -1,4 +1,4 @@
-"""The recipe in the manifest of a store, made ready to be carried out again."""
+"""Recipe in the manifest of a store, prepared for another run."""
 
 import glob
 import os
@@ -48,23 +48,23 @@ _FORM_BY_KIND: dict[str, InputFormat] = {
     "arrow": "arrow",
 }
 _MAX_LISTED = 5
-# What a manifest says of a job beside the settings.
+# Manifest keys that are no settings.
 _NON_SETTING_KEYS = ("inputs", "sources", "reading", "chat")
 
 
 class _ReportedLocations(msgspec.Struct, frozen=True):
-    """What ``report.json`` says of where inputs lay."""
+    """Original input locations in ``report.json``."""
 
     inputs: list[str]
     folder: str
 
 
 def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
-    """Where inputs lie, for ``report.json``: as they were given, and the folder that they were given in."""
+    """Return the inputs as given and the current folder, for ``report.json``."""
     try:
         folder = os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
-        folder = ""  # it was deleted, and nothing relative can be found from it
+        folder = ""  # the folder was deleted, so relative inputs cannot be resolved
     locations = [
         redact_url(input_path) if is_url_or_stdin(input_path) else os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
         for input_path in inputs
@@ -76,33 +76,33 @@ def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
 
 
 def is_store_path(path: Path) -> bool:
-    """Whether a recipe is asked for by the store that it made: its folder, or the manifest of a generation."""
+    """Return whether a path is a store: its folder, or a generation's manifest."""
     return path.is_dir() or path.name == MANIFEST_NAME or _parse_generation(path) is not None
 
 
 def _parse_generation(path: Path) -> int | None:
-    """The number of the older generation of which this is the manifest; None for what is none."""
+    """Return the number of an older generation from its manifest path, or None."""
     above = path.parent
     older = above.name == GENERATIONS_NAME and path.suffix == ".json" and path.stem.isdecimal()
     return int(path.stem) if older and (above.parent / MANIFEST_NAME).exists() else None
 
 
 def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecipe:
-    """What the manifest of a store says of the job that made it.
+    """Read the recipe of the job that made a store from its manifest.
 
-    Relative inputs are looked for in the working folder; of absolute ones the manifest has the last
-    names alone, and the report beside it says where they lay.
+    Relative inputs are resolved in the working folder. The manifest has only the last names of
+    absolute inputs; the report next to it has their locations.
 
     Args:
         path: the store's folder, its manifest, or that of an older generation.
-        overridden_names: the names of what is overruled, which need not be there: settings, and ``inputs``.
+        overridden_names: overridden settings, or ``inputs``, which need not exist.
 
     Raises:
         StoreMissingError: there is no store.
         StoreError: it is damaged.
-        SettingsError: its recipe has settings nobody knows.
-        InputMissingError: an input or the template is not there; says how to give it.
-        InputError: it was imported, so that there is no recipe.
+        SettingsError: its recipe has unknown settings.
+        InputMissingError: an input or the template is missing; the message says how to give it.
+        InputError: it was imported, and has no recipe.
     """
     generation = _parse_generation(path)
     folder = path if path.is_dir() else path.parent if generation is None else path.parent.parent
@@ -114,10 +114,10 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
     _check_prepared(plain, folder, location)
     settings = _extract_settings(plain, location)
     expected = settings.pop("template_hash", None)
-    # Whether the files that steps look into are the same is told by comparing the stores.
+    # Comparing the stores shows whether the files of cleaning steps are unchanged.
     settings.pop("clean_files", None)
     if settings["balance_subsets"] is None:
-        # Of a version without this rule, or without subsets to which it applies.
+        # The store's version lacks this setting, or it has no subsets to balance.
         settings["balance_subsets"] = not (settings["val_fraction"] or settings["test_fraction"])
     if expected is not None and "template" not in overridden_names:
         _check_template(str(settings.get("template")), expected, folder)
@@ -145,7 +145,7 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
 
 
 def _check_prepared(plain: Mapping[str, Any], folder: Path, location: str) -> None:
-    """Make sure that a store was prepared, and that its manifest says how."""
+    """Check that a store was prepared, and that its manifest has the recipe."""
     if "reading" not in plain:
         raise InputError(
             f"{folder} was imported, and is made again by batchloom import over the same files: there is no recipe in "
@@ -156,7 +156,7 @@ def _check_prepared(plain: Mapping[str, Any], folder: Path, location: str) -> No
 
 
 def _describe_partial(manifest: Manifest, folder: Path) -> str:
-    """Why the recipe of a manifest makes a part of its store alone, with what to do; empty where it makes all."""
+    """Return why a recipe makes only a part of its store, and the remedy, or ""."""
     steps = [entry.number for entry in manifest.all_history if entry.has_inputs]
     if len(steps) == 1:
         return ""
@@ -169,7 +169,7 @@ def _describe_partial(manifest: Manifest, folder: Path) -> str:
 
 
 def _extract_settings(plain: Mapping[str, Any], location: str) -> dict[str, Any]:
-    """The settings by the names ``prepare`` takes them under, with the hash of a template."""
+    """Return the settings by their names in ``prepare``, with a template's hash."""
     flat = flatten_settings(dict(plain))
     known_names = {*SETTINGS, "template_hash", "clean_files"}
     present_names = {name for name in plain if name not in _NON_SETTING_KEYS} | {
@@ -185,7 +185,7 @@ def _extract_settings(plain: Mapping[str, Any], location: str) -> dict[str, Any]
 
 
 def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
-    """The job of a store of data that was made up."""
+    """Return the recipe of a store of synthetic data."""
     names = ("name", "documents", "vocab", "lengths", "seed", "kind")
     try:
         spec = from_plain(SyntheticSpec, {name: plain[name] for name in names if name in plain})
@@ -196,7 +196,7 @@ def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
 
 
 def _check_template(template: str, expected: object, folder: Path) -> None:
-    """Make sure that a template that was a file is here, and the same."""
+    """Check that a template file exists and is unchanged."""
     needed = f"{folder} was made with the chat template in a file {template}"
     remedy = "give its path with --template"
     try:
@@ -210,7 +210,7 @@ def _check_template(template: str, expected: object, folder: Path) -> None:
 
 
 def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool) -> dict[str, Any]:
-    """The settings of media of a manifest, after making sure that the processor is here, and the same."""
+    """Return the media settings of a manifest; check that the processor is unchanged."""
     expected = plain.get("processor_fingerprint")
     media = {name: value for name, value in plain.items() if name != "processor_fingerprint"}
     if not verify:
@@ -229,14 +229,14 @@ def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool
 
 
 def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | None:
-    """The tokenizer that the store keeps, where it was found and not learned."""
+    """Return the tokenizer that a store holds, unless it was learned."""
     if parse_train_spec(str(manifest.recipe.get("tokenizer"))) is not None:
         return None
     path = folder / TOKENIZER_NAME
     try:
         state = msgspec.json.decode(read_regular_file(path))
     except FileNotFoundError:
-        # A manifest alone.
+        # The manifest has no tokenizer file next to it.
         return None
     except (OSError, *JSON_DECODE_ERRORS) as error:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a copy, or give --tokenizer.") from error
@@ -249,10 +249,10 @@ def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any
 
 
 def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
-    """Where the inputs of a manifest lie now, as the report beside it knows, and what is to be told of it.
+    """Return the current locations of a manifest's inputs, from the report, and notes.
 
     Raises:
-        InputMissingError: some are not there.
+        InputMissingError: some are missing.
     """
     reported, folder = _read_reported_locations(report), report.parent
     locations, relocated, missing = list(labels), [], []
@@ -278,7 +278,7 @@ def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) ->
 
 
 def _location_exists(location: str, *, of_hub: bool) -> bool:
-    """Whether a place can be looked up; a name of the Hub is one only where something came from there."""
+    """Return whether a location can be looked up; Hub names only for Hub stores."""
     if is_url_or_stdin(location) or os.path.lexists(strip_wildcard_part(location)):
         return True
     return of_hub and parse_hub_name(location) is not None
@@ -294,7 +294,7 @@ def _read_reported_locations(report: Path) -> _ReportedLocations | None:
 def _make_source_recipes(
     recipe: Mapping[str, Any], sources: Sequence[SourceEntry], location: str
 ) -> tuple[SourceRecipe, ...]:
-    """What is said of each input; empty where nothing is said of any."""
+    """Return the settings of each input; empty if no input has any."""
     labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _infer_forms(sources, labels)
@@ -321,7 +321,10 @@ def _make_source_recipes(
 
 
 def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[InputFormat | None]:
-    """Of each input what its files were said to be: names that say text hold records only where somebody said so."""
+    """Return the declared format of each input, or None.
+
+    Files with names of text formats hold records only if the user declared it.
+    """
     if not any(_was_declared(source.name, source.kind) for source in sources):
         return [None] * len(labels)
     numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
@@ -338,7 +341,7 @@ def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[
 
 
 def _common_form(kinds: set[str]) -> InputFormat | None:
-    """The one form that files of these kinds have; None where there is none."""
+    """Return the format that files of these kinds share, or None."""
     forms = {_FORM_BY_KIND.get(kind) for kind in kinds}
     if forms == {"json", "jsonl"}:
         return "json"
@@ -351,7 +354,7 @@ def _was_declared(name: str, kind: str) -> bool:
 
 
 def _find_input_number(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
-    """The input that a file belongs to: itself, a folder or archive above it, or a glob."""
+    """Return the input of a file: itself, a parent folder or archive, or a glob."""
     prefix = name
     while prefix not in numbers and "/" in prefix:
         prefix = prefix.rpartition("/")[0]

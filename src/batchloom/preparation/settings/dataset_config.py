@@ -1,6 +1,6 @@
-"""``DatasetConfig``: which data sets, read how, packed how, as one checked value.
+"""``DatasetConfig``: data sets, formats and packing as one checked value.
 
-Its names and defaults are those of the data set blocks that people bring from other trainers.
+Its names and defaults are those of other trainers' data set blocks.
 """
 
 import os
@@ -41,10 +41,10 @@ from batchloom.sources.files import InputFormat
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
 Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]
 
-# What is read with a processor, and never cut.
+# Dataset types that are read with a processor, and never split.
 MULTIMODAL_TYPES = ("vision", "vision_audio")
 _MAX_PROBLEMS = 100
-# Settings of other trainers' blocks that say nothing of texts; they are accepted, and told.
+# Settings of other trainers that do not apply to texts: accepted, with a note.
 _UNUSED_SETTINGS = (
     "eval_dataset_path",
     "object_storage",
@@ -55,7 +55,7 @@ _UNUSED_SETTINGS = (
     "extra_kwargs",
     "video_backend",
 )
-# What is said of videos, by the names it has here.
+# Video settings, by their names in this class.
 _VIDEO_FIELDS = {
     "fps": "fps",
     "frame_num": "frames",
@@ -95,7 +95,7 @@ def _check_strategy(value: str) -> str:
 
 
 def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
-    """Refuse what the plan would refuse, without the name it has there."""
+    """Refuse settings that the plan would refuse, before they are renamed."""
     try:
         PlanSpec(seq_len=seq_len, packing=packing, global_batch_size=1)
     except SettingsError as error:
@@ -103,7 +103,7 @@ def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
 
 
 def _check_folder(value: str) -> str:
-    # An empty one is as good as none.
+    # An empty value counts as None.
     return _check_text(value) if value else value
 
 
@@ -118,7 +118,7 @@ FolderText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator
 
 @contextmanager
 def _convert_validation_errors() -> Iterator[None]:
-    """Everything that pydantic finds wrong, as one SettingsError."""
+    """Convert all validation errors of pydantic into one SettingsError."""
     try:
         yield
     except ValidationError as error:
@@ -126,7 +126,7 @@ def _convert_validation_errors() -> Iterator[None]:
 
 
 class _ConfigModel(BaseModel):
-    """Settings that tell everything that is wrong with them, also what does not go together."""
+    """Base model that reports all problems at once, including contradictions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -136,7 +136,7 @@ class _ConfigModel(BaseModel):
     @classmethod
     def _validate_all(cls, values: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(values, Mapping):
-            # What is null is as if it were not there.
+            # A null setting counts as absent.
             values = cls._nest_flat_settings({n: value for n, value in values.items() if value is not None})
         contradictions = cls._contradictions(values) if isinstance(values, Mapping) else []
         try:
@@ -148,24 +148,24 @@ class _ConfigModel(BaseModel):
 
     @classmethod
     def _nest_flat_settings(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, those that may be written flat in the field that holds them."""
+        """Return the values, with flat settings moved into the field that holds them."""
         return dict(values)
 
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
-        """What does not go together in values of which nothing is checked yet."""
+        """List contradictions between the unchecked values."""
         return []
 
 
 class ProcessorConfig(_ConfigModel):
-    """What makes tokens.
+    """Settings of the tokenizer or processor.
 
     Attributes:
-        processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; of ``vision`` and
-            ``vision_audio`` also the processor.
-        processor_type: what kind of processor it is; its files say so, and this is not used.
-        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; with images and sounds refused,
-            since a processor's settings stand in its files.
+        processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; also the processor
+            for ``vision`` and ``vision_audio``.
+        processor_type: kind of the processor; not used, because its files say it.
+        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; refused for images and audio,
+            because a processor's files hold its settings.
     """
 
     processor_name: NonEmptyText
@@ -180,17 +180,17 @@ class DatasetEntry(_ConfigModel):
     """One data set of a list.
 
     Attributes:
-        path: a file, folder, glob or URL, or a data set of the Hub; a relative path begins at the
-            manifest's folder, or at ``data_folder``.
-        data_folder: the folder that ``path`` lies in; empty or None for the manifest's.
-        data_type: what its files are; None: told by their names and contents.
-        name: what it is called.
-        weight: its share among the others, above 0; recorded, and not applied: weights are of stores.
-        type: what it holds; None for the block's.
-        mapping: roles and their columns, where detection is to be overruled.
+        path: a file, folder, glob or URL, or a data set of the Hub; relative to the
+            manifest's folder, or to ``data_folder``.
+        data_folder: base folder of ``path``; empty or None for the manifest's.
+        data_type: format of its files; None to detect it.
+        name: label of the data set.
+        weight: its share among the others, above 0; recorded only: sampling weights belong to stores.
+        type: dataset type; None for the block's.
+        mapping: columns by role, over the detected ones.
         ignore: columns and message keys that are treated as absent.
-        text_field: the column that is the text.
-        split, config, revision: of a data set of the Hub, or ``split`` of a saved one.
+        text_field: column that holds the text.
+        split, config, revision: those of a data set of the Hub; ``split`` also of a saved one.
     """
 
     path: PathText
@@ -218,10 +218,10 @@ class DatasetEntry(_ConfigModel):
 
 
 def _make_sampling(video_settings: Mapping[str, Any]) -> FrameSampling:
-    """What settings of videos come to.
+    """Return the frame sampling that video settings describe.
 
     Raises:
-        SettingsError: names each that is wrong as it is written.
+        SettingsError: the message names each invalid setting as it is written.
     """
     default_strategy = "frame_num" if "frame_num" in video_settings and "fps" not in video_settings else "fps"
     strategy = video_settings.get("video_sampling_strategy", default_strategy)
@@ -245,7 +245,7 @@ def _make_sampling(video_settings: Mapping[str, Any]) -> FrameSampling:
 
 
 def _check_sampling(video_settings: Mapping[str, Any]) -> list[str]:
-    """What is wrong with settings of videos."""
+    """List the problems of video settings."""
     problems = [
         f"videos.{name}: unknown setting{suggest(str(name), _VIDEO_SETTINGS)}"
         for name in video_settings
@@ -259,33 +259,33 @@ def _check_sampling(video_settings: Mapping[str, Any]) -> list[str]:
 
 
 class DatasetConfig(_ConfigModel):
-    """Data sets and how they are packed; ``load`` reads one from a YAML file.
+    """Data sets and their packing; ``load`` reads one from a YAML file.
 
-    ``batchloom.prepare`` takes it as an input, ``plan_settings`` are those of a ``Loader``.
+    ``batchloom.prepare`` takes it as an input; ``plan_settings`` are those of a ``Loader``.
 
     Attributes:
-        dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations that may hold
-            images) or ``vision_audio`` (images and sounds).
-        dataset_format: what the files are: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
-            of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None: told
-            by names and contents.
+        dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations with
+            images) or ``vision_audio`` (images and audio).
+        dataset_format: format of the files: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
+            of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None to
+            detect it.
         dataset_path: file, folder, glob, URL or Hub id.
-        datasets: data sets one by one, in place of ``dataset_path``.
-        processor_config: its ``processor_name`` is the tokenizer, and of images and sounds the processor.
-        shuffle: whether documents come in a random order.
+        datasets: list of data sets, instead of ``dataset_path``.
+        processor_config: its ``processor_name`` is the tokenizer, and the processor of images and audio.
+        shuffle: whether documents are shuffled.
         packing: whether several documents share a sequence.
         packing_length: tokens of a sequence.
         packing_strategy: ``first_fit``, ``window_N``, ``best_fit`` or ``wrap``.
-        filter_overlong: whether documents longer than a sequence are left out; else they are cut, and where there
-            are images or sounds, which are never cut, refused.
-        follow_links: whether symbolic links are followed that lead out of a folder of data; else they are skipped.
-        videos: which frames of videos are seen. Its keys may stand beside the other settings, too:
-            ``video_sampling_strategy``, whether ``fps`` or ``frame_num`` says how many (where there is none ``fps``,
-            unless ``frame_num`` alone is given), and ``fps``, ``frame_num``, ``video_max_frames``,
+        filter_overlong: whether documents longer than a sequence are dropped. Otherwise they are split;
+            documents with images or audio, which are never split, are refused.
+        follow_links: whether to follow symbolic links that lead out of a data folder; else they are skipped.
+        videos: frame sampling of videos. Its keys are also accepted next to the other settings:
+            ``video_sampling_strategy``, whether ``fps`` or ``frame_num`` sets the number of frames (default ``fps``,
+            unless only ``frame_num`` is given), and ``fps``, ``frame_num``, ``video_max_frames``,
             ``video_min_pixels``, ``video_max_pixels`` as in ``media.sampling.Sampling``.
 
     Raises:
-        SettingsError: everything that is wrong, each with its path.
+        SettingsError: all problems, each with its path.
     """
 
     dataset_type: DatasetType = "text"
@@ -305,12 +305,12 @@ class DatasetConfig(_ConfigModel):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The data sets of a YAML file: a list, a block, or a trainer's file.
+        """Load the data sets of a YAML file: a list, a block, or a trainer's file.
 
         Raises:
-            InputMissingError: there is no such file, or nothing in it.
-            RecordError: it is no YAML; says at which line and column.
-            SettingsError: everything that is wrong with what it says, each with its path.
+            InputMissingError: the file is missing or empty.
+            RecordError: it is not valid YAML; with line and column.
+            SettingsError: all problems of its settings, each with its path.
         """
         dataset_file = read_dataset_file(Path(path))
         return cls._from_file(dataset_file)
@@ -332,39 +332,39 @@ class DatasetConfig(_ConfigModel):
 
     @property
     def tokenizer(self) -> str | None:
-        """The tokenizer, as ``prepare`` takes it; None where none is named. Of a multimodal one the processor, too."""
+        """The tokenizer, as ``prepare`` takes it, and the processor of media, or None."""
         if self.processor_config is None:
             return None
         return self._location.resolve_path(self.processor_config.processor_name)
 
     @property
     def sampling(self) -> FrameSampling:
-        """Which frames of videos are seen."""
+        """The frame sampling of videos."""
         return _make_sampling(self.videos)
 
     @property
     def multimodal(self) -> bool:
-        """Whether it says itself that data sets hold images or sounds; a list in another file may say so, too."""
+        """True if it declares images or audio; a list in another file may do so, too."""
         dataset_types = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
         return any(dataset_type in MULTIMODAL_TYPES for dataset_type in dataset_types)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be told of the file, one sentence each."""
+        """Notes about the file, one sentence each."""
         return self._location.notes
 
     @property
     def location(self) -> ConfigLocation:
-        """Where it was written."""
+        """The location it was written in."""
         return self._location
 
     def plan_settings(self, longest: int | None = None) -> dict[str, Any]:
-        """The settings of a ``Loader`` (or ``PlanSpec``) that it states; none for a bare list.
+        """Return the settings of a ``Loader`` (or ``PlanSpec``) that it states.
 
-        A file that holds a list of data sets, or that is a trainer's, says nothing of packing.
+        Empty for a bare list: a file with a list of data sets, or a trainer's, does not state packing.
 
         Args:
-            longest: the most tokens that a model takes: a length nobody wrote is at most that.
+            longest: maximum tokens that a model takes; limits the default length.
         """
         if not self._location.has_block:
             return {}
@@ -403,7 +403,7 @@ class DatasetConfig(_ConfigModel):
             return ["datasets: there are none; write at least one"]
         if (twice := _find_repeated_name(listed or ())) is not None:
             return [f"datasets: two are called {twice!r}; a name is one data set's alone"]
-        # The preset of that name is meant.
+        # The name selects a preset.
         alone = kind == "fineweb_edu" and form in (None, "hf_dataset")
         if path is None and listed is None and not alone:
             return ["dataset_path: missing; write it, or a list under datasets"]
@@ -411,7 +411,7 @@ class DatasetConfig(_ConfigModel):
 
 
 def _find_repeated_name(listed: object) -> str | None:
-    """The first name that two data sets have, whatever else is wrong with them."""
+    """Return the first name that two data sets share, even if they are invalid."""
     names = [
         entry.get("name") if isinstance(entry, Mapping) else getattr(entry, "name", None)
         for entry in (listed if isinstance(listed, (list, tuple)) else ())
@@ -429,7 +429,7 @@ def _describe_validation_errors(error: ValidationError, model: type[BaseModel]) 
 
 
 def _describe_validation_error(fault: Any, model: type[BaseModel]) -> Iterator[str]:
-    """One fault of pydantic's in the words of ours."""
+    """Yield the messages for one validation error of pydantic."""
     path, value = _format_path(fault["loc"]), fault["input"]
     cause = (fault.get("ctx") or {}).get("error")
     if isinstance(cause, SettingsError):
@@ -449,7 +449,7 @@ def _describe_validation_error(fault: Any, model: type[BaseModel]) -> Iterator[s
 
 
 def _prefix_path(path: str, problem: str) -> str:
-    """A problem of inner settings with the path of these; it may be of them as a whole."""
+    """Prefix the problem of a nested setting, or of all nested settings, with a path."""
     if problem.startswith(":"):
         return path + problem
     return f"{path}.{problem}" if path else problem

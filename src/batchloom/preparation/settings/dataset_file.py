@@ -10,10 +10,10 @@ from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.yaml_reader import read_yaml
 
-# Keys of a file that hold a block, and of a file that is one.
+# Keys that hold a block, and keys of a file that is one.
 _BLOCK_KEYS = ("dataset", "dataset_config")
 _DATASET_KEYS = ("datasets", "dataset_path")
-# Of a file with one of these we say that it is a manifest; "modules" is a trainer's.
+# A file with one of these keys is called a manifest in messages; "modules" is a trainer's.
 MANIFEST_KEYS = (*_BLOCK_KEYS, *_DATASET_KEYS, "modules")
 _TRAINER_KEY = "sft_dataset_name"
 _MAX_LISTED = 8
@@ -22,14 +22,14 @@ _REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...})
 
 @dataclass(frozen=True, slots=True)
 class ConfigLocation:
-    """Where a DatasetConfig was written down; without a file it was made in Python.
+    """Location that a DatasetConfig was read from; without a file it is from Python.
 
     Attributes:
         file: the YAML file.
-        block: the path of its settings in the file, ending in a point; empty for the whole.
-        has_block: whether it states how documents are packed: a bare list does not.
-        notes: what is to be told of the file, one sentence each.
-        recipe: whether it is a recipe, whose paths may lie anywhere, as those of a command line.
+        block: path of its settings in the file, with a final dot; empty for the complete file.
+        has_block: whether it states packing settings; False for a bare list.
+        notes: notes about the file, one sentence each.
+        recipe: whether it is a recipe, whose paths are not confined to its folder.
     """
 
     file: Path | None = None
@@ -39,15 +39,15 @@ class ConfigLocation:
     recipe: bool = False
 
     def describe(self, key_path: str) -> str:
-        """How messages name a place in the file; empty without a file."""
+        """Return the name of a key in messages; empty without a file."""
         return "" if self.file is None else f"{self.file}: {key_path}"
 
     def with_note(self, note: str) -> "ConfigLocation":
-        """The same with a note about the file more."""
+        """Return a copy with one more note."""
         return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
 
     def resolve_path(self, name: str) -> str:
-        """A path of the file's folder where there is such a thing, else the name as it is.
+        """Return a name as a path in the file's folder if it exists there, else as it is.
 
         Raises:
             InputError: the path leaves that folder.
@@ -55,7 +55,7 @@ class ConfigLocation:
         if self.file is None or os.path.isabs(name):  # noqa: PTH117
             return name
         path = self.file.parent / name
-        # Without its point a path such as ./gpt2 would be a name.
+        # Without the dot, ./gpt2 would be a tokenizer name.
         if not path.exists() or (self.recipe and self.file.parent == Path()):
             return name
         if self.recipe:
@@ -73,19 +73,19 @@ class ConfigLocation:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFile:
-    """The settings that a file holds, unchecked, and where they stand."""
+    """The unchecked settings in a file, and their location."""
 
     values: dict[str, Any]
     location: ConfigLocation = field(default_factory=ConfigLocation)
 
 
 def read_dataset_file(path: Path) -> DatasetFile:
-    """The settings in a YAML file.
+    """Read the settings in a YAML file.
 
     Raises:
-        InputMissingError: there is no such file, or nothing in it.
-        RecordError: it is no YAML; says at which line and column.
-        InputError: it names no data sets; says what it holds.
+        InputMissingError: the file is missing or empty.
+        RecordError: it is not valid YAML; with line and column.
+        InputError: it names no data sets; the message says what it holds.
     """
     content = read_yaml(path)
     if isinstance(content, list):
@@ -114,7 +114,7 @@ def read_dataset_file(path: Path) -> DatasetFile:
 
 
 def _find_listed_job(jobs: list[Any]) -> tuple[Any, str]:
-    """The settings of the first job in a list of jobs (``- type: trainer``) that has data sets."""
+    """Return the first job with data sets in a list of jobs (``- type: trainer``)."""
     for number, job in enumerate(jobs):
         config = job.get("config") if isinstance(job, dict) else None
         if isinstance(config, dict) and any(name in config for name in _BLOCK_KEYS):
@@ -133,7 +133,7 @@ def _read_block(path: Path, content: dict[str, Any], name: str, key_prefix: str)
 
 
 def _find_trainer_datasets(content: dict[str, Any]) -> dict[str, Any]:
-    """The data sets in a trainer's file, by where they stand."""
+    """Return the data sets in a trainer's file, by their path in it."""
     trainer_datasets = {}
     modules = content.get("modules")
     for module, settings in modules.items() if isinstance(modules, dict) else ():

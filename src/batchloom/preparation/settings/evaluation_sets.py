@@ -1,4 +1,4 @@
-"""Evaluation sets for decontamination: their records read from files, and the index made of them."""
+"""Evaluation sets for decontamination: their records and the index of them."""
 
 import os
 import time
@@ -36,23 +36,23 @@ from batchloom.text.quality import read_bad_words
 DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
 _MAX_DEPTH = 32
-# What is skipped of a set would be trained on unseen.
+# A skipped record of a set would be trained on unseen.
 _FOLLOW_LINKS = DeclaredInput(follow_links=True)
-# A file written again so soon after may have the very same times.
+# A file that is rewritten this soon may have the same times.
 _MIN_AGE_NS = 2_000_000_000
 
-# Of each file of a set, in order: how it is read, and the XXH3-128 of its bytes after decompression.
+# For each file of a set, in order: its format, and the XXH3-128 of its decompressed bytes.
 _SetContents = list[tuple[str, str]]
 
 
 def build_overlap_index(
     settings: DecontaminationSettings, folder: Path, notify: Callable[[str], None] | None = None
 ) -> DecontaminationSettings:
-    """The settings with the index of their sets, which is made in ``folder``, or was there.
+    """Return the settings with the index of their sets, built or reused in ``folder``.
 
     Raises:
-        InputError: a file of a set cannot be read or changes meanwhile, a record of it cannot be
-            used, or no field of a set has ``min_words`` words.
+        InputError: a file of a set cannot be read or changes meanwhile, a record is unusable,
+            or no field of a set has ``min_words`` words.
     """
     index_fingerprint = _fingerprint_index(
         settings, {name: _hash_contents(set_path) for name, set_path in settings.sets.items()}
@@ -66,30 +66,30 @@ def build_overlap_index(
         write_chunks(path, index.iter_chunks())
         if notify:
             notify(_describe_index(settings, index))
-    # Workers read it from the file, and its name is kept; it may be large.
+    # The index may be large: workers read it from the file by name.
     return replace(settings, index=str(path))
 
 
 def compute_overlap_index(settings: DecontaminationSettings) -> OverlapIndex:
-    """The index of the sets that the settings name."""
+    """Build the index of the evaluation sets in the settings."""
     return _index_sets(settings, {name: [] for name in settings.sets})
 
 
 def build_step_indexes(
     steps: Sequence[CleanStep], folder: Path, notify: Callable[[str], None]
 ) -> tuple[CleanStep, ...]:
-    """The steps as workers take them: where one looks for evaluation sets, with the index of them."""
+    """Return the steps for workers: decontamination steps get their index."""
     ready = []
     for step in steps:
         if step.name == DECONTAMINATE:
             settings = build_overlap_index(parse_step_settings(step), folder, notify)
-            step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - what it becomes
+            step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - the step is replaced
         ready.append(step)
     return tuple(ready)
 
 
 def clean_steps_to_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
-    """The steps as a manifest holds them: every setting said, absolute places by their last name only."""
+    """Return the steps for a manifest: all settings, absolute paths by last name only."""
     plain = []
     for step in fill_step_defaults(steps):
         settings = {name: value for name, value in step.settings.items() if name != "index"}
@@ -102,12 +102,12 @@ def clean_steps_to_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
 
 
 def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
-    """What names the contents of all files that these steps look into; None where they need none.
+    """Return a fingerprint of all files that the steps read; None if they read none.
 
-    It is found by reading their bytes alone; whether they can be used is found by who makes an index of them.
+    Only bytes are read; building an index checks whether the files are usable.
 
     Raises:
-        InputMissingError, InputError: one cannot be read.
+        InputMissingError, InputError: a file cannot be read.
     """
     file_fingerprints: list[Any] = []
     for step in steps:
@@ -121,14 +121,14 @@ def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
 
 
 def check_files_unchanged(steps: Sequence[CleanStep], expected_fingerprint: str | None) -> None:
-    """Make sure that the files these steps look into are still those that a job is named by.
+    """Check that the files of these steps are still those that identify a job.
 
     Args:
-        steps: the steps.
-        expected_fingerprint: what :func:`fingerprint_step_files` gave of them.
+        steps: cleaning steps.
+        expected_fingerprint: result of :func:`fingerprint_step_files` for the job.
 
     Raises:
-        InputError: they are not.
+        InputError: a file has changed.
     """
     if fingerprint_step_files(steps) == expected_fingerprint:
         return
@@ -144,21 +144,21 @@ def _set_label(set_path: str) -> str:
 
 
 def iter_set_records(set_path: str) -> Iterator[tuple[str, ...]]:
-    """The records of an evaluation set: of each the texts of its fields, in order.
+    """Yield the records of an evaluation set, as the texts of their fields in order.
 
     Args:
-        set_path: a file or folder in any form that ``prepare`` reads; of a text file each line is a
+        set_path: a file or folder of any format that ``prepare`` reads; each line of a text file is a
             record.
 
     Raises:
         InputMissingError, InputError: it cannot be read.
-        RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
+        RecordError: a record is unusable; none is skipped, as it would be trained on unseen.
     """
     return _iter_records(set_path, [])
 
 
 def _iter_records(set_path: str, set_contents: _SetContents) -> Iterator[tuple[str, ...]]:
-    """The records of a set, and when they are through, what they were read from in ``set_contents``."""
+    """Yield the records of a set; at the end, set ``set_contents`` to what was read."""
     rules = ReadRules(None, "line", ReadLimits())
     for source in list_sources([set_path], declared_inputs=[_FOLLOW_LINKS]).sources:
         with PartReader(SourcePart(source, 0, source.size), rules) as reader:
@@ -173,19 +173,19 @@ def _iter_records(set_path: str, set_contents: _SetContents) -> Iterator[tuple[s
 
 
 def _index_sets(settings: DecontaminationSettings, contents: Mapping[str, _SetContents]) -> OverlapIndex:
-    """The index, and by set what it was made of in ``contents``."""
+    """Build the index, and record the contents of each set in ``contents``."""
     records = {name: _iter_records(set_path, contents[name]) for name, set_path in settings.sets.items()}
     return build_index(records, words=settings.words, min_words=settings.min_words)
 
 
 def _fingerprint_index(settings: DecontaminationSettings, contents: Mapping[str, _SetContents]) -> str:
-    """What decides an index: the sets in their order, whose first one a shared n-gram is told of."""
+    """Fingerprint an index; the order of sets matters, as a match names the first."""
     sets = [[name, contents[name]] for name in settings.sets]
     return fingerprint([sets, settings.words, settings.min_words])
 
 
 def _hash_contents(set_path: str) -> _SetContents:
-    """What an evaluation set holds, told by its bytes."""
+    """Hash the bytes of an evaluation set."""
     return [
         (source.kind, _hash_file(source))
         for source in list_sources([set_path], declared_inputs=[_FOLLOW_LINKS]).sources
@@ -193,15 +193,15 @@ def _hash_contents(set_path: str) -> _SetContents:
 
 
 def _hash_file(source: Source) -> str:
-    """The XXH3-128 of the bytes of a file, which is read once as long as it is surely the same."""
+    """Return the XXH3-128 of a file's bytes, cached while the file is unchanged."""
     if is_url(source.path):
         return _cached_file_hash(source, (0, 0, 0))
     try:
         status = os.stat(source.file)  # noqa: PTH116 - as it was listed
     except OSError:
-        # Whoever opens it says what is wrong.
+        # Opening the file reports the error.
         return _compute_file_hash(source)
-    # No writer can set this time, so it tells also of a file that has its size and date again.
+    # Programs cannot set the change time, so it detects a rewrite with equal size and mtime.
     if time.time_ns() - status.st_ctime_ns < _MIN_AGE_NS:
         return _compute_file_hash(source)
     return _cached_file_hash(source, (status.st_dev, status.st_ino, status.st_ctime_ns))
@@ -218,7 +218,7 @@ def _compute_file_hash(source: Source) -> str:
 
 
 def _iter_nested_texts(value: Any, depth: int) -> Iterator[str]:
-    """Every text in a value, those of lists and objects in it too."""
+    """Yield every text in a value, including those in lists and objects."""
     if isinstance(value, str):
         yield value
     elif depth < _MAX_DEPTH and isinstance(value, Mapping):

@@ -74,10 +74,10 @@ class MediaRecipe:
 
 
 def parse_media(value: object) -> MediaRecipe | None:
-    """The settings of media as a mapping, or as the value itself; None for none.
+    """Parse media settings from a mapping or a MediaRecipe; None for none.
 
     Raises:
-        SettingsError: settings nobody knows, limits that are none, or no processor.
+        SettingsError: unknown settings, invalid limits, or no processor.
     """
     if value is None or isinstance(value, MediaRecipe):
         return value
@@ -123,7 +123,7 @@ def parse_media(value: object) -> MediaRecipe | None:
 
 
 def media_to_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
-    """The settings of media as a recipe file has them; what is as usual is left out."""
+    """Return the media settings for a recipe file, without defaults."""
     if media is None:
         return None
     base_settings = {"processor": media.processor, "data_folder": media.data_folder}
@@ -140,19 +140,21 @@ def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
 
 
 def compute_processor_fingerprint(processor: str) -> str:
-    """What names the processor that a recipe names: 32 hex digits.
+    """Return the fingerprint of a recipe's processor: 32 hex digits.
 
     Raises:
-        InputError, MissingDependencyError: there is no such processor, or it cannot be had.
+        InputError, MissingDependencyError: the processor does not exist, or cannot be fetched.
     """
     return read_processor_files(find_processor_folder(processor)).fingerprint
 
 
 def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
-    """The same as the manifest holds it: the processor by name and content, no absolute paths.
+    """Return the media settings for a manifest, without absolute paths.
+
+    The processor is given by name and content.
 
     Raises:
-        InputError: there is no such processor.
+        InputError: the processor does not exist.
     """
     plain = media_to_settings(media) or {}
     if not is_repository_name(media.processor):

@@ -1,4 +1,4 @@
-"""What becomes of a conversation of more tokens than allowed: pure decisions on its mask."""
+"""Policies for conversations above the token limit, as functions of their mask."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self, get_args
@@ -13,11 +13,11 @@ OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 
 
 class OverlongError(InputError):
-    """A conversation has more tokens than allowed, and that is to stop the work.
+    """A conversation has more tokens than allowed, and the policy is ``error``.
 
     Attributes:
-        number: of the conversation in its batch, from 0.
-        reason: how long it is, and the remedy.
+        number: index of the conversation in its batch.
+        reason: its length, and the remedy.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -29,12 +29,12 @@ class OverlongError(InputError):
 
 
 class ConversationSegment(NamedTuple):
-    """A stretch of a conversation's tokens, for a document of its own.
+    """Token range of a conversation that becomes a document.
 
     Attributes:
-        start: its first token.
-        stop: behind its last token.
-        trains: whether it has anything to train.
+        start: first token.
+        stop: end, exclusive.
+        trains: whether it has trained tokens.
     """
 
     start: int
@@ -43,17 +43,17 @@ class ConversationSegment(NamedTuple):
 
 
 def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
-    """How many tokens are left of a conversation when whole turns are left out from its end.
+    """Count the tokens that fit after turns are dropped from a conversation's end.
 
-    Every turn that is kept still follows what it answers, and a trained one is last.
+    Every remaining turn still follows the turn it answers, and the last one is trained.
 
     Args:
-        mask: the trained tokens [tokens].
-        heads: the token each turn begins with, in order of the text.
-        limit: tokens allowed.
+        mask: trained tokens, bool [tokens].
+        heads: first token of each turn, in text order.
+        limit: maximum number of tokens.
 
     Returns:
-        The tokens kept; 0 where no whole turns with something to train fit.
+        Number of tokens; 0 if no complete turns with trained tokens fit.
     """
     trained = np.concatenate([[0], np.cumsum(mask)])
     edges = [*heads[1:], mask.size]
@@ -62,9 +62,9 @@ def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: i
 
 
 def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegment]:
-    """Consecutive pieces of ``limit`` tokens, the last of what is left.
+    """Split into consecutive segments of ``limit`` tokens; the last may be shorter.
 
-    Nothing is trained on the first token of a piece, which nothing foretells.
+    The first token of a segment is not trained, because no token predicts it.
     """
     return [
         ConversationSegment(start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any()))

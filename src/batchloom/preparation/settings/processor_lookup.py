@@ -1,4 +1,4 @@
-"""Where the processor lies that a recipe names: a folder, or a repository of the Hub."""
+"""Lookup of a recipe's processor: a folder, or a repository of the Hub."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder
 
 _FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
 _REQUIRED_FILES = RepositoryFiles(
-    # video_preprocessor_config.json makes no processor of its own.
+    # video_preprocessor_config.json alone is no processor.
     PROCESSOR_FILES[:2],
     (
         *PROCESSOR_FILES[2:],
@@ -25,18 +25,18 @@ _REQUIRED_FILES = RepositoryFiles(
 
 
 def is_repository_name(processor: str) -> bool:
-    """Whether this names a repository of the Hub: no such path is here, and it is written as one."""
+    """Return whether a name is a Hub repository: no local path, and of its form."""
     return HUB_ID_PATTERN.fullmatch(processor) is not None and not Path(processor).exists()
 
 
 def find_processor_folder(processor: str) -> Path:
-    """The folder of a processor, after fetching it from the Hub where it is one of its repositories.
+    """Return the folder of a processor, fetched from the Hub if it is a repository.
 
-    What the local cache of the Hub holds is not asked for again.
+    Files in the local Hub cache are not requested again.
 
     Raises:
-        MissingDependencyError: it is to come from the Hub, and huggingface_hub is not installed.
-        InputError: it is to come from the Hub, and does not.
+        MissingDependencyError: it is on the Hub, and huggingface_hub is not installed.
+        InputError: it cannot be fetched from the Hub.
     """
     if is_repository_name(processor):
         return fetch_hub_folder(processor, _REQUIRED_FILES)

@@ -1,4 +1,4 @@
-"""The settings of reading: which columns hold what, and what a document of a text file is."""
+"""Settings of reading: columns, and the documents of text files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -128,18 +128,18 @@ class ReadRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecipe:
-    """What is said of one input alone; what is wrong with it is told by the recipe that holds it.
+    """Settings of one input; the recipe that holds it reports its problems.
 
     Attributes:
-        text_field: as in :class:`ReadRecipe`; where neither this nor ``mapping`` is given, the
-            recipe's count.
+        text_field: as in :class:`ReadRecipe`; if neither this nor ``mapping`` is given, the
+            recipe's apply.
         mapping: as in :class:`ReadRecipe`.
-        ignore: as in :class:`ReadRecipe`, besides what the recipe ignores in all inputs.
-        form: what its files are: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
-            ``hf_dataset``; None: told by their names and contents.
-        name: what its documents are called together; recorded in the store.
+        ignore: as in :class:`ReadRecipe`, in addition to the recipe's.
+        form: format of its files: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
+            ``hf_dataset``; None to detect it.
+        name: label of its documents; recorded in the store.
         weight: its share among the inputs, above 0; recorded in the store.
-        location: where it was asked for, for messages.
+        location: location of the setting, for messages.
     """
 
     text_field: str | None = None
@@ -152,11 +152,11 @@ class SourceRecipe:
 
     @property
     def declared_input(self) -> DeclaredInput:
-        """What the listing needs to know of it."""
+        """The declaration that the listing needs."""
         return DeclaredInput(self.form, self.location)
 
     def problems(self) -> list[str]:
-        """What is wrong with these values, by their names."""
+        """List the problems of the values, by name."""
         problems = check_column_settings(self.text_field, self.mapping)
         if problem := _find_ignore_problem(self.ignore):
             problems.append(f"ignore: {quote_value(self.ignore)} {problem}")
@@ -171,7 +171,7 @@ class SourceRecipe:
 
 
 def is_weight(value: object) -> bool:
-    """Whether a value can be a share among others."""
+    """Return whether a value is a valid weight."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -181,13 +181,13 @@ def is_weight(value: object) -> bool:
 
 
 def source_to_plain(source: SourceRecipe, *, include_labels: bool) -> dict[str, Any]:
-    """What is said of one input as the manifest holds it: what is not said is left out.
+    """Return the settings of one input for a manifest, without unset ones.
 
-    What its files were read as stands with the files.
+    The formats of its files are recorded with the files.
 
     Args:
-        source: what is said.
-        include_labels: with its name and weight, which decide no document.
+        source: settings of the input.
+        include_labels: whether to include name and weight, which do not change documents.
     """
     settings: dict[str, Any] = {
         "text_field": source.text_field,
@@ -200,13 +200,13 @@ def source_to_plain(source: SourceRecipe, *, include_labels: bool) -> dict[str, 
 
 
 def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
-    """What is said of each input; of no input where nothing is said of any."""
+    """Return the settings of each input; empty if no input has any."""
     plain = [source_to_plain(source, include_labels=include_labels) for source in sources]
     return plain if any(plain) else []
 
 
 def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
-    """What to say of weights that nothing uses yet; empty where there are none."""
+    """Return the note about weights that are not used yet; empty if there are none."""
     weights = [source.weight for source in sources if source.weight is not None]
     if not weights:
         return ""
@@ -218,7 +218,7 @@ def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
 
 
 def check_column_settings(text_field: object, mapping: object) -> list[str]:
-    """What is wrong with columns that are named for a text or for roles."""
+    """List the problems of a text field or of a column mapping."""
     if not isinstance(mapping, Mapping):
         problems = [f"mapping: {quote_value(mapping)} is no mapping of roles to columns"]
     elif mapping and text_field is not None:
@@ -231,5 +231,5 @@ def check_column_settings(text_field: object, mapping: object) -> list[str]:
 
 
 def describe_non_text(name: str, value: object) -> str:
-    """The problem of a setting that should be a word."""
+    """Return the problem of a setting that must be a string."""
     return f"{name}: {quote_value(value)} is not a word; give one or more Unicode characters"

@@ -41,15 +41,15 @@ from batchloom.sources import make_input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
 
-# Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
+# Bounds the memory of a shard's index and provenance, for any document lengths.
 SHARD_DOCUMENTS = 1 << 20
-# Far above any shard and any input; numbers of tokens are kept in 64 bits.
+# Far above any shard or input; token counts are stored in 64 bits.
 MAX_SHARD_TOKENS = 10**12
 _MAX_BAD_COUNT = 10**18
 _BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
-# Settings that decide no byte of the shards.
+# Settings that do not change the bytes of shards.
 _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
-# Settings that hold settings.
+# Nested settings.
 _NESTED_SETTINGS = ("reading", "chat")
 
 
@@ -92,7 +92,7 @@ class ChatRecipe:
         raise_problems(problems)
 
     def rules(self, *, completion: bool) -> ChatRules:
-        """The rules for one source, whose records have a completion or not."""
+        """Return the rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
         return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
 
@@ -117,25 +117,25 @@ def _find_bad_budget_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How inputs become a store; the same recipe over the same inputs gives the same bytes.
+    """Settings that make a store of inputs; equal recipes and inputs give equal bytes.
 
     Attributes:
-        inputs: files, folders and globs, in the order they are read.
-        sources: what is said of each input alone; empty where nothing is said of any.
+        inputs: files, folders and globs, in reading order.
+        sources: settings of each input; empty if no input has any.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
-        end_token: the end-of-document token, where the tokenizer does not say.
-        reading: how records and text files are read.
-        tokens_per_shard: a shard has at most so many tokens, except for a single longer document.
-        dtype: of a token on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
+        end_token: end-of-document token, if the tokenizer does not define one.
+        reading: settings of reading records and text files.
+        tokens_per_shard: maximum tokens of a shard, except for a single longer document.
+        dtype: token dtype on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
         follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
-        val_fraction: share that goes into the ``val`` subset; documents are chosen by hash.
-        test_fraction: share that goes into the ``test`` subset; documents are chosen by hash.
-        balance_subsets: move single documents where a subset misses its share of the tokens by more than
-            20 % of it; else hashes alone choose.
-        dedup: which duplicates are left out.
-        max_bad: records that may be bad: a number, or a share (``"0.1%"``) that allows at
-            least 10; beyond it the job fails.
-        chat: what becomes of conversations.
+        val_fraction: share of the ``val`` subset; documents are chosen by hash.
+        test_fraction: share of the ``test`` subset; documents are chosen by hash.
+        balance_subsets: move single documents if a subset misses its share of the tokens by more than
+            20 % of it; else only hashes decide.
+        dedup: settings of deduplication.
+        max_bad: allowed bad records: a number, or a share (``"0.1%"``) that allows at
+            least 10. With more, the job fails.
+        chat: settings of conversations.
     """
 
     inputs: tuple[str, ...]
@@ -207,11 +207,11 @@ class Recipe:
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
 
     def source(self, number: int) -> SourceRecipe:
-        """What is said of an input alone."""
+        """Return the settings of one input."""
         return self.sources[number] if self.sources else SourceRecipe()
 
     def columns(self, number: int) -> tuple[str | None, Mapping[str, str]]:
-        """The text field and the mapping that an input is read by."""
+        """Return the text field and the column mapping of one input."""
         source_recipe = self.source(number)
         reading = source_recipe if source_recipe.text_field is not None or source_recipe.mapping else self.reading
         return reading.text_field, reading.mapping
@@ -220,15 +220,15 @@ class Recipe:
 def as_recipe_inputs(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> tuple[str, ...]:
-    """Inputs as the recipe holds them, from one path or several."""
-    # What is no path is left for the recipe to refuse, with all else that is wrong.
+    """Return one path or several as a tuple of strings."""
+    # Invalid paths are passed on: the recipe reports them with its other problems.
     if isinstance(inputs, (str, bytes, os.PathLike)) or not isinstance(inputs, Iterable):
         inputs = [inputs]
     return tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in inputs)
 
 
 def is_valid_path(value: object) -> bool:
-    """Whether the system could open something by this name."""
+    """Return whether the system could open a path of this name."""
     try:
         return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -236,19 +236,19 @@ def is_valid_path(value: object) -> bool:
 
 
 def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as the manifest holds it: plain values, no absolute paths."""
+    """Return the recipe for a manifest: plain values, no absolute paths."""
     plain = to_plain(replace(recipe, sources=()))
     plain["inputs"] = make_input_labels(recipe.inputs)
     if not recipe.follow_links:
         del plain["follow_links"]
     if not is_balanced(recipe):
-        # As in manifests of versions that had no such rule.
+        # Manifests of versions without this setting lack it, too.
         del plain["balance_subsets"]
     plain["sources"] = sources_to_plain(recipe.sources)
     plain["reading"]["clean"] = clean_steps_to_settings(clean_steps_to_plain(recipe.reading.clean))
     if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = files_fingerprint
-    # Settings that came later are left out where they say nothing: older recipes stay the same.
+    # Newer settings are left out at their defaults, so that older recipes stay equal.
     if not recipe.reading.ignore:
         plain["reading"].pop("ignore")
     plain["reading"].pop("fim")
@@ -270,7 +270,7 @@ def is_balanced(recipe: Recipe) -> bool:
 
 
 def _template_to_plain(template: str | None) -> dict[str, Any]:
-    """A template that is a file, by its name and content; another by its name alone."""
+    """Return a template by name, and by content if it is a file."""
     if template is None or template in BUILT_IN_TEMPLATES:
         return {}
     if not Path(template).is_file():
@@ -280,15 +280,15 @@ def _template_to_plain(template: str | None) -> dict[str, Any]:
 
 
 def compute_recipe_fingerprint(recipe: Recipe) -> str:
-    """Names what a recipe does to a document, wherever its inputs lie."""
+    """Fingerprint what a recipe does to a document, independent of input locations."""
     plain = recipe_to_plain(recipe) | {"sources": sources_to_plain(recipe.sources, include_labels=False)}
-    # Documents move between subsets after units are made: what becomes of each document is the same.
+    # Balancing runs after units are made, and does not change the document itself.
     ignored_settings = {*_NON_IDENTITY_SETTINGS, "balance_subsets"}
     return fingerprint({name: value for name, value in plain.items() if name not in ignored_settings})
 
 
 def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings that decide bytes and differ, each as ``name: old -> new``."""
+    """List the differing settings that change bytes, each as ``name: old -> new``."""
     then, now = flatten_settings(old), flatten_settings(new)
     return [
         f"{name}: {_describe_setting_change(name, then.get(name), now.get(name))}"
@@ -298,7 +298,7 @@ def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[st
 
 
 def _describe_setting_change(name: str, old: Any, new: Any) -> str:
-    """How one setting differs; of steps of cleaning their names, or the first that has other settings."""
+    """Describe the change of a setting; for cleaning, the steps or the first change."""
     if name != "clean":
         return f"{quote_value(old)} -> {quote_value(new)}"
     steps = [
@@ -307,7 +307,7 @@ def _describe_setting_change(name: str, old: Any, new: Any) -> str:
     ]
     names = [",".join(step for step, _ in step_list) or "none" for step_list in steps]
     if names[0] != names[1] or steps[0] == steps[1]:
-        # Where an import says nothing of cleaning there is none either.
+        # An import without cleaning settings has no cleaning.
         return f"{names[0]} -> {names[1]}"
     pairs = zip(*steps, strict=True)
     (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
@@ -316,14 +316,14 @@ def _describe_setting_change(name: str, old: Any, new: Any) -> str:
 
 
 def flatten_settings(plain: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a plain recipe by the names that ``prepare`` takes them under."""
+    """Return the settings of a plain recipe, by their names in ``prepare``."""
     flat = {field.name: plain.get(field.name) for field in fields(Recipe)}
     groups = [flat.pop(name) or {} for name in _NESTED_SETTINGS]
     return {name: value for group in (flat, *groups) for name, value in group.items()}
 
 
 def count_allowed_bad(max_bad: int | str, records: int) -> int:
-    """How many of so many records may be bad."""
+    """Return the number of records that may be bad."""
     share = _parse_bad_fraction(max_bad)
     if share is None:
         return int(max_bad)
@@ -331,7 +331,7 @@ def count_allowed_bad(max_bad: int | str, records: int) -> int:
 
 
 def _parse_bad_fraction(max_bad: int | str) -> Fraction | None:
-    """The share that ``max_bad`` stands for; None where it is a number of records."""
+    """Parse ``max_bad`` as a share; None if it is a number of records."""
     if isinstance(max_bad, str) and max_bad.endswith("%"):
         return Fraction(max_bad[:-1]) / 100
     return None

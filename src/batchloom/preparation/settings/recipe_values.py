@@ -1,4 +1,4 @@
-"""The short forms of a recipe's values: sizes, steps of cleaning, deduplication; there and back."""
+"""Short forms of recipe values, parsed and formatted: sizes, cleaning, dedup."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from batchloom.core.settings import is_text, quote_value, raise_problems, sugges
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.text import CleanStep
 
-# What the command line says for no step at all.
+# Command-line value for no step.
 _NO_STEPS = "none"
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -22,7 +22,7 @@ SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G o
 
 
 def parse_token_count(text: str) -> int | None:
-    """``100M``, ``1G``, ``100_000`` as a number; None where it is none."""
+    """Parse ``100M``, ``1G`` or ``100_000``; return None if it is no number."""
     match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
     if not match or len(text) > _SIZE_CHARACTERS:
         return None
@@ -36,16 +36,16 @@ def parse_token_count(text: str) -> int | None:
 
 
 def format_token_count(size: int) -> int | str:
-    """The shortest form of a size that is the same number."""
+    """Return the shortest form of a size that is exact."""
     fitting = [unit for unit, factor in _SIZE_UNITS.items() if unit and size and size % factor == 0]
     return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
 
 
 def coerce_token_count(value: object) -> object:
-    """A number of tokens that may be written as a size; what is no text is left for the recipe.
+    """Parse a number of tokens from a string; return other values unchanged.
 
     Raises:
-        SettingsError: a text that is no size.
+        SettingsError: a string that is no size.
     """
     if not isinstance(value, str):
         return value
@@ -56,10 +56,10 @@ def coerce_token_count(value: object) -> object:
 
 
 def parse_names(value: object) -> tuple[Any, ...]:
-    """Return names as a tuple, from ``NAME,NAME`` or a list of them; the recipe checks each.
+    """Parse names from ``NAME,NAME`` or a list; the recipe checks each.
 
     Raises:
-        SettingsError: neither a text nor a list.
+        SettingsError: neither a string nor a list.
     """
     if isinstance(value, str):
         return tuple(filter(None, (name.strip() for name in value.split(","))))
@@ -69,11 +69,11 @@ def parse_names(value: object) -> tuple[Any, ...]:
 
 
 def parse_dedup(value: object) -> DedupRecipe:
-    """Deduplication as a word, as settings with their mode, or as the value itself.
+    """Parse deduplication from a mode, settings with a mode, or a DedupRecipe.
 
     Raises:
-        SettingsError: settings nobody knows, or none at all. What is wrong with their values is
-            told by the recipe that holds them.
+        SettingsError: unknown settings, or another type. The recipe reports problems of
+            their values.
     """
     if isinstance(value, DedupRecipe):
         return value
@@ -90,22 +90,22 @@ def parse_dedup(value: object) -> DedupRecipe:
 
 
 def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
-    """The same as a plain value: a word where its mode says all."""
+    """Return the plain value: the mode alone if everything else has its default."""
     if dedup.mode != "near":
         return dedup.mode
     plain = to_plain(dedup)
-    # What follows from the other is left out, so that what is written can be read again.
+    # Derived settings are left out, so that the result can be parsed again.
     derived_fields = ("similarity",) if dedup.similarity is None else ("bands", "rows")
     return {name: value for name, value in plain.items() if name not in derived_fields}
 
 
 def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
-    """Steps of cleaning as names (also ``NAME,NAME``), as ``{name: {settings}}`` or as themselves.
+    """Parse cleaning steps from names, ``{name: {settings}}`` or steps.
 
-    ``none`` alone is no step. Which names and settings there are is not looked at here.
+    Names may be one string, ``NAME,NAME``; ``none`` alone means no step. Names and settings are not checked here.
 
     Raises:
-        SettingsError: what is of none of these forms; all of it at once, each with its place.
+        SettingsError: steps of another form, all in one error.
     """
     if value is None:
         return ()
@@ -130,7 +130,7 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
 
 
 def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
-    """The same as a plain value: a name where nothing is said of a step, else its name and settings."""
+    """Return the steps as plain values: a name, or a name and its settings."""
     return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
 
 
@@ -166,7 +166,7 @@ def _parse_step(value: object, key_path: str) -> CleanStep:
 
 
 def _is_json_value(value: object, depth: int = 0) -> bool:
-    """Whether a value can be written as JSON, and read again as the same."""
+    """Return whether a value survives a round trip through JSON."""
     if isinstance(value, (list, tuple)):
         return depth < _MAX_DEPTH and all(_is_json_value(item, depth + 1) for item in value)
     if isinstance(value, Mapping):
