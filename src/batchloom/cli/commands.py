@@ -1,4 +1,4 @@
-"""The commands and their options; names brought along from other tools are understood."""
+"""The commands and their options, with option aliases of other tools."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from batchloom.cli.terminal import SingleOptionCommand, redact_urls
 from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 
-# typer carries a click of its own in newer versions; what it raises is what it exports.
+# Newer versions of typer vendor click; the exceptions it raises are those it exports.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# The order of the help: what most people need first.
+# Order of the help: the most used commands first.
 for command in (
     *(doctor, prepare, check, inspect, plan, train, worker),
     *(edit, explain, when, compare, convert),
@@ -44,7 +44,7 @@ app.command("import", cls=SingleOptionCommand)(import_)
 for last in (export, log, remove, compact, datasets, demo):
     app.command(cls=SingleOptionCommand)(last)
 
-# Options under the names that other tools' users have in their fingers.
+# Option names of other tools.
 _ALIASES: dict[str, list[str]] = {
     "--input-files": [],
     "--out-dir": ["--out"],
@@ -55,7 +55,7 @@ _ALIASES: dict[str, list[str]] = {
     "--csv": [],
     "--output": ["--out"],
 }
-# Settings whose option has a name of its own.
+# Settings with another option name.
 _OPTIONS = {
     "memory": "--memory-per-worker",
     "steps": "--max-iters",
@@ -76,10 +76,10 @@ def root(
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
-    """Command-line words with underscores and brought-along names made ours.
+    """Convert underscores and option aliases of other tools to this command line.
 
     ``--tokens_per_shard`` becomes ``--tokens-per-shard``; the values after ``--input-files``
-    become plain inputs; words after ``--`` stay as they are.
+    become plain inputs; words after ``--`` stay unchanged.
     """
     words: list[str] = []
     for index, word in enumerate(arguments):
@@ -100,7 +100,7 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def name_options(problem: str, arguments: Sequence[str]) -> str:
-    """The problem of a setting, named by its option where that is on the command line."""
+    """Replace the setting in a problem by its option, if that is on the command line."""
     name, colon, fault = problem.partition(":")
     option = _OPTIONS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
     typed = {word.partition("=")[0] for word in normalize_arguments(arguments)}
@@ -108,12 +108,12 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Do what a command line says; returns the exit code.
+    """Run a command line and return its exit code.
 
     Raises:
-        Exception: what the command raises; misuse alone is answered here.
+        Exception: any error of the command; only wrong usage is handled here.
     """
-    # Not `app(...)`: typer makes an exit of a KeyboardInterrupt, which is told elsewhere.
+    # Not `app(...)`: typer would convert KeyboardInterrupt to an exit; `main` handles it.
     command = typer.main.get_command(app)
     try:
         with command.make_context("batchloom", normalize_arguments(arguments)) as context:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchloom.analysis.compare import AnyComparison
 
 _RUN_ONLY_OPTIONS = ("tolerance",)
-# Of a table in a file or a pipe.
+# Width of a table in a file or a pipe.
 _TABLE_WIDTH = 140
 
 
@@ -88,7 +88,7 @@ def compare(
     if synthetic:
         settings["synthetic"] = True
     if not out:
-        # A Path of it would be the current folder.
+        # Path("") would be the current folder.
         raise SettingsError(["out: '' is no folder; give one, such as comparison"])
     places = places or []
     comparison = (

@@ -73,7 +73,7 @@ def convert(
             follow_links=follow_links,
             listener=display.show,
         )
-    # Standard output holds the rows where they go there.
+    # Standard output may hold the rows.
     console = plain_console(stderr=result.path is None)
     if as_json and result.path is not None:
         print(json.dumps(dataclasses.asdict(result), default=str))

@@ -19,7 +19,7 @@ def demo(
     The text is on every machine that has Python: no network, no account.
     """
     require_train_packages()
-    from batchloom.train import run_demo  # noqa: PLC0415 - torch takes seconds
+    from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
 
     try:
         run_demo(out, steps, print_line)

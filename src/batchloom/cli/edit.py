@@ -1,4 +1,4 @@
-"""``batchloom edit``: what changes on a run from a step on."""
+"""``batchloom edit``: changes to a run from a given step."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def edit(
     )
     if (data is None) == (mixture is None):
         raise SettingsError(["--data: give either --data or --mixture, what the run was started on"])
-    # torch takes seconds
+    # Importing torch takes seconds.
     from batchloom.train import edit_run  # noqa: PLC0415
 
     run_data: Any = data if mixture is None else read_mixture(mixture)
@@ -111,7 +111,7 @@ def edit(
 
 
 def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is said of an edit in a journal: of many banned documents how many."""
+    """Summarize a journal entry; many banned documents become a count."""
     summary = {name: value for name, value in entry.items() if name != "fingerprint"}
     if "ban" in summary:
         summary["ban"] = {

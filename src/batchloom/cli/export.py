@@ -40,7 +40,7 @@ def export(
     """Write a store in a form that other tools read."""
     result = export_store(
         path,
-        to=to,  # type: ignore[arg-type]  # the door checks it
+        to=to,  # checked by the callee
         out=out,
         split=split,
         merge=merge,
@@ -63,7 +63,7 @@ def export(
 
 @final
 class _ExportProgress:
-    """Says now and then, on standard error, how many documents are written."""
+    """Periodic progress on standard error: number of documents written."""
 
     def __init__(self) -> None:
         self._documents, self._last_report_time = 0, time.monotonic()

@@ -81,7 +81,7 @@ def remove(
 
 
 def _format_first_lines(lines: Sequence[str]) -> str:
-    """The first of some lines, and how many there are besides."""
+    """Return the first lines and the number of others."""
     more = f" and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
     return ", ".join(map(escape_unprintable, lines[:_MAX_LISTED])) + more
 

@@ -43,7 +43,7 @@ def inspect(
     _print_counts(console, inspection)
     _print_shares(console, path, generation)
     _print_packing(console, inspection)
-    # Of a generation without an own one it is the page of the last that has one.
+    # A generation without its own page uses that of the last one that has it.
     numbers = range(inspection.generation or 1, 0, -1)
     pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)
     if page := next((candidate for candidate in pages if candidate.is_file()), None):

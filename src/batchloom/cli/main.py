@@ -1,6 +1,6 @@
-"""The ``batchloom`` command from its first moment to its exit code.
+"""Entry point of the ``batchloom`` command, its signal handlers and exit codes.
 
-What takes time to import is imported inside, so that a Ctrl-C finds an answer from the start.
+Slow imports are inside functions, so that Ctrl-C is handled from the start.
 """
 
 import io
@@ -18,21 +18,24 @@ _MEMORY_ADVICE = {
     "prepare": "Give it 1 GiB or more, or a tokenizer of a smaller vocabulary.",
     "train": "Give the job more, or smaller sizes (--batch-size, --seq-len).",
 }
-# These may wait for other ranks in native code, which no exception reaches.
+# These commands may wait for other ranks in native code, which exceptions do not interrupt.
 _RANK_COMMANDS = (["train"], ["worker"])
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 misused, 129, 130 or 143 stopped."""
-    # Where the shell has Ctrl-C ignored (nohup, &), it stays so.
+    """Run the command line and exit with its code.
+
+    0: done, 1: failed, 2: wrong usage, 129, 130 or 143: stopped by a signal.
+    """
+    # If the shell ignores Ctrl-C (nohup, &), keep it ignored.
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:
-        # Modules that are being imported may take an exception for a missing package.
+        # Modules may take an exception during their import for a missing package.
         signal.signal(signal.SIGINT, _exit_on_signal)
     _reopen_closed_streams()
-    from batchloom.cli import commands  # noqa: F401, PLC0415 - takes its time
+    from batchloom.cli import commands  # noqa: F401, PLC0415 - slow import
 
-    # Paths may hold what the terminal's encoding cannot spell.
+    # Paths may have characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -40,20 +43,20 @@ def main() -> None:
     code, ended = 130, list[int]()
 
     def end(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
-        # As schedulers and containers stop a process.
+        # Schedulers and containers stop a process by SIGTERM.
         ended.append(number)
         raise KeyboardInterrupt
 
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        # A terminal that is closed ends a job, too, unless it was told to stay (nohup).
+        # Closing the terminal ends the job, unless SIGHUP is ignored (nohup).
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL and sys.argv[1:2] not in _RANK_COMMANDS:
                 signal.signal(number, end)
         code = run_command_line(sys.argv[1:])
     except KeyboardInterrupt:
-        # Between the lines of `run`, or a second one while it answers the first.
+        # A signal may arrive outside `run_command_line`, or a second one during its handling.
         _print_failure(_STOPPED_MESSAGE, code)
     finally:
         if heeded:
@@ -63,41 +66,41 @@ def main() -> None:
 
 
 def _release_standard_streams() -> None:
-    """Leave nothing behind that the interpreter would try to print on its way out, and fail."""
+    """Detach standard streams that cannot be flushed, so that exit prints no error."""
     try:
         sys.stdout.flush()
     except OSError:
-        # A full disk, or a reader that left: that was told.
+        # A full disk or a closed pipe has already been reported.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reopen_closed_streams() -> None:
-    """Open what was closed for us (``>&-``), so that no file of the job becomes standard output."""
+    """Open closed standard streams (``>&-``), so that no job file becomes stdout."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # The lowest number that is free is the one that was closed.
+            # os.open returns the lowest free descriptor, which is the closed one.
             null = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(null, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _exit_on_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
-    """End the process at once, where there is nothing to be tidied up."""
+    """Exit at once; nothing needs cleanup yet."""
     os.write(2, f"batchloom: {_STOPPED_MESSAGE}\n".encode())
     os._exit(130)
 
 
 def run_command_line(arguments: "Sequence[str]") -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line and return its exit code."""
     import errno  # noqa: PLC0415
 
-    from batchloom.cli.commands import execute, name_options  # noqa: PLC0415 - takes its time
+    from batchloom.cli.commands import execute, name_options  # noqa: PLC0415 - slow import
     from batchloom.cli.terminal import redact_urls  # noqa: PLC0415
     from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
     from batchloom.core.files import describe_os_error  # noqa: PLC0415
 
     try:
         code = execute(arguments)
-        # What cannot be printed is told here rather than by the interpreter on its way out.
+        # Flush here: the interpreter's flush at exit would print a traceback.
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _print_failure(_STOPPED_MESSAGE, 130)
@@ -107,7 +110,7 @@ def run_command_line(arguments: "Sequence[str]") -> int:
     except BatchloomError as error:
         return _print_failure(redact_urls(str(error), arguments), 1)
     except BrokenPipeError:
-        # The reader of our output left (`| head`): not an error, but nothing more can be said.
+        # The reader closed the pipe (`| head`): no error, but no more output is possible.
         return 1
     except MemoryError:
         command = next((word for word in arguments if not word.startswith("-")), "")
@@ -124,7 +127,7 @@ def run_command_line(arguments: "Sequence[str]") -> int:
 def _print_failure(sentence: str, code: int) -> int:
     from batchloom.core.wording import escape_unprintable  # noqa: PLC0415
 
-    # Names of files and columns, and what templates say, may hold commands for the terminal.
+    # File names, column names and template errors may contain terminal escape codes.
     printable = "\n".join(map(escape_unprintable, sentence.split("\n")))
     print(f"batchloom: {printable}", file=sys.stderr)
     return code

@@ -24,7 +24,7 @@ from batchloom.cli.terminal import plain_console, plan_options as order
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import escape_unprintable, format_count
 
-# Changes of the shares, and sources of each, that are printed.
+# Maximum number of share changes to print, and of sources in each.
 _MAX_LISTED = 6
 _SIZE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 

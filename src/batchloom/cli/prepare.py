@@ -51,10 +51,10 @@ _ROW_PHASES = ("look", "convert")
 
 
 def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
-    """``100M``, ``1G``, ``100_000`` as a number.
+    """Parse ``100M``, ``1G`` or ``100_000`` as a number.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is no number.
     """
     size = parse_token_count(text)
     if size is None:
@@ -63,12 +63,12 @@ def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
 
 
 def unescape_marker(text: str) -> str:
-    r"""Replace ``\n`` and ``\t``, as typed on a command line, by a newline and a tab."""
+    r"""Replace typed ``\n`` and ``\t`` by a newline and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Flatten the groups of a recipe, and parse the values that the command line writes in another form."""
+    """Flatten the groups of a recipe, and parse the short forms of options."""
     options = {**settings, **settings.get("reading", {}), **settings.get("chat", {})}
     for group in ("reading", "chat"):
         options.pop(group, None)
@@ -77,7 +77,7 @@ def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
     if "split_on" in options:
         options["split_on"] = unescape_marker(options["split_on"])
     if "dedup" in options:
-        # A similarity alone means near duplicates.
+        # A similarity without a mode selects near duplicates.
         options["dedup"] = {"mode": "near", **options["dedup"]}
         if len(options["dedup"]) == 1:
             options["dedup"] = options["dedup"]["mode"]
@@ -214,7 +214,7 @@ def prepare(
 
 
 def _make_execution(workers: str, engine: str, address: str | None, memory: str | None) -> ExecutionSettings:
-    """Build the settings of workers from the words of the command line."""
+    """Build the execution settings from command-line values."""
     return ExecutionSettings(
         workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
         engine=engine,  # type: ignore[arg-type]  # it is checked there
@@ -243,7 +243,7 @@ def _format_path(value: object) -> str:
 
 @final
 class ProgressDisplay:
-    """Shows notes and progress on standard error: live on a terminal, else a line now and then."""
+    """Notes and progress on standard error: live on a terminal, else periodic lines."""
 
     def __init__(self) -> None:
         self._console = plain_console(stderr=True)
@@ -261,12 +261,12 @@ class ProgressDisplay:
             self._bars.stop()
 
     def show(self, event: Note | Progress) -> None:
-        """Take one event of the job."""
+        """Show one event of the job."""
         if isinstance(event, Note):
             self._console.print(escape_unprintable(event.text))
             return
         if event.phase != self._phase:
-            # The first word of a phase comes when some of its work is done already.
+            # The first event of a phase arrives after part of its work is done.
             self._phase, self._began = event.phase, time.monotonic()
             self._made_before = event.bytes_done - event.bytes_found
         if self._console.is_terminal:
@@ -310,7 +310,7 @@ class ProgressDisplay:
 
 
 def print_result(console: Console, result: PrepareResult) -> None:
-    """Print what came of a job: what was read, dropped and kept, and the subsets."""
+    """Print the result of a job: documents read, dropped and kept, and the subsets."""
     path = escape_unprintable(str(result.path))
     counts, grown = result.counts, result.generation > 1 and not result.already_done
     if result.already_done and not counts.records:
@@ -330,14 +330,14 @@ def print_result(console: Console, result: PrepareResult) -> None:
     for reason, count in counts.dropped.items():
         table.add_row(f"dropped: {escape_unprintable(reason)}", f"{count:,}")
     name = format_generation_file_name(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
-    # A dry run has made none.
+    # A dry run has no store.
     quarantine_note = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
     table.add_row(f"quarantined{quarantine_note}", f"{counts.quarantined:,}")
     table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
     table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")
     console.print(table)
     if not result.subsets:
-        # A dry run, which has said so.
+        # A dry run, which has already printed a note.
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("subset")
@@ -350,7 +350,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
         rate = result.input_bytes / max(result.seconds, 1e-9)
         speed = f" ({format_size(rate)}/s)" if result.input_bytes else ""
         name, engine = result.tokenizer, result.engine
-        # One that needs no engine is its own.
+        # A tokenizer without an engine is its own engine.
         engine_note = "" if engine.partition(" ")[0] == name else f", engine {engine}"
         summary = f"{path}: done in {format_duration(result.seconds)}{speed}"
         console.print(f"{summary}, tokenizer {name}{engine_note}, {result.dtype}.")

@@ -304,7 +304,7 @@ def train(
     """
     require_train_packages()
     with _run_in_terminal():
-        # torch takes seconds
+        # Importing torch takes seconds.
         from batchloom.train import StreamOptions, start as run  # noqa: PLC0415
 
         media = {"processor": processor, "data_folder": data_folder}
@@ -356,19 +356,19 @@ def train(
 
 @contextmanager
 def _run_in_terminal() -> Iterator[None]:
-    """What a run tells goes to the terminal, and Ctrl-C ends it in a sentence."""
+    """Print the log of a run to the terminal; Ctrl-C ends it with one sentence."""
     try:
         with _handle_first_interrupt(), _log_to_terminal():
             yield
     except KeyboardInterrupt as stop:
-        # One rank speaks for all that Ctrl-C reached.
+        # Ctrl-C reaches all ranks; only one prints.
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
         raise typer.Exit(130) from None
 
 
 def _make_open_options(cache: Path | None, limit: str | None, verify: str | None) -> dict[str, Any]:
-    """What was asked for of how a store is read."""
+    """Return the options for opening a store."""
     size = None if limit is None else _parse_bytes(limit)
     options = {"cache": cache, "cache_limit": size, "verify": verify}
     return {name: value for name, value in options.items() if value is not None}
@@ -385,7 +385,7 @@ def _parse_bytes(text: str) -> int:
 
 
 def print_line(line: str, *, err: bool = False) -> None:
-    """Print a line, in which the bytes of a path need not be text."""
+    """Print a line, which may contain path bytes that are not valid text."""
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
     typer.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
@@ -398,9 +398,9 @@ class _TerminalLogHandler(logging.Handler):
 
 @contextmanager
 def _log_to_terminal() -> Iterator[None]:
-    """Print what goes to the log ``batchloom``: what it tells on standard output, warnings on the other."""
+    """Print the log ``batchloom``: info to stdout, warnings to stderr."""
     log, handler = logging.getLogger("batchloom"), _TerminalLogHandler()
-    # One rank speaks for all.
+    # Only one rank prints.
     handler.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     previous_level = log.level
     log.addHandler(handler)
@@ -414,12 +414,12 @@ def _log_to_terminal() -> Iterator[None]:
 
 @contextmanager
 def _handle_first_interrupt() -> Iterator[None]:
-    """Let the first Ctrl-C end the run and no other disturb the end.
+    """Let the first Ctrl-C end the run, and ignore others during the shutdown.
 
-    Under torchrun two come: one from the terminal, one from torchrun.
+    Under torchrun two arrive: one from the terminal, one from torchrun.
     """
     previous_handler = signal.getsignal(signal.SIGINT)
-    # A job in the background of a script ignores Ctrl-C, and goes on doing so.
+    # A background job of a script ignores Ctrl-C, and must continue to.
     if threading.current_thread() is not threading.main_thread() or previous_handler == signal.SIG_IGN:
         yield
         return

@@ -24,7 +24,7 @@ from batchloom.train import (
     require_train_packages,
 )
 
-# Settings whose option has a name of its own; those of one word are words of sentences, too.
+# Settings with another option name; one-word settings are left out, as errors use such words.
 _OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
 _SETTING_PATTERN = re.compile("|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name))
 
@@ -79,20 +79,20 @@ def worker(
             save_interval=save_interval,
             device=device,
         )
-    # torch takes seconds
+    # Importing torch takes seconds.
     from batchloom.train import run_worker  # noqa: PLC0415
 
     leave = LeaveEvent()
     with _leave_on_signals(leave) as received_signals:
         report = run_worker(config, print_line, leave)
     if not report.finished:
-        # Also where another worker was asked: torchrun begins anew, with those that stay.
+        # Exit this way even if another worker was signaled: torchrun restarts with the remaining ones.
         raise typer.Exit(128 + (received_signals[0] if received_signals else signal.SIGTERM))
 
 
 @contextmanager
 def _rename_settings_to_options() -> Iterator[None]:
-    """Have what is wrong with settings name the options of the command line."""
+    """Rename settings in errors to options of the command line."""
 
     def option(match: re.Match[str]) -> str:
         return _OPTION_NAMES.get(match[0], f"--{match[0].replace('_', '-')}")
@@ -105,12 +105,12 @@ def _rename_settings_to_options() -> Iterator[None]:
 
 @contextmanager
 def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
-    """Have Ctrl-C, and the polite kill of torchrun or a scheduler, ask to leave; what came is in the list."""
+    """Request to leave on SIGINT and SIGTERM; yields the list of received signals."""
     received_signals: list[int] = []
 
     def ask(number: int, _frame: FrameType | None) -> None:
         if not leave.heeded:
-            # Nothing is lost by it before the first step, which may be hours away.
+            # Before the first step, which may be hours away, leaving loses nothing.
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         received_signals.append(number)
         leave.set()

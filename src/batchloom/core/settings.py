@@ -53,7 +53,7 @@ class Setting:
 
 
 class SettingField(NamedTuple):
-    """One declared field of a settings class: its type without None, its default, and its declaration."""
+    """A declared field of a settings class: type without None, default, declaration."""
 
     name: str
     hint: Any
@@ -74,7 +74,10 @@ def list_settings(cls: Any) -> tuple[SettingField, ...]:
 
 
 def find_problems(spec: object, path: str = "") -> list[str]:
-    """Check the declared fields of a settings value; return every problem as ``path.name: value problem``."""
+    """Check the declared fields of a settings value; return its problems.
+
+    Each is ``path.name: value problem``.
+    """
     problems = []
     cls: Any = type(spec)
     for field in list_settings(cls):
@@ -123,13 +126,13 @@ def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
+    """Return ``; did you mean 'x'?`` for the nearest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def is_text(value: object) -> bool:
-    """Whether a setting is a word that can be written down: Unicode, and not empty."""
+    """Return whether a value is a non-empty string of valid Unicode."""
     try:
         return isinstance(value, str) and bool(value.encode())
     except UnicodeEncodeError:
@@ -143,12 +146,12 @@ def raise_problems(problems: list[str]) -> None:
 
 
 def is_bool(value: object) -> bool:
-    """Whether a setting that is on or off is one: the word ``'no'`` would count as on."""
+    """Return whether a value is a bool: the string ``'no'`` would count as true."""
     return isinstance(value, bool)
 
 
 def as_int(value: object) -> int | None:
-    """A value that counts, as a Python int; None for bools and what has no ``__index__``."""
+    """Return an integer value as a Python int; None for bools and non-integers."""
     if isinstance(value, bool):
         return None
     try:
@@ -158,7 +161,7 @@ def as_int(value: object) -> int | None:
 
 
 def is_positive_number(value: object, *, zero: bool = False) -> bool:
-    """Whether a value is a finite number above 0, or from 0 on."""
+    """Return whether a value is a finite number above 0, or with ``zero`` at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -169,9 +172,9 @@ def is_positive_number(value: object, *, zero: bool = False) -> bool:
 
 
 def quote_value(value: object) -> str:
-    """A value as an error quotes it: its ``repr``, cut where it is long."""
+    """Return the ``repr`` of a value for an error message, shortened if it is long."""
     number = as_int(value)
-    # Python spells no number of more than 4,300 digits.
+    # Python does not format ints of more than 4,300 digits.
     if number is not None and number.bit_length() > _MAX_QUOTED_BITS:
         return f"a number of {number.bit_length():,} bits"
     text = repr(value if number is None else number)
@@ -179,11 +182,11 @@ def quote_value(value: object) -> str:
 
 
 def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Make plain ints of a frozen spec's fields that count; gives the problems of those that cannot be.
+    """Convert integer fields of a frozen spec to plain ints; return the problems.
 
     Args:
         spec: a settings dataclass in its ``__post_init__``.
-        bounds: least and most of each field; a field whose default is None may be None.
+        bounds: minimum and maximum of each field; a field whose default is None may be None.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
     problems = []
@@ -200,7 +203,7 @@ def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> li
 
 
 def to_plain(spec: object) -> dict[str, Any]:
-    """A settings dataclass as a dict of plain JSON values (tuples become lists)."""
+    """Return a settings dataclass as a dict of JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
     return {field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
@@ -210,8 +213,8 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     """Build the settings class ``cls`` from plain values.
 
     Raises:
-        SettingsError: unknown names (with the nearest known one), missing ones and values
-            of another type, all of them in one error, each with its path.
+        SettingsError: unknown names (with the nearest known one), missing names and values
+            of another type, all in one error, each with its path.
     """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -272,7 +275,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in args:
         return None
     problems: list[str] = []
-    # The problems told are those of the last: of settings, the ones that know most of the names.
+    # The problems of the last option are reported: of settings classes, the one with most known names.
     for option in sorted(args, key=lambda option: _count_known_fields(option, value)):
         if option is not type(None):
             try:
@@ -283,7 +286,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def _count_known_fields(option: Any, value: Any) -> int:
-    """How many of a mapping's names are fields of a settings class."""
+    """Return the number of names in a mapping that are fields of a settings class."""
     if not (dataclasses.is_dataclass(option) and isinstance(value, Mapping)):
         return 0
     return len({field.name for field in dataclasses.fields(option)} & value.keys())

@@ -25,9 +25,9 @@ EXPONENT_PATTERN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z")
 
 
 def read_yaml(path: Path, remedy: str = _LIST_REMEDY) -> Any:
-    """Read a YAML file as dicts with text keys, lists, texts, numbers, booleans and None.
+    """Read a YAML file as dicts, lists, strings, numbers, booleans and None.
 
-    Dates stay text. A file whose name ends in ``.json`` is read as JSON.
+    Keys and dates stay strings. A file whose name ends in ``.json`` is read as JSON.
 
     Args:
         path: the file.
@@ -50,7 +50,7 @@ def read_yaml(path: Path, remedy: str = _LIST_REMEDY) -> Any:
 
 
 def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
-    """Parse YAML (or JSON, by ``name``) as :func:`read_yaml` does; errors call it ``name``."""
+    """Parse YAML (or JSON, by ``name``) as :func:`read_yaml`; errors show ``name``."""
     if len(data) > _MAX_BYTES:
         raise InputError(
             f"{name} has more than {_MAX_BYTES >> 20} MiB, too much for a list of data sets; name a folder or a glob "
@@ -78,7 +78,7 @@ def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
 
 
 def _parse_json(text: str, name: str) -> Any:
-    """JSON, which need not be YAML: tabs, and characters in two halves."""
+    """Parse JSON that is not valid YAML, such as tabs or surrogate pairs."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -94,7 +94,7 @@ def _parse_json(text: str, name: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=once)
-        # Half a character is no text.
+        # A lone surrogate is not valid Unicode.
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         reason = f"not valid JSON: {error.msg}"
@@ -151,7 +151,7 @@ _PlainLoader.add_implicit_resolver(FLOAT_TAG, EXPONENT_PATTERN, list("-+01234567
 
 @final
 class _NodeChecker:
-    """Refuses nodes that SafeLoader would accept: duplicate keys, tags, cycles and exploding aliases."""
+    """Refuses duplicate keys, tags, cycles and exploding aliases."""
 
     def __init__(self, name: str) -> None:
         self._name = name

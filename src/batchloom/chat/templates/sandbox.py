@@ -1,4 +1,7 @@
-"""Jinja sandbox for chat templates: set up as transformers does, with a time limit and an output limit."""
+"""Jinja sandbox for chat templates, limited in time and output.
+
+It is set up as in transformers.
+"""
 
 import datetime as dt
 import json
@@ -43,7 +46,7 @@ class TemplateLimitError(Exception):
 
 @final
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """jinja2's immutable sandbox, limited in time and output; for one rendering at a time.
+    """jinja2's immutable sandbox with limits; it runs one rendering at a time.
 
     Attributes:
         chunks: text written so far.
@@ -91,7 +94,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.chunks, self.marks = [], []
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an item of a message, or a safe attribute, directly: most lookups are such."""
+        """Return an item of a message or a safe attribute directly: the usual lookup."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             if attribute in obj:
@@ -132,7 +135,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self._date.strftime(form[:256])
 
     def _tick(self, characters: int) -> str:
-        """Count literal characters of a loop body or macro, and stop a rendering past its time."""
+        """Count literal characters of a loop body or macro, and check the time limit."""
         self._ticks += 1
         if not self._ticks % _TICKS_PER_CLOCK_READ and time.thread_time() > self._deadline:
             raise TemplateLimitError(f"it takes more than {_MAX_SECONDS:g} seconds for one conversation")
@@ -154,7 +157,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._check_size(self._written)
 
     def _check_value(self, value: Any) -> Any:
-        """Refuse a value that is too large, so that nothing can double in every round of a loop."""
+        """Refuse a value that is too large: it could double in every round of a loop."""
         kind = type(value)
         if kind is str:
             self._check_size(len(value))
@@ -171,7 +174,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _measure_size(value: Any, enough: int) -> int:
-    """Return the characters of all strings in a value plus one per element, counted up to ``enough``."""
+    """Return the string characters plus elements of a value, up to ``enough``."""
     size, pending = 0, [value]
     while pending and size <= enough:
         item = pending.pop()
@@ -229,13 +232,13 @@ class GenerationExtension(jinja2.ext.Extension):
 
 @final
 class _LimitTransformer(NodeTransformer):
-    """Adds the checks of a sandbox to loops, macros, named values and buffered outputs of a template."""
+    """Adds the sandbox's checks to loops, macros, assignments and buffered output."""
 
     def __init__(self) -> None:
         self._buffers = 0
 
     def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
-        """Visit the children of a node, and know whether their output goes into a buffer."""
+        """Visit the children of a node, and track whether their output is buffered."""
         is_buffer = isinstance(node, _BUFFERED_NODES)
         self._buffers += is_buffer
         super().generic_visit(node, *args)

@@ -1,8 +1,8 @@
-"""The console all commands print on."""
+"""The console that all commands print on."""
 
 from rich.console import Console
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: names and documents may spell markup and emoji codes."""
+    """Return a console without markup and emoji codes, which names may contain."""
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)

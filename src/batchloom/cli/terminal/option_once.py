@@ -1,4 +1,4 @@
-"""Options are given once: of two values the last would win, and nobody would be told."""
+"""Refusal of repeated options: click would silently use the last value."""
 
 from collections import Counter
 from typing import Any, final
@@ -9,10 +9,10 @@ from typer.core import TyperCommand
 
 @final
 class SingleOptionCommand(TyperCommand):
-    """A command that refuses an option which takes one value and is given several times."""
+    """A command that refuses repetition of an option with a single value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See click's ``Command.parse_args``.
+        """Parse arguments as click's ``Command.parse_args``.
 
         Raises:
             BadParameter: an option is given more than once.

@@ -1,4 +1,4 @@
-"""The options that name a plan, shared by the commands that ask about one."""
+"""Options that define a plan, shared by several commands."""
 
 import logging
 import sys
@@ -114,7 +114,7 @@ _PLAN_SETTINGS = (
 
 
 def select_plan_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a command's options those that are settings of ``PlanSpec``."""
+    """Return the options of a command that are settings of ``PlanSpec``."""
     return {name: options[name] for name in _PLAN_SETTINGS}
 
 
@@ -126,7 +126,7 @@ class _StderrLogHandler(logging.Handler):
 
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
-    """Print what goes to the log ``batchloom``, counting above all, on standard error."""
+    """Print the log ``batchloom``, mainly counting progress, to standard error."""
     log, handler = logging.getLogger("batchloom"), _StderrLogHandler()
     previous_level = log.level
     log.addHandler(handler)

@@ -1,9 +1,8 @@
-"""Documents as a model will see them, on a terminal or in a file.
+"""Previews of documents as a model will see them, on a terminal or in a file.
 
-Every line begins with its own mark, so that nothing a document holds can look like one: ``T`` where
-it is trained; ``|`` where a line of the document begins, ``>`` where it goes on. On a terminal what
-is trained is green as well. A token that stands many times in a row, as those of images do, is written once with
-their number.
+Every line starts with a mark, so that no document text can be mistaken for one: ``T`` for trained
+text; ``|`` at the start of a document line, ``>`` where it continues. On a terminal, trained text
+is also green. A repeated token, such as those of images, is written once with its count.
 """
 
 import re
@@ -15,13 +14,13 @@ from batchloom.analysis.doctor import DocumentPreview
 from batchloom.core.wording import escape_unprintable
 
 _TRAINED_STYLE = "green"
-# A control token and those like it that follow.
+# A control token and its repetitions.
 _REPEATED_TOKEN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
 _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
 
 
 def print_preview(console: Console, documents: Sequence[DocumentPreview]) -> None:
-    """Print documents, and before them what the marks mean."""
+    """Print documents, after an explanation of the marks."""
     if documents:
         console.print(f"preview ({_LEGEND})", style="bold")
     for document in documents:
@@ -36,7 +35,7 @@ def print_preview(console: Console, documents: Sequence[DocumentPreview]) -> Non
 
 
 def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]:
-    """A document as lines: the mark, what can be seen of the line, whether it is trained."""
+    """Return a document as lines: mark, visible text, whether it is trained."""
     lines: list[tuple[str, str, bool]] = []
     begins = True
     for segment in document.pieces:
@@ -48,7 +47,7 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
         parts = segment.text.split("\n")
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            # What follows the last line end is a line of the next piece, unless it holds something.
+            # Without text after the last newline, the next segment starts the next line.
             if part or not last:
                 lines.append(
                     (
@@ -62,5 +61,5 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
 
 
 def shorten_token_runs(text: str) -> str:
-    """A line in which a token that stands many times in a row is written once, with their number."""
+    """Return a line with each run of a repeated token replaced by one and its count."""
     return _REPEATED_TOKEN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

@@ -1,4 +1,4 @@
-"""What ``prepare --profile`` prints: where the time of a job went."""
+"""Output of ``prepare --profile``: time by stage."""
 
 from rich.console import Console
 from rich.table import Table
@@ -8,11 +8,11 @@ from batchloom.preparation import PrepareReport
 
 
 def print_profile(console: Console, report: PrepareReport | None) -> None:
-    """Print seconds, shares and speeds by stage, as the report of a store has them.
+    """Print seconds, shares and speeds by stage from the report of a store.
 
     Args:
-        console: where to.
-        report: of the job; None where it has none that can be read here.
+        console: the console.
+        report: report of the job; None if it cannot be read here.
     """
     if report is None:
         console.print("Where the time went is in report.json beside the store.")

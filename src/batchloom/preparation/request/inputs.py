@@ -90,7 +90,7 @@ def resolve_inputs(
 
 
 def _default_tokenizer(reading: ReadRecipe) -> str:
-    """Return the default tokenizer: the processor's own, which knows its tokens."""
+    """Return the default tokenizer; with media that of the processor, which it needs."""
     return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
 

@@ -260,7 +260,7 @@ def _load_raw_recipe(recipe: RecipeReference | None, overridden_names: Collectio
 
 
 def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings with overrides; ``text_field`` and ``mapping`` replace each other."""
+    """Merge settings with overrides; ``text_field`` and ``mapping`` are exclusive."""
     replaced_name = next(
         (
             other_setting
