@@ -40,7 +40,7 @@ def export(
     """Write a store in a form that other tools read."""
     result = export_store(
         path,
-        to=to,  # checked by the callee
+        to=to,  # type: ignore[arg-type]  # checked by the callee
         out=out,
         split=split,
         merge=merge,
