@@ -14,7 +14,7 @@ _SETTINGS = "settings"
 
 
 def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[..., Callable[..., int]]:
-    """Replace the parameter ``settings`` of a command by one option for each declared field.
+    """Replace a command's parameter ``settings`` by one option per declared field.
 
     The command receives the given values as ``settings``: a dict by field name, with those of a nested settings
     class in a dict of their own. Options that were not given are absent.
@@ -53,7 +53,7 @@ def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[.
 
 
 def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
-    """List the declared fields of a settings class and of its nested ones, by path, in order."""
+    """List the declared fields of a settings class and its nested ones, by path."""
     declared = {field.name: field for field in list_settings(cls)}
     options: list[tuple[tuple[str, ...], SettingField]] = []
     hints = get_type_hints(cls)

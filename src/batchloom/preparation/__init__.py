@@ -1,4 +1,4 @@
-"""Preparation: from input files to a store, in units and phases that can stop and resume.
+"""Preparation of stores from input files, in resumable units and phases.
 
 `prepare_job.py` is the entry; `prepare_run.py` runs the phases of `phases/` over the units of `units/`.
 """

@@ -1,4 +1,4 @@
-"""Settings of chat rendering: which turns are trained, and the policy for long conversations."""
+"""Settings of chat rendering: trained turns, and the overlong policy."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -71,7 +71,7 @@ class DedupRecipe:
 
     @property
     def repeat_unit(self) -> RepeatUnit | None:
-        """Unit of repetition inside documents; None if only complete documents are removed."""
+        """Unit of repetition inside documents; None to remove only complete documents."""
         return self.mode if self.mode in ("lines", "paragraphs") else None
 
     def problems(self) -> list[str]:

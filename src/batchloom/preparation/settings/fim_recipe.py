@@ -13,9 +13,9 @@ _MAX_SEED = (1 << 128) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FimRecipe:
-    """Settings of fill-in-the-middle: texts whose middle is put last (Bavarian et al. 2022).
+    """Settings of fill-in-the-middle, which moves the middle of a text to its end.
 
-    The recipe that holds it reports its problems.
+    See Bavarian et al. 2022. The recipe that holds it reports its problems.
 
     Attributes:
         rate: share of the texts to transform, each chosen by its own hash.
@@ -49,7 +49,7 @@ class FimRecipe:
 
 
 def parse_fim(value: object) -> FimRecipe | None:
-    """Parse fill-in-the-middle from a rate, settings or a FimRecipe; return None if the rate is 0.
+    """Parse fill-in-the-middle from a rate, settings or a FimRecipe; None for rate 0.
 
     Raises:
         SettingsError: unknown settings. The recipe reports problems of their values.
