@@ -612,3 +612,33 @@ def test_most_tests_use_public_names():
         if private_imports(path)
     }
     assert len(found) <= MOST_WITH_PRIVATE_IMPORTS, json.dumps(found, indent=1)
+
+
+def test_docstring_summaries_are_short_and_say_what_a_thing_is():
+    """At most 80 characters, opening with a verb or a noun, not with a question word."""
+    wrong = []
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                opening = summary.partition(" ")[0]
+                if len(summary) > 80 or opening in ("What", "Whether", "Where", "Which", "How", "Who", "Whose"):
+                    wrong.append(f"{path.relative_to(SOURCE)}: {summary}")
+    assert wrong == []
+
+
+def test_exported_names_have_docstrings():
+    """Internal names may speak for themselves; those of an interface are explained."""
+    missing = []
+    for path in MODULES:
+        stub = path.with_name("__init__.pyi")
+        exported = set(re.findall(r"(\w+) as ", stub.read_text())) if stub.exists() else set()
+        missing += [
+            f"{path.relative_to(SOURCE)}: {node.name}"
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            and node.name in exported
+            and not ast.get_docstring(node)
+        ]
+    assert missing == []

@@ -41,7 +41,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Verify a store or a raw file, and say whether it is real data, synthetic or absent.
+    """Verify a store or raw file, and report real, synthetic or absent data.
 
     Exit code 0: sound, 1: faulty or absent, 2: wrong options.
     """

@@ -65,7 +65,7 @@ def compare(
     out: Annotated[str, typer.Option(help="Folder of compare.json, compare.png and compare.html.")] = "comparison",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Run one small model through every framework on the same store, and compare batches, losses and speed.
+    """Compare batches, losses and speed of one model in every framework.
 
     After a stop, the same command goes on behind the last framework that finished.
     Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.

@@ -59,7 +59,7 @@ def convert(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Write the rows of any input into one file of JSON lines, JSON or Parquet, untouched."""
+    """Write the rows of any input, unchanged, to a JSON Lines, JSON or Parquet file."""
     with ProgressDisplay() as display:
         result = convert_rows(
             inputs,

@@ -14,7 +14,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The demo's own folder.")] = Path("demo"),
     steps: Annotated[int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)] = None,
 ) -> None:
-    """Watch a model learn from real text in about three minutes: prepare, check, load, train, sample.
+    """Prepare, check, load, train and sample on real text, in three minutes.
 
     The text is on every machine that has Python: no network, no account.
     """

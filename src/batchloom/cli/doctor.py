@@ -49,7 +49,7 @@ def doctor(
     preview: Annotated[int, typer.Option(help="How many documents of each source to show as a model sees them.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Look at inputs before any work: schema, lengths, faults, packing, the first documents.
+    """Inspect raw inputs: schema, lengths, faults, packing, first documents.
 
     Nothing is written. Exit code 0: sound, 1: faulty or not there, 2: wrong options.
     """

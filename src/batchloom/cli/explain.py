@@ -42,7 +42,7 @@ def explain(
     group_by_length: order.GroupByLength = None,
     as_json: order.AsJson = False,
 ) -> None:
-    """Show what a step holds: each sequence's documents, where they came from, and how they begin."""
+    """Show the documents of a step: provenance, and how each begins."""
     request = PlanRequest(
         store=store,
         mixture=mixture,

@@ -134,7 +134,7 @@ def compact(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make one generation of a store: removed documents go for good, and older generations with them.
+    """Delete removed documents and older generations of a store for good.
 
     Let no training read the store meanwhile.
     """

@@ -54,7 +54,7 @@ def import_(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> int:
-    """Make a store around files of token ids, which stay as they are (hard links, no copy)."""
+    """Make a store around existing files of token ids, without copying them."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
     link_mode: LinkMode = "copy" if copy else "symlink" if symlink else "link"

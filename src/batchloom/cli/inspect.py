@@ -34,7 +34,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show shards, documents, tokens, lengths, packing efficiency and the first documents."""
+    """Show shards, documents, tokens, lengths, packing and first documents."""
     inspection = batchloom.inspect(path, split=split, seq_len=seq_len, first=first, generation=generation)
     if as_json:
         print(json.dumps(dataclasses.asdict(inspection), ensure_ascii=False))

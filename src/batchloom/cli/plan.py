@@ -72,7 +72,7 @@ def plan(
     group_by_length: order.GroupByLength = None,
     as_json: order.AsJson = False,
 ) -> None:
-    """Look ahead at a run from lengths alone: steps, epochs, padding, mixture, bytes, mixing, hours."""
+    """Forecast a run from lengths: steps, epochs, padding, mixture, bytes, hours."""
     if journal is not None:
         _print_journal(journal, as_json=as_json)
         return

@@ -298,7 +298,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a small GPT on a store (or on a file, prepared in memory), or finetune a model.
+    """Train a small GPT on a store or a file, or finetune a pretrained model.
 
     Under torchrun every process is one rank.
     """

@@ -1,4 +1,4 @@
-"""Accelerate: ``accelerate launch``, ``torchrun`` or ``python`` with ``examples/with_accelerate.py STORE OUT``."""
+"""Accelerate: ``accelerate launch examples/with_accelerate.py STORE OUT``."""
 
 from pathlib import Path
 from typing import Any

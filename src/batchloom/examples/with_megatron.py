@@ -1,4 +1,4 @@
-"""Megatron-core, its processes and counters: ``torchrun`` or ``python`` on ``examples/with_megatron.py STORE OUT``."""
+"""Megatron-core: ``torchrun examples/with_megatron.py STORE OUT``."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``; in a cluster all nodes share OUT."""
+"""Ray Train: ``python examples/with_ray.py STORE OUT --workers 2``."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Record schemas: detection, columns, mapping, turns, preferences and media of records.
+"""Record schemas: detection, columns, mapping, turns, preferences and media.
 
 Read `schemas.py` and `detection.py` first.
 """

@@ -1,4 +1,4 @@
-"""Chat templates: rendering in a bounded sandbox, and which parts of the text are trained.
+"""Chat templates: sandboxed rendering, and the trained parts of the text.
 
 Read `chat_template.py` and `rendering.py` first.
 """

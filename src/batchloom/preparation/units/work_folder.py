@@ -455,7 +455,7 @@ class WorkFolder:
 
 
 def has_learned_tokenizer(work: WorkFolder) -> bool:
-    """Return whether a work folder holds a tokenizer trained on the inputs, a costly result."""
+    """Return whether a work folder holds a tokenizer trained on the inputs."""
     try:
         job = work.job() if work.tokenizer_path.exists() else None
     except StoreConflictError:

@@ -1,4 +1,4 @@
-"""Lists of documents with missing media, written by ``check --missing-media`` for loaders."""
+"""Lists of documents with missing media, which ``check`` writes for loaders."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Published quality rules for web text: C4, Gopher, FineWeb and line-based boilerplate removal.
+"""Published quality rules for web text: C4, Gopher, FineWeb, boilerplate.
 
 Read `gopher.py` first.
 """
