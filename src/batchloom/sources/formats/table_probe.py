@@ -23,6 +23,7 @@ from batchloom.core.errors import InputError
 from batchloom.core.worker_process import is_worker
 from batchloom.sources.files import ReadOnlyFile, ReadRules, Source
 
+_MAX_ATTEMPTS = 3
 # The search path is set before anything of batchloom is imported.
 _START_CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
@@ -62,7 +63,14 @@ class _ProbeProcess:
         with self._lock:
             if key in self._survived:
                 return
-            status = self._ask(source, file)
+            # A parser does not kill its process: the system or somebody else did.
+            statuses = (self._ask(source, file) for _ in range(_MAX_ATTEMPTS))
+            status = next((status for status in statuses if status != -signal.SIGKILL), -signal.SIGKILL)
+            if status == -signal.SIGKILL:
+                raise InputError(
+                    f"{source.name} cannot be read: the process that opened it was killed {_MAX_ATTEMPTS} times (out "
+                    "of memory?). Give the job more memory."
+                )
             if status is not None:
                 raise InputError(
                     f"{source.name} is damaged: the parser of {source.kind} files crashed on it "
