@@ -10,7 +10,7 @@ from media.test_batches import saved, stored
 from train.runs import run_training, steps_of
 
 SIZES = {"steps": 6, "seq_len": 320, "global_batch_size": 4, "batch_size": 2}
-SIZES |= {"lr": 0.02, "optim": {"warmup_steps": 2}}
+SIZES |= {"optim": {"lr": 0.02, "warmup_steps": 2}}
 
 
 class Family:

@@ -103,7 +103,7 @@ def test_a_run_can_be_made_longer(store, tmp_path):
 
 def test_resuming_something_else_names_the_fields(store, whole, tmp_path):
     out, _, _ = whole
-    changes = {"seq_len": 64, "global_batch_size": 8, "packing": "wrap", "seed": 1}
+    changes = {"seq_len": 64, "global_batch_size": 8, "order": {"packing": "wrap"}, "seed": 1}
     with pytest.raises(StateError) as caught:
         run_training(store, out, changes, resume=True)
     for sentence in ("seq_len was 32 and is 64", "global_batch_size was 4 and is 8"):
@@ -146,7 +146,7 @@ def test_no_file_of_a_run_is_a_pickle(whole):
 
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
-        run_training(store, tmp_path / "run", {"lr": 1e12, "save_interval": 1})
+        run_training(store, tmp_path / "run", {"optim": {"lr": 1e12}, "save_interval": 1})
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     assert newest is None or all(math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run"))
 
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
     """A rate so high that the first step, itself finite, overflows the weights."""
     with pytest.raises(TrainError, match=r"not finite after step 1 .*lower --lr"):
-        run_training(store, tmp_path / "run", {"lr": 1e39, "save_interval": 1})
+        run_training(store, tmp_path / "run", {"optim": {"lr": 1e39}, "save_interval": 1})
     assert RunFolder(tmp_path / "run").find_newest_checkpoint() is None
 
 
@@ -175,7 +175,7 @@ ONES = [[1], [2], [3], [4], [5]]
 def test_data_with_nothing_to_predict_is_refused(tmp_path, packing):
     ones = write_store(tmp_path / "s", ONES)
     with pytest.raises(TrainError, match="None of the 80 steps .* anything to predict.*longer"):
-        run_training(ones, tmp_path / "run", {"packing": packing})
+        run_training(ones, tmp_path / "run", {"order": {"packing": packing}})
     assert not (tmp_path / "run").exists()
 
 
@@ -188,7 +188,7 @@ def test_documents_that_are_cut_to_single_tokens(tmp_path):
 
 def _trains(store, out, seed):
     try:
-        run_training(store, out, {"packing": "wrap", "seq_len": 2, "steps": 2, "seed": seed})
+        run_training(store, out, {"order": {"packing": "wrap"}, "seq_len": 2, "steps": 2, "seed": seed})
     except TrainError:
         return False
     return any(loss for _, loss, *_ in steps_of(out))
@@ -196,7 +196,7 @@ def _trains(store, out, seed):
 
 def test_a_step_with_nothing_to_predict_is_legal(tmp_path):
     mixed = write_store(tmp_path / "s", [*ONES, [6, 7, 8], [9]])
-    sizes = {"seq_len": 4, "global_batch_size": 1, "packing": "none", "steps": 7}
+    sizes = {"seq_len": 4, "global_batch_size": 1, "order": {"packing": "none"}, "steps": 7}
     run_training(mixed, tmp_path / "run", sizes)
     assert sorted(loss > 0 for _, loss, *_ in steps_of(tmp_path / "run")) == [False] * 6 + [True]
 
@@ -215,7 +215,7 @@ def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
 def test_a_val_subset_of_documents_that_are_all_too_long_is_none(tmp_path):
     long = [[*range(40), 99]]
     store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": long})
-    sizes = {"seq_len": 16, "overlong": "drop", "steps": 2}
+    sizes = {"seq_len": 16, "order": {"overlong": "drop"}, "steps": 2}
     outcome, said = run_training(store, tmp_path / "run", sizes)
     assert outcome.val_loss is None
     assert any("val    none: No sequence can be made of 1 document" in line for line in said)
@@ -250,7 +250,7 @@ def test_running_out_of_memory_names_what_to_lower():
 
 def one_step(store, out, batch_size, uneven="refuse"):
     """Loss and weights after one step cut into passes of so many rows."""
-    sizes = {"global_batch_size": 8, "batch_size": batch_size, "uneven": uneven}
+    sizes = {"global_batch_size": 8, "batch_size": batch_size, "order": {"uneven": uneven}}
     settings = make_settings(PLAIN, sizes)
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))

@@ -43,7 +43,7 @@ def llama(tmp_path_factory):
 
 
 def finetune(store, init, out, changes=None, **course):
-    asked = {"model": PretrainedSettings(str(init)), **SIZES, "lr": 0.01, **(changes or {})}
+    asked = {"model": PretrainedSettings(str(init)), **SIZES, "optim": {"lr": 0.01}, **(changes or {})}
     return run_training(store, out, asked, **course)
 
 
@@ -142,7 +142,7 @@ def test_models_that_mix_packed_documents_are_refused(store, tmp_path, kind):
     with pytest.raises(TrainError, match=r"ForCausalLM with .* see each other.*--packing none"):
         finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
     assert not (tmp_path / "run").exists()
-    finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1, "packing": "none"})
+    finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1, "order": {"packing": "none"}})
 
 
 def packed_loss(model, store):

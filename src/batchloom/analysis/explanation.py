@@ -18,7 +18,7 @@ from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import Plan
-from batchloom.plan.packing import Rows, reorder_rows, slice_rows
+from batchloom.plan.packing import MAX_STEPS, Rows, reorder_rows, slice_rows
 from batchloom.store import Store, StoreMedia, decode_beginning
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
@@ -131,7 +131,7 @@ def explain(
         StoreError: a shard is missing or damaged.
     """
     plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
-    step_number, limit = _validate_step(plan, step), _validate_text_limit(text)
+    step_number, limit = _validate_step(step), _validate_text_limit(text)
     (start, stop), seq_len = plan.positions_of(step_number), plan.spec_at(step_number).seq_len
     ensure_tables_for(plan, start)
     if not plan.has_step(step_number):
@@ -182,9 +182,9 @@ def _is_replicated(plan: Plan) -> bool:
     return all(isinstance(store, Store) and store.location.replicated for store in plan.stores.values())
 
 
-def _validate_step(plan: Plan, value: int) -> int:
+def _validate_step(value: int) -> int:
     step = as_int(value)
-    if step is None or not 0 <= step <= plan.spec.bounds["steps"][1]:
+    if step is None or not 0 <= step <= MAX_STEPS:
         raise SettingsError([f"step: {quote_value(value)} is not a step; steps are numbered from 0"])
     return step
 

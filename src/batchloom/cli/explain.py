@@ -3,54 +3,32 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import batchloom
 from batchloom.analysis import ExplainedSequence, ExplainedSpan, ServedSequence, find_serving_steps
 from batchloom.analysis.plan_questions import PlanRequest, is_endless, make_data_label, resolve_plan
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import plain_console, plan_options as order
 from batchloom.core.wording import escape_unprintable, format_count
 
 
+@with_settings(PlanRequest)
 def explain(
     store: order.StorePath = None,
     *,
-    step: Annotated[int, typer.Option(help="The step, from 0.")],
-    rank: Annotated[int | None, typer.Option(help="Only the rows of this rank of --world-size.")] = None,
-    row: Annotated[int | None, typer.Option(help="Only this row: of the rank's batch, or of the step.")] = None,
-    text: Annotated[int, typer.Option(help="Characters of each span's text at the most; 0 for none.")] = 80,
+    step: Annotated[int, typer.Option(help="Number of the step, from 0.")],
+    rank: Annotated[int | None, typer.Option(help="Show only the rows of this rank of --world-size.")] = None,
+    row: Annotated[int | None, typer.Option(help="Show only this row of the step, or of the rank's batch.")] = None,
+    text: Annotated[int, typer.Option(help="Maximum characters of each span's text; 0 for none.")] = 80,
     world_size: order.WorldSize = None,
-    mixture: order.MixtureText = None,
-    checkpoint: order.CheckpointPath = None,
-    split: order.Split = "train",
-    generation: order.Generation = None,
-    seq_len: order.SeqLen = None,
-    global_batch_size: order.BatchSize = None,
-    packing: order.Packing = None,
-    overlong: order.Overlong = None,
-    seed: order.Seed = None,
-    shuffle: order.Shuffle = None,
-    epochs: order.Epochs = None,
-    steps: order.Steps = None,
-    last: order.Last = None,
-    pool_size: order.PoolSize = None,
-    block: order.Block = None,
-    lanes: order.Lanes = None,
-    align: order.Align = None,
-    group_by_length: order.GroupByLength = None,
+    settings: dict[str, Any],
     as_json: order.AsJson = False,
 ) -> None:
     """Show the documents of a step: provenance, and how each begins."""
-    request = PlanRequest(
-        store=store,
-        mixture=mixture,
-        checkpoint=checkpoint,
-        split=split,
-        generation=generation,
-        settings=order.select_plan_settings(locals()),
-    )
+    request = PlanRequest(store=store, **settings)
     with order.log_to_stderr():
         plan, _ = resolve_plan(request)
         sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
@@ -98,47 +76,26 @@ def _format_span(span: ExplainedSpan) -> str:
     return ", ".join(facts) + begins
 
 
+@with_settings(PlanRequest)
 def when(
     store: order.StorePath = None,
     *,
     document: Annotated[int | None, typer.Option(help="Number of a document in its store.")] = None,
     source: Annotated[
         str | None,
-        typer.Option(help="Of a mixture one of its sources; else an input (file or data set)."),
+        typer.Option(help="Source of a mixture; of a single store, an input file or data set."),
     ] = None,
     record: Annotated[int | None, typer.Option(help="Number of a record in its file, from 0.")] = None,
-    file: Annotated[str | None, typer.Option(help="The input file, where the source has several.")] = None,
-    last_step: Annotated[int | None, typer.Option(help="The last step of interest; the run's last by default.")] = None,
+    file: Annotated[str | None, typer.Option(help="Input file, if the source has several.")] = None,
+    last_step: Annotated[
+        int | None, typer.Option(help="Last step to search.", show_default="the last step of the run")
+    ] = None,
     world_size: order.WorldSize = None,
-    mixture: order.MixtureText = None,
-    checkpoint: order.CheckpointPath = None,
-    split: order.Split = "train",
-    generation: order.Generation = None,
-    seq_len: order.SeqLen = None,
-    global_batch_size: order.BatchSize = None,
-    packing: order.Packing = None,
-    overlong: order.Overlong = None,
-    seed: order.Seed = None,
-    shuffle: order.Shuffle = None,
-    epochs: order.Epochs = None,
-    steps: order.Steps = None,
-    last: order.Last = None,
-    pool_size: order.PoolSize = None,
-    block: order.Block = None,
-    lanes: order.Lanes = None,
-    align: order.Align = None,
-    group_by_length: order.GroupByLength = None,
+    settings: dict[str, Any],
     as_json: order.AsJson = False,
 ) -> None:
     """Show every step and row in which a document is served, past and future."""
-    request = PlanRequest(
-        store=store,
-        mixture=mixture,
-        checkpoint=checkpoint,
-        split=split,
-        generation=generation,
-        settings=order.select_plan_settings(locals()),
-    )
+    request = PlanRequest(store=store, **settings)
     with order.log_to_stderr():
         plan, saved_position = resolve_plan(request)
         steps_done = (

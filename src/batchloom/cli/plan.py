@@ -20,6 +20,7 @@ from batchloom.analysis.plan_questions import (
     resolve_plan,
     write_tables,
 )
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import plain_console, plan_options as order
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import escape_unprintable, format_count
@@ -29,6 +30,7 @@ _MAX_LISTED = 6
 _SIZE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
+@with_settings(PlanRequest)
 def plan(
     store: order.StorePath = None,
     *,
@@ -49,42 +51,17 @@ def plan(
         typer.Option("--write", help="Count the sequences of every pool and keep the tables."),
     ] = False,
     tokens_per_second: Annotated[
-        float | None, typer.Option(help="Of all ranks together, for the hours it takes.")
+        float | None, typer.Option(help="Throughput of all ranks together, for the hours of the run.")
     ] = None,
     world_size: order.WorldSize = None,
-    mixture: order.MixtureText = None,
-    checkpoint: order.CheckpointPath = None,
-    split: order.Split = "train",
-    generation: order.Generation = None,
-    seq_len: order.SeqLen = None,
-    global_batch_size: order.BatchSize = None,
-    packing: order.Packing = None,
-    overlong: order.Overlong = None,
-    seed: order.Seed = None,
-    shuffle: order.Shuffle = None,
-    epochs: order.Epochs = None,
-    steps: order.Steps = None,
-    last: order.Last = None,
-    pool_size: order.PoolSize = None,
-    block: order.Block = None,
-    lanes: order.Lanes = None,
-    align: order.Align = None,
-    group_by_length: order.GroupByLength = None,
+    settings: dict[str, Any],
     as_json: order.AsJson = False,
 ) -> None:
     """Forecast a run from lengths: steps, epochs, padding, mixture, bytes, hours."""
     if journal is not None:
         _print_journal(journal, as_json=as_json)
         return
-    request = PlanRequest(
-        store=store,
-        mixture=mixture,
-        assume=assume,
-        checkpoint=checkpoint,
-        split=split,
-        generation=generation,
-        settings=order.select_plan_settings(locals()),
-    )
+    request = PlanRequest(store=store, assume=assume, **settings)
     if write and assume is not None:
         raise SettingsError(["write: there is no store to keep tables of; leave --assume or --write out"])
     with order.log_to_stderr():

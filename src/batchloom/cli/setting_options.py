@@ -53,22 +53,18 @@ def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[.
 
 
 def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
-    """List the declared fields of a settings class and its nested ones, by path."""
+    """List the declared fields of a settings class and its nested ones, by path; inherited fields come last."""
     declared = {field.name: field for field in list_settings(cls)}
     options: list[tuple[tuple[str, ...], SettingField]] = []
-    hints = get_type_hints(cls)
-    for field in fields(cls):
+    hints = get_type_hints(cls, include_extras=True)
+    for field in sorted(fields(cls), key=lambda field: field.name not in cls.__annotations__):
         if field.name in declared:
             options.append(((field.name,), declared[field.name]))
             continue
-        nested = next(
-            (
-                hint
-                for hint in (hints[field.name], *getattr(hints[field.name], "__args__", ()))
-                if is_dataclass(hint) and isinstance(hint, type)
-            ),
-            None,
-        )
+        hint = hints[field.name]
+        # A mapping that is annotated with a settings class holds values of its fields.
+        candidates = (hint, *getattr(hint, "__metadata__", getattr(hint, "__args__", ())))
+        nested = next((cls for cls in candidates if isinstance(cls, type) and is_dataclass(cls)), None)
         if nested is not None:
             options += [((field.name, *path), option) for path, option in _list_options(nested)]
     return options

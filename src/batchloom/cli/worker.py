@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.terminal import plan_options as order
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
 from batchloom.train import (
@@ -33,31 +32,41 @@ def worker(
     *,
     dataset_type: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(DATASET_TYPES)}; there is no default."),
+        typer.Option(help=f"Type of the data: {', '.join(DATASET_TYPES)}. Required."),
     ] = None,
     dataset_name: Annotated[
         str | None,
         typer.Option(
-            help="org/name of the Hub, or the folder or URL of a store; of made-up data its settings, as in "
+            help="org/name of the Hub, or the folder or URL of a store; for synthetic data its settings, as in "
             "documents=1000,kind=text."
         ),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Of a data set of the Hub, as prepare takes it.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences of a step for this worker; each other has as many.")] = 4,
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 32,
-    overlong: order.Overlong = None,
-    num_steps: Annotated[int, typer.Option(help="Steps of the whole run.")] = 100,
-    model_size: Annotated[str, typer.Option(help=", ".join(MODEL_SIZES))] = "tiny",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of a data set of the Hub, in the form prepare takes.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Number of sequences of a step for each worker.")] = 4,
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence.")] = 32,
+    overlong: Annotated[
+        str | None,
+        typer.Option(
+            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
+            show_default="split; drop for conversations and media",
+        ),
+    ] = None,
+    num_steps: Annotated[int, typer.Option(help="Number of steps of the complete run.")] = 100,
+    model_size: Annotated[str, typer.Option(help=f"Size of the model: {', '.join(MODEL_SIZES)}.")] = "tiny",
     out: Annotated[
         Path,
-        typer.Option(help="The run's folder, which all workers see; a run that is there is gone on with."),
+        typer.Option(help="Folder of the run, shared by all workers; an existing run is resumed."),
     ] = Path("runs/worker"),
     save_interval: Annotated[
         int,
-        typer.Option(help="Steps between two checkpoints: what a kill costs at most."),
+        typer.Option(help="Number of steps between checkpoints: the most that a kill costs."),
     ] = 10,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    worker_id: Annotated[str | None, typer.Option(help="What its lines call it; the machine and the process.")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
+    worker_id: Annotated[
+        str | None, typer.Option(help="Name of the worker in its output.", show_default="machine and process")
+    ] = None,
 ) -> None:
     """Be one worker of a run that others may join and leave.
 

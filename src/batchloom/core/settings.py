@@ -202,6 +202,18 @@ def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> li
     return problems
 
 
+def convert_int_settings(spec: object) -> list[str]:
+    """Convert the declared integer fields of a frozen value to plain ints; return the problems."""
+    return coerce_int_fields(
+        spec,
+        {
+            name: (int(setting.minimum or 0), int(setting.maximum))
+            for name, hint, _, setting in list_settings(type(spec))  # type: ignore[arg-type]
+            if hint is int and setting.maximum is not None
+        },
+    )
+
+
 def to_plain(spec: object) -> dict[str, Any]:
     """Return a settings dataclass as a dict of JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
@@ -253,8 +265,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         raise SettingsError([f"{path}: {value!r} is none of {', '.join(map(repr, args))}"])
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, Mapping):
-        return {str(k): _convert(args[1], item, f"{path}.{k}") for k, item in value.items()}
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        convert = (lambda _, item, __: item) if args[1] is Any else _convert
+        return {str(k): convert(args[1], item, f"{path}.{k}") for k, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value

@@ -232,9 +232,8 @@ def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: in
         "seq_len": config.seq_len,
         "global_batch_size": first_batch or config.batch_size * ranks.world_size,
         "batch_size": config.batch_size,
-        "overlong": config.overlong,
         # Step sizes of an earlier number of workers need not divide among the current ones.
-        "uneven": "pad",
+        "order": {"overlong": config.overlong, "uneven": "pad"},
         "eval_interval": 0,
         "save_interval": config.save_interval,
     }

@@ -1,33 +1,36 @@
 """Settings of a run: the model's shape, the optimizer, the size of a step."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
-from batchloom.core.settings import from_plain, raise_problems, suggest
+from batchloom.core.settings import Setting, from_plain, list_settings, raise_problems, suggest
 from batchloom.core.wording import format_count
 from batchloom.train.json_files import parse_json_object, read_json_object
 
 # Limits of a plan; a run's other counts of steps and rows follow them.
-MAX_STEPS = PlanSpec.bounds["steps"][1]
-MAX_TOKENS = PlanSpec.bounds["seq_len"][1]
-MAX_ROWS = PlanSpec.bounds["global_batch_size"][1]
+_PLAN_LIMITS = {field.name: int(field.setting.maximum or 0) for field in list_settings(PlanSpec)}
+MAX_STEPS, MAX_TOKENS = _PLAN_LIMITS["steps"], _PLAN_LIMITS["seq_len"]
+MAX_ROWS = _PLAN_LIMITS["global_batch_size"]
 # Far beyond the memory of any machine; the memory estimate multiplies these numbers.
 _MAX_WIDTH = 1 << 24
 _MAX_LAYERS = 4096
 _MAX_IDS = 1 << 31
 
-# Nested settings of TrainSettings that have an option of their own.
 PRETRAINED_KEYS = {"init", "attn_implementation"}
-_NESTED_SETTINGS = {
-    "optim": ("lr",),
-    "model": PRETRAINED_KEYS,
-    "order": ("packing", "overlong", "shuffle", "noise_prob", "uneven", "balance"),
-}
+# Groups of TrainSettings; an override of a group changes the given fields only.
+_GROUPS = ("model", "optim", "order")
+
+# Headings of the options of a run.
+DATA_PANEL = "Data"
+MODEL_PANEL = "Model and step"
+RUN_PANEL = "Run"
+_CONFIGURED = "that of the configuration"
 
 Overlong = Literal["split", "drop", "truncate", "error"]
 Bounds = dict[str, tuple[float, float]]
@@ -110,7 +113,7 @@ class OptimSettings:
         clip: maximum norm of the gradient.
     """
 
-    lr: float = 1e-3
+    lr: Annotated[float, Setting(help="Peak learning rate.", shown_default=_CONFIGURED, panel=MODEL_PANEL)] = 1e-3
     final_lr_share: float = 0.1
     warmup_steps: int = 20
     weight_decay: float = 0.1
@@ -154,12 +157,40 @@ class OrderSettings:
         balance: whether rows are assigned to ranks by their attention cost.
     """
 
-    packing: str = "best_fit"
-    overlong: Overlong | None = None
+    packing: Annotated[
+        str, Setting(help="Packing strategy: best_fit, wrap, first_fit, window_N or none.", panel=DATA_PANEL)
+    ] = "best_fit"
+    overlong: Annotated[
+        Overlong | None,
+        Setting(
+            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
+            shown_default="split; drop for conversations and media",
+            panel=DATA_PANEL,
+        ),
+    ] = None
     shuffle: bool = True
-    noise_prob: float | None = None
-    uneven: Literal["refuse", "pad"] = "refuse"
-    balance: bool = False
+    noise_prob: Annotated[
+        float | None,
+        Setting(
+            help="Fraction of the input tokens that are replaced by random ones during training; labels stay.",
+            shown_default="0",
+            panel=DATA_PANEL,
+        ),
+    ] = None
+    uneven: Annotated[
+        Literal["refuse", "pad"],
+        Setting(
+            help="Policy for a step that ranks and passes do not divide: refuse, or pad with rows without loss.",
+            panel=MODEL_PANEL,
+        ),
+    ] = "refuse"
+    balance: Annotated[
+        bool,
+        Setting(
+            help="Assign the rows of each step to ranks by their attention cost. Without it they are dealt in turn.",
+            panel=MODEL_PANEL,
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,27 +214,94 @@ class TrainSettings:
 
     model: PretrainedSettings | ModelSettings
     optim: OptimSettings = field(default_factory=OptimSettings)
-    steps: int = 1000
-    seq_len: int = 1024
-    global_batch_size: int = 32
-    batch_size: int | None = None
+    steps: Annotated[
+        int,
+        Setting(
+            help="Number of steps of the complete run.",
+            minimum=1,
+            maximum=MAX_STEPS,
+            option="--max-iters",
+            shown_default=_CONFIGURED,
+            panel=RUN_PANEL,
+        ),
+    ] = 1000
+    seq_len: Annotated[
+        int,
+        Setting(
+            help="Number of tokens of a sequence.",
+            minimum=2,
+            maximum=MAX_TOKENS,
+            shown_default=_CONFIGURED,
+            panel=MODEL_PANEL,
+        ),
+    ] = 1024
+    global_batch_size: Annotated[
+        int,
+        Setting(
+            help="Number of sequences of a step over all ranks.",
+            minimum=1,
+            maximum=MAX_ROWS,
+            shown_default=_CONFIGURED,
+            panel=MODEL_PANEL,
+        ),
+    ] = 32
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Number of sequences in one forward pass of a rank; lower it if memory runs out.",
+            minimum=1,
+            maximum=MAX_ROWS,
+            shown_default="all of the rank",
+            panel=MODEL_PANEL,
+        ),
+    ] = None
     order: OrderSettings = field(default_factory=OrderSettings)
-    seed: int = 0
-    eval_interval: int = 100
-    eval_batches: int | None = 20
-    save_interval: int = 200
-    compile: bool = False
+    seed: Annotated[
+        int,
+        Setting(
+            help="Seed of the data order and of the initial weights.",
+            minimum=-(1 << 127),
+            maximum=(1 << 128) - 1,
+            panel=MODEL_PANEL,
+        ),
+    ] = 0
+    eval_interval: Annotated[
+        int,
+        Setting(
+            help="Number of steps between evaluations on the val subset; 0 for the end only.",
+            minimum=0,
+            maximum=MAX_STEPS,
+            shown_default=_CONFIGURED,
+            panel=RUN_PANEL,
+        ),
+    ] = 100
+    eval_batches: Annotated[
+        int | None,
+        Setting(
+            help="Number of batches of an evaluation.",
+            minimum=1,
+            maximum=MAX_STEPS,
+            shown_default=_CONFIGURED,
+            panel=RUN_PANEL,
+        ),
+    ] = 20
+    save_interval: Annotated[
+        int,
+        Setting(
+            help="Number of steps between checkpoints; 0 for the end only.",
+            minimum=0,
+            maximum=MAX_STEPS,
+            shown_default=_CONFIGURED,
+            panel=RUN_PANEL,
+        ),
+    ] = 200
+    compile: Annotated[bool, Setting(help="Compile the model with torch.compile.", panel=MODEL_PANEL)] = False
 
     def __post_init__(self) -> None:
         bounds: Bounds = {
-            "steps": (1, MAX_STEPS),
-            "seq_len": (2, MAX_TOKENS),
-            "global_batch_size": (1, MAX_ROWS),
-            "batch_size": (1, MAX_ROWS),
-            "seed": (-(1 << 127), (1 << 128) - 1),
-            "eval_interval": (0, MAX_STEPS),
-            "eval_batches": (1, MAX_STEPS),
-            "save_interval": (0, MAX_STEPS),
+            name: (setting.minimum, setting.maximum)
+            for name, _, _, setting in list_settings(TrainSettings)
+            if setting.minimum is not None and setting.maximum is not None
         }
         raise_problems(find_out_of_bounds(bounds, self) + self.model.problems() + self.optim.problems())
 
@@ -284,27 +382,36 @@ def apply_finetuning_defaults(plain: dict[str, Any], longest: int | None) -> dic
     return config
 
 
-def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
+def make_settings(plain: Mapping[str, Any], changes: Mapping[str, Any], path: str = "") -> TrainSettings:
     """Build settings from a configuration's plain values and overrides.
 
     Args:
         plain: plain values of a configuration file.
-        changes: fields of TrainSettings to override, where the value is not None; ``lr`` is set in the
-            optimizer's settings, ``init`` and ``attn_implementation`` in the model's, fields of ``OrderSettings``
-            in the order's.
+        changes: fields of TrainSettings to override; those of a group in a dict of their own.
         path: prefix of every problem.
 
     Raises:
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
     """
-    overrides = {name: value for name, value in changes.items() if value is not None}
-    for group, names in _NESTED_SETTINGS.items():
-        group_overrides = {name: overrides.pop(name) for name in names if name in overrides}
-        group_values = plain.get(group, {})
-        # A group that is not an object stays unchanged, so that its problem is reported with the others.
-        if group_overrides and isinstance(group_values, dict):
-            overrides[group] = {**group_values, **group_overrides}
-    return from_plain(TrainSettings, {**plain, **overrides}, path)
+    return from_plain(TrainSettings, merge_settings(plain, changes), path)
+
+
+def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain settings with overrides; a group keeps the values that are not overridden."""
+    merged = {**plain, **changes}
+    for group in _GROUPS:
+        values, group_changes = plain.get(group, {}), changes.get(group)
+        if isinstance(group_changes, Mapping):
+            # A group that is not an object stays unchanged, so that its problem is reported with the others.
+            merged[group] = {**values, **group_changes} if isinstance(values, dict) else values
+    return merged
+
+
+def nest_order_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Move the settings of the data order into their group."""
+    names = {field.name for field in fields(OrderSettings)} & settings.keys()
+    nested = {name: value for name, value in settings.items() if name not in names}
+    return {**nested, "order": {name: settings[name] for name in names}} if names else nested
 
 
 def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:

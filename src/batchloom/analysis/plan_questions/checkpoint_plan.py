@@ -13,7 +13,7 @@ from batchloom.core.settings import from_plain
 from batchloom.plan import Mixture, Plan, PlanSpec, SourceSpec, Stage, with_journal
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE
-from batchloom.plan.packing import strategy_from_identity
+from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
 
 _STATE_FILE, _RUN_FILE = "state.json", "run.json"
 _MAX_BYTES = 64 << 20
@@ -144,7 +144,7 @@ def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: in
 
 def _choose_endless_steps(settings: Mapping[str, Any]) -> int:
     """Return the largest number of steps, for a run of unknown length."""
-    most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(settings["global_batch_size"]))
+    most = min(MAX_STEPS, (1 << 62) // int(settings["global_batch_size"]))
     return most - most % max(int(settings.get("group_by_length", 0)), 1)
 
 

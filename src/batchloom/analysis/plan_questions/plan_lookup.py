@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from batchloom.analysis.plan_questions.checkpoint_plan import (
     SavedPosition,
@@ -13,6 +13,7 @@ from batchloom.analysis.plan_questions.checkpoint_plan import (
 from batchloom.batches import Loader, PlanOptions, read_mixture
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.core.settings import Setting
 from batchloom.plan import Mixture, Plan, PlanSpec, parse_assumed_stores
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE, AssumedStore
@@ -22,6 +23,7 @@ from batchloom.store import Store, open_store
 _CHECKPOINT_SETTINGS = {"steps"}
 _OPTIONS = {field.name for field in fields(PlanOptions)}
 _OWN_DATA_KEY = "data"
+_DATA_PANEL = "Data"
 _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
 
@@ -40,12 +42,32 @@ class PlanRequest:
     """
 
     store: str | None = None
-    mixture: str | None = None
+    mixture: Annotated[
+        str | None,
+        Setting(
+            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT; used instead of a store.",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
     assume: str | None = None
-    checkpoint: Path | None = None
-    split: str = "train"
-    generation: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Annotated[
+        Path | None,
+        Setting(
+            help="Folder of a run or checkpoint, or JSON file of a loader's state; its plan replaces the settings "
+            "below.",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
+    split: Annotated[str, Setting(help="Subset: train, val or test.", panel=_DATA_PANEL)] = "train"
+    generation: Annotated[
+        int | None,
+        Setting(
+            help="Generation of the store.",
+            shown_default="the newest, or that of the checkpoint",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
+    settings: Annotated[Mapping[str, Any], PlanSpec] = field(default_factory=dict)
 
 
 def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:

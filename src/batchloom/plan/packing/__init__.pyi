@@ -2,6 +2,7 @@ from .permutation import Permutation as Permutation
 from .plan_spec import (
     DEFAULT_GROUPED_STEPS as DEFAULT_GROUPED_STEPS,
     MAX_POOL_SIZE as MAX_POOL_SIZE,
+    MAX_STEPS as MAX_STEPS,
     ORDER_VERSION as ORDER_VERSION,
     POOL_SIZE as POOL_SIZE,
     LastStepPolicy as LastStepPolicy,

@@ -1,11 +1,9 @@
 """Settings of a plan."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from batchloom.core.settings import coerce_int_fields, is_bool, raise_problems, suggest, to_plain
+from batchloom.core.settings import Setting, convert_int_settings, is_bool, raise_problems, suggest, to_plain
 from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_to_identity
 
 OverlongMode = Literal["split", "drop", "truncate", "error"]
@@ -20,6 +18,7 @@ SMALL_POOL_SIZE, MANY_SOURCES = 8_192, 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
 MAX_POOL_SIZE = 1 << 24
 MAX_LANES = 4096
+MAX_STEPS = 1 << 48
 # The rows of a window are in memory, at 52 bytes each.
 MAX_GROUPED_ROWS = 1 << 22
 # Default window in steps: little padding is left, and transformers' sampler uses the same number.
@@ -30,6 +29,11 @@ BLOCK_DOCUMENTS = 64
 # Positions are stored as signed 64-bit integers.
 MAX_POSITIONS = (1 << 63) - 1
 _MAX_SEED = (1 << 128) - 1
+# Of a sequence, a step and the number of epochs.
+_MAX_SIZE = 1 << 24
+
+# Heading of the options of a plan.
+PANEL = "Plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,54 @@ class PackingOptions:
     ``PlanSpec`` documents and checks them.
     """
 
-    last: LastStepPolicy = "fill"
-    pool_size: int = 0
-    block: int = 0
-    lanes: int = 1
-    align: int = 1
-    group_by_length: int = 0
+    last: Annotated[
+        LastStepPolicy,
+        Setting(help="Policy for an incomplete last step: fill (with rows that carry no loss) or drop.", panel=PANEL),
+    ] = "fill"
+    pool_size: Annotated[
+        int,
+        Setting(
+            help="Number of documents packed together.",
+            maximum=MAX_POOL_SIZE,
+            shown_default="65,536, or 8,192 for more than 16 sources or lanes",
+            panel=PANEL,
+        ),
+    ] = 0
+    block: Annotated[
+        int,
+        Setting(
+            help="Number of neighbouring documents that are shuffled as one.",
+            maximum=MAX_POOL_SIZE,
+            shown_default="1 below 4 million documents, else 64",
+            panel=PANEL,
+        ),
+    ] = 0
+    lanes: Annotated[
+        int,
+        Setting(
+            help="Number of parallel read streams the pools are distributed over.",
+            minimum=1,
+            maximum=MAX_LANES,
+            panel=PANEL,
+        ),
+    ] = 1
+    align: Annotated[
+        int,
+        Setting(
+            help="Begin each document at a multiple of this many tokens, with padding in between.",
+            minimum=1,
+            maximum=_MAX_SIZE,
+            panel=PANEL,
+        ),
+    ] = 1
+    group_by_length: Annotated[
+        int,
+        Setting(
+            help="Number of steps among which rows of similar length are grouped; only for packing none.",
+            maximum=1 << 16,
+            panel=PANEL,
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,35 +121,51 @@ class PlanSpec(PackingOptions):
             in between: 2 x C for C context-parallel ranks. 1 for no padding.
         group_by_length: steps of a window inside which rows of similar length are grouped into steps; only for
             ``packing='none'``, whose rows are padded. 0 for no grouping.
-        bounds: minimum and maximum of each number, the same for every spec.
     """
 
-    bounds: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
-        {
-            "seq_len": (1, 1 << 24),
-            "global_batch_size": (1, 1 << 24),
-            "seed": (-_MAX_SEED, _MAX_SEED),
-            "epochs": (1, 1 << 24),
-            "steps": (1, 1 << 48),
-            "pool_size": (0, MAX_POOL_SIZE),
-            "block": (0, MAX_POOL_SIZE),
-            "lanes": (1, MAX_LANES),
-            "align": (1, 1 << 24),
-            "group_by_length": (0, 1 << 16),
-        }
-    )
-
-    seq_len: int
-    global_batch_size: int
-    packing: str = "best_fit"
-    overlong: OverlongMode = "split"
-    seed: int = 0
-    shuffle: bool = True
-    epochs: int | None = None
-    steps: int | None = None
+    seq_len: Annotated[int, Setting(help="Number of tokens of a sequence.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)]
+    global_batch_size: Annotated[
+        int, Setting(help="Number of sequences of a step over all ranks.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)
+    ]
+    packing: Annotated[
+        str, Setting(help="Packing strategy: best_fit, wrap, first_fit, window_N or none.", panel=PANEL)
+    ] = "best_fit"
+    overlong: Annotated[
+        OverlongMode,
+        Setting(
+            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
+            shown_default="split; drop for conversations and media",
+            panel=PANEL,
+        ),
+    ] = "split"
+    seed: Annotated[
+        int, Setting(help="Seed of the data order.", minimum=-_MAX_SEED, maximum=_MAX_SEED, panel=PANEL)
+    ] = 0
+    shuffle: Annotated[
+        bool, Setting(help="Shuffle documents. Without it they are read in store order.", panel=PANEL)
+    ] = True
+    epochs: Annotated[
+        int | None,
+        Setting(
+            help="Number of passes over the data.",
+            minimum=1,
+            maximum=_MAX_SIZE,
+            shown_default="1 without --steps",
+            panel=PANEL,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Setting(
+            help="Number of steps of the run, over as many epochs as they need.",
+            minimum=1,
+            maximum=MAX_STEPS,
+            panel=PANEL,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        problems = coerce_int_fields(self, self.bounds)
+        problems = convert_int_settings(self)
         if not is_bool(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
         if self.epochs is not None and self.steps is not None:

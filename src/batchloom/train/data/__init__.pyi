@@ -11,7 +11,6 @@ from .mixture_report import (
 )
 from .stream_run import (
     StreamData as StreamData,
-    StreamOptions as StreamOptions,
     StreamRequest as StreamRequest,
     announce_stream as announce_stream,
     as_store as as_store,

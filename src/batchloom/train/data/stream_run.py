@@ -16,25 +16,9 @@ from batchloom import Loader, Store, stream
 from batchloom.core.errors import StateError
 from batchloom.train.checkpoint import read_checkpoint_state
 from batchloom.train.distributed import RankGroup
+from batchloom.train.request import StreamOptions
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import TrainSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """Options of reading a stream; see ``batchloom.stream``.
-
-    Attributes:
-        lanes: number of input parts that are read in parallel.
-        workers: tokenizing processes of each rank; None for one per core.
-        keep: folder in which a store of the inputs is written meanwhile.
-        follow_links: whether to follow symbolic links that lead out of an input folder.
-    """
-
-    lanes: int | None = None
-    workers: int | None = None
-    keep: Path | None = None
-    follow_links: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
