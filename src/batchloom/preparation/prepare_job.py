@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from batchloom.chat.templates import TrainOn
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import (
     InputError,
@@ -33,7 +32,6 @@ from batchloom.preparation.report import (
     subtract_base,
 )
 from batchloom.preparation.request import (
-    SETTINGS,
     InputArgument,
     PrepareRequest,
     RecipeReference,
@@ -52,12 +50,9 @@ from batchloom.preparation.rerun import (
     remove_leftover_work,
 )
 from batchloom.preparation.settings import (
-    DedupRecipe,
-    Dtype,
-    FimRecipe,
-    MediaRecipe,
-    OverlongPolicy,
+    PrepareOptions,
     Recipe,
+    check_option_names,
     count_allowed_bad,
     is_valid_path,
 )
@@ -75,37 +70,13 @@ from batchloom.store import (
     wrap_write_errors,
 )
 from batchloom.store.format import QUARANTINE_NAME
-from batchloom.text import CleanStep
 
 
-def prepare(  # noqa: D417 - the fields are documented in the recipes
+def prepare(
     inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     out: str | os.PathLike[str],
     recipe: RecipeReference | None = None,
-    tokenizer: str | None = None,
-    end_token: str | None = None,
-    text_field: str | None = None,
-    mapping: Mapping[str, str] | None = None,
-    ignore: str | Sequence[str] | None = None,
-    split_on: str | None = None,
-    normalize: bool | None = None,
-    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
-    fim: FimRecipe | float | Mapping[str, Any] | None = None,
-    media: MediaRecipe | Mapping[str, Any] | None = None,
-    dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
-    tokens_per_shard: int | None = None,
-    dtype: Dtype | None = None,
-    val_fraction: float | None = None,
-    test_fraction: float | None = None,
-    balance_subsets: bool | None = None,
-    max_bad: int | str | None = None,
-    template: str | None = None,
-    train_on: TrainOn | None = None,
-    max_tokens: int | None = None,
-    overlong: OverlongPolicy | None = None,
-    prove: bool | None = None,
-    follow_links: bool | None = None,
     workers: int | Literal["auto"] = "auto",
     engine: ExecutorName = "pool",
     address: str | None = None,
@@ -117,6 +88,7 @@ def prepare(  # noqa: D417 - the fields are documented in the recipes
     streaming: bool | None = None,
     work: str | os.PathLike[str] | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
+    **options: Unpack[PrepareOptions],
 ) -> PrepareResult:
     """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
 
@@ -130,28 +102,31 @@ def prepare(  # noqa: D417 - the fields are documented in the recipes
             name of synthetic data. They replace the recipe's inputs; None uses those.
         out: folder of the store, or a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, a recipe file, or a store to make again. The other arguments
-            override it, except those that are None.
-        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, balance_subsets, max_bad,
-            follow_links:
-            see :class:`Recipe`. The default tokenizer is that of a manifest, else the processor's, else ``gpt2``.
-        dedup: see :class:`DedupRecipe`; ``exact`` unless texts are split into lines or paragraphs.
-        text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
-            of a :class:`FimRecipe`.
-        media: settings of a :class:`MediaRecipe`, at least ``{"processor": FOLDER}``; required for
-            conversations with images and audio.
-        template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
-        workers, engine, address, memory_per_worker: see :class:`ExecutionSettings`.
-        append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
+            override it.
+        workers: number of units processed in parallel; ``auto`` uses as many as cores, memory and units allow.
+        engine: ``pool`` (processes of this machine) or ``ray``.
+        address: address of a Ray cluster; None starts one on this machine.
+        memory_per_worker: maximum bytes of a worker; None for no limit.
+        append: add the new inputs to an existing store as a new generation.
+        restart: replace the work of another recipe or of other inputs; identical units are reused.
+        hash_inputs: identify inputs by content, not by modification time.
+        dry_run: stop before shards are written, after counting what would be dropped.
+        streaming: read remote Hub datasets without downloading them; None: only large ones.
+        work: folder in which a store for a URL is made; None for one below the user's cache.
         progress: callback that gets a :class:`Note` or a :class:`Progress`, several times a second. An
             exception in it stops the job. Without it, notes go to the log ``batchloom``.
+        **options: settings of the recipe, which :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe` document.
+            ``fim`` may be the rate of a :class:`FimRecipe`, ``dedup`` the mode of a :class:`DedupRecipe` and ``media``
+            a mapping with at least a ``processor``. The default tokenizer is that of a manifest, else the
+            processor's, else ``gpt2``; the default ``dedup`` is ``exact``, or ``none`` if texts are split into lines
+            or paragraphs.
 
     Raises:
         SettingsError, InputMissingError, InputError, TokenizerError: the request is invalid, or an input is unusable.
         StoreConflictError, OutputError: ``out`` holds another job's work, or cannot be written.
         WorkerError: workers cannot be started, or die repeatedly.
     """
-    arguments = locals()
-    options = {name: arguments[name] for name in SETTINGS}
+    check_option_names("prepare", options, PrepareOptions)
     build_request = partial(make_append_request, out=out) if append else make_request
     request = build_request(inputs, options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):

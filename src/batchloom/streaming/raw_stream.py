@@ -8,11 +8,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, final
+from typing import IO, Any, Literal, Unpack, final
 
 import msgspec
 
-from batchloom.chat.templates import TrainOn
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.gc_pause import pause_gc
@@ -29,7 +28,6 @@ from batchloom.plan.order import (
 from batchloom.plan.packing import OverlongMode
 from batchloom.preparation import (
     ExecutionSettings,
-    MediaRecipe,
     Note,
     Progress,
     Recipe,
@@ -49,8 +47,13 @@ from batchloom.preparation.documents import (
 )
 from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.report import PrepareResult, log_note
-from batchloom.preparation.request import SETTINGS, InputArgument, RecipeReference, list_inputs
-from batchloom.preparation.settings import build_step_indexes, describe_unused_weights
+from batchloom.preparation.request import InputArgument, RecipeReference, list_inputs
+from batchloom.preparation.settings import (
+    StreamedOptions,
+    build_step_indexes,
+    check_option_names,
+    describe_unused_weights,
+)
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.workers import collect_versions
 from batchloom.sources.files import Spool
@@ -82,7 +85,6 @@ from batchloom.streaming.stream_state import (
     read_stream_state,
 )
 from batchloom.streaming.stream_worker import StreamSetup
-from batchloom.text import CleanStep
 from batchloom.tokens import get_engine_choice
 
 _LOG = logging.getLogger("batchloom")
@@ -91,30 +93,13 @@ _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
 
-def stream(  # noqa: D417 - the fields of the recipe, documented there
+def stream(
     inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     seq_len: int,
     global_batch_size: int,
     steps: int,
-    tokenizer: str | None = None,
     recipe: RecipeReference | None = None,
-    end_token: str | None = None,
-    text_field: str | None = None,
-    mapping: Mapping[str, str] | None = None,
-    ignore: str | Sequence[str] | None = None,
-    split_on: str | None = None,
-    normalize: bool | None = None,
-    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
-    dtype: str | None = None,
-    val_fraction: float | None = None,
-    test_fraction: float | None = None,
-    max_bad: int | str | None = None,
-    template: str | None = None,
-    train_on: TrainOn | None = None,
-    max_tokens: int | None = None,
-    media: MediaRecipe | Mapping[str, Any] | None = None,
-    follow_links: bool | None = None,
     lanes: int | None = None,
     pool_size: int | None = None,
     packing: str = "best_fit",
@@ -123,6 +108,7 @@ def stream(  # noqa: D417 - the fields of the recipe, documented there
     shuffle: bool = True,
     workers: int | Literal["auto"] = "auto",
     keep: str | os.PathLike[str] | None = None,
+    **options: Unpack[StreamedOptions],
 ) -> "Stream":
     """Train on raw inputs, tokenized on demand as ``prepare`` would tokenize them.
 
@@ -131,9 +117,12 @@ def stream(  # noqa: D417 - the fields of the recipe, documented there
     are not removed. Documents of the ``val`` and ``test`` fractions are left out, as ``prepare`` separates them.
 
     Args:
-        inputs, recipe, tokenizer, end_token, text_field, mapping, ignore, split_on, normalize, clean, dtype,
-        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media, follow_links: see ``prepare``.
-        seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
+        inputs: inputs as for ``prepare``.
+        recipe: a :class:`Recipe`, a recipe file or a store, whose settings the options override.
+        seq_len: tokens of a sequence.
+        packing: packing strategy; see :class:`PlanSpec`.
+        seed: seed of the data order.
+        shuffle: False reads documents in the order of each lane.
         global_batch_size: sequences of a step over all ranks.
         steps: steps of the run; a stream has no length of its own.
         lanes: number of parallel read streams: divides ``global_batch_size`` and is
@@ -143,14 +132,14 @@ def stream(  # noqa: D417 - the fields of the recipe, documented there
             conversations, or documents may hold media, else ``split``.
         workers: tokenizer processes of each rank; 0: only its own process; ``auto``: its number of cores.
         keep: folder where the store of these inputs grows during training; ``Stream.finish`` completes it.
+        **options: settings of the documents, as ``prepare`` takes them.
 
     Raises:
         SettingsError, InputMissingError, InputError, TokenizerError: invalid settings or inputs.
         PlanError: lanes that do not fit.
         StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
     """
-    arguments = locals()
-    options = {name: arguments[name] for name in SETTINGS if name in arguments and name != "overlong"}
+    check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
     order = StreamOrder(
         seq_len=seq_len,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from batchloom.analysis.doctor.examination import examine_inputs
 from batchloom.analysis.doctor.findings import (
@@ -20,11 +20,10 @@ from batchloom.analysis.doctor.prepared_inputs import (
     detect_prepared_kind,
     examine_prepared,
 )
-from batchloom.chat.templates import TrainOn
 from batchloom.core.settings import as_int, quote_value, raise_problems, to_plain
 from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec
-from batchloom.preparation import ChatRecipe, MediaRecipe, Note, Progress, ReadRecipe, Recipe
+from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
 from batchloom.preparation.documents import TEMPLATED_KINDS
 from batchloom.preparation.request import (
     InputArgument,
@@ -34,7 +33,9 @@ from batchloom.preparation.request import (
     resolve_inputs,
 )
 from batchloom.preparation.settings import (
+    DocumentOptions,
     OverlongPolicy,
+    check_option_names,
     describe_unused_weights,
     parse_media,
     parse_names,
@@ -106,28 +107,16 @@ class Diagnosis:
         return {"sound": self.sound, **to_plain(self)}
 
 
-def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe are documented there
+def doctor(
     inputs: InputArgument | Sequence[InputArgument],
     *,
-    tokenizer: str | None = None,
-    end_token: str | None = None,
-    text_field: str | None = None,
-    mapping: Mapping[str, str] | None = None,
-    ignore: str | Sequence[str] | None = None,
-    split_on: str = "auto",
-    normalize: bool = True,
-    media: MediaRecipe | Mapping[str, Any] | None = None,
-    max_bad: int | str = "0.1%",
-    template: str | None = None,
-    train_on: TrainOn | None = None,
-    max_tokens: int | None = None,
     overlong: OverlongPolicy = "drop",
-    follow_links: bool = False,
     seq_len: int = 2048,
     global_batch_size: int | None = None,
     full: bool = False,
     preview: int = 2,
     progress: Callable[[Note | Progress], None] | None = None,
+    **options: Unpack[DocumentOptions],
 ) -> Diagnosis:
     """Examine inputs before preparation: contents, faults and estimates.
 
@@ -136,13 +125,14 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe are documented t
 
     Args:
         inputs: inputs as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
-        tokenizer: tokenizer as for ``prepare``; None for its default, or none if that is not available.
-        end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
-            overlong, follow_links: settings of ``prepare``; see :class:`Recipe` and its fields.
-        seq_len, global_batch_size: tokens of a sequence and sequences of a step, for packing and the steps of an epoch.
+        overlong: policy for conversations longer than ``max_tokens``.
+        seq_len: tokens of a sequence, for the packing estimate.
+        global_batch_size: sequences of a step, for the steps of an epoch; None to leave them out.
         full: whether to read everything, whatever its size.
         preview: number of documents to preview per source.
         progress: callback that receives a :class:`Progress` several times a second.
+        **options: settings of the documents, as ``prepare`` takes them. Without a ``tokenizer``, the default of
+            ``prepare`` is used if it is available.
 
     Raises:
         SettingsError: settings are unknown or contradict each other.
@@ -154,25 +144,20 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe are documented t
         argument for argument in arguments if isinstance(argument, str) and detect_prepared_kind(argument)
     ]
     raw_inputs = [argument for argument in arguments if argument not in prepared_inputs]
-    reading = ReadRecipe(
-        text_field=text_field,
-        mapping=dict(mapping or {}),
-        ignore=parse_names(ignore or ()),
-        split_on=split_on,
-        normalize=normalize,
-        media=parse_media(media),
-    )
+    check_option_names("doctor", options, DocumentOptions)
+    given = {name: value for name, value in options.items() if value is not None}
+    reading, tokenizer = _make_read_recipe(given), options.get("tokenizer")
     resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
+    chat_names = ("template", "train_on", "max_tokens")
     recipe = Recipe(
         inputs=resolved_inputs.inputs,
         sources=resolved_inputs.sources,
         tokenizer=resolved_inputs.tokenizer,
-        end_token=end_token,
         reading=resolved_inputs.reading,
-        max_bad=max_bad,
-        follow_links=follow_links or resolved_inputs.follow_links,
+        follow_links=bool(options.get("follow_links")) or resolved_inputs.follow_links,
         dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong),
+        chat=ChatRecipe(overlong=overlong, **_select(given, chat_names)),
+        **_select(given, ("end_token", "max_bad")),
     )
     _check_sizes(seq_len, global_batch_size, preview)
     prepared = [examine_prepared(argument, seq_len, preview, full=full) for argument in prepared_inputs]
@@ -189,6 +174,19 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe are documented t
     weights = filter(None, [describe_unused_weights(recipe.sources)])
     examination = replace(examination, notes=(*resolved_inputs.notes, *examination.notes, *weights))
     return _make_diagnosis(examination, prepared, packing, commands)
+
+
+def _make_read_recipe(options: Mapping[str, Any]) -> ReadRecipe:
+    return ReadRecipe(
+        mapping=dict(options.get("mapping", {})),
+        ignore=parse_names(options.get("ignore", ())),
+        media=parse_media(options.get("media")),
+        **_select(options, ("text_field", "split_on", "normalize")),
+    )
+
+
+def _select(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
 
 
 def _estimate_packing(examination: ExaminationResult, seq_len: int, batch_size: int | None) -> PackingFacts | None:

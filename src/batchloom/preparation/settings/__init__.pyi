@@ -14,6 +14,12 @@ from .evaluation_sets import (
     check_files_unchanged as check_files_unchanged,
 )
 from .fim_recipe import FimRecipe as FimRecipe, fim_to_plain as fim_to_plain, parse_fim as parse_fim
+from .keyword_options import (
+    DocumentOptions as DocumentOptions,
+    PrepareOptions as PrepareOptions,
+    StreamedOptions as StreamedOptions,
+    check_option_names as check_option_names,
+)
 from .media_recipe import (
     MediaRecipe as MediaRecipe,
     compute_processor_fingerprint as compute_processor_fingerprint,

@@ -1,0 +1,33 @@
+"""Keyword arguments of prepare, stream and doctor against the recipe they fill."""
+
+import subprocess
+import sys
+
+import pytest
+
+import batchloom
+from batchloom.preparation.request import SETTINGS
+from batchloom.preparation.settings import PrepareOptions, StreamedOptions
+
+
+def test_prepare_takes_every_setting_of_a_recipe():
+    assert set(PrepareOptions.__annotations__) == set(SETTINGS)
+
+
+def test_unknown_keywords_name_the_nearest(tmp_path):
+    with pytest.raises(TypeError, match=r"prepare\(\) has no argument 'tokeniser'; did you mean 'tokenizer'\?"):
+        batchloom.prepare("x.txt", out=tmp_path, tokeniser="bytes")
+    with pytest.raises(TypeError, match=r"stream\(\) has no argument 'dedup'"):
+        batchloom.stream("x.txt", seq_len=8, global_batch_size=2, steps=1, dedup="exact")
+    with pytest.raises(TypeError, match=r"doctor\(\) has no argument 'cleen'"):
+        batchloom.doctor("x.txt", cleen=[])
+    assert "dedup" not in StreamedOptions.__annotations__
+
+
+def test_type_checkers_see_the_keywords(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text('import batchloom\nbatchloom.prepare("x", out="s", val_fraction="much", tokeniser="bytes")\n')
+    command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(script)]
+    output = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
+    assert 'Argument "val_fraction" to "prepare" has incompatible type "str"' in output
+    assert 'Unexpected keyword argument "tokeniser" for "prepare"' in output
