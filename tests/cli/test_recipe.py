@@ -89,10 +89,10 @@ def test_a_store_is_made_again_and_says_so(folder, capsys):
         run_command_line(["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]) == 0
     )
     assert run_command_line(["prepare", "--recipe", "one", "--out", "two"]) == 0
-    assert "two is the same as one, to the byte." in capsys.readouterr().err
+    assert "two is identical to one, byte for byte." in capsys.readouterr().err
     jsonl("in.jsonl", [{"q": "another"}] * 9)
     assert run_command_line(["prepare", "--recipe", "one", "--out", "three"]) == 0
-    assert "three differs from one: its inputs" in capsys.readouterr().err
+    assert "three differs from one: the inputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_list_mixes_images_and_texts(tmp_path):
     assert len(batchloom.open_store(tmp_path / "store")) == 9 + 20
     # A bare list names no processor: the command does.
     processor = str(tmp_path / "processor")
-    with pytest.raises(InputError, match=r"datasets\[0\]: 'vision' is read with a processor"):
+    with pytest.raises(InputError, match=r"datasets\[0\]: 'vision' needs a processor"):
         batchloom.prepare(tmp_path / "list.yaml", out=tmp_path / "other", tokenizer=processor)
     batchloom.prepare(
         tmp_path / "list.yaml",
@@ -117,7 +117,7 @@ def test_blocks_of_one_job_see_the_same_frames(tmp_path):
     for manifest, said in zip(named, ("  fps: 1\n", "  fps: 2\n", ""), strict=True):
         manifest.write_text(f"{BLOCK.format(kind=kind)}{said}")
     once, twice, unsaid = named
-    with pytest.raises(InputError, match="say differently which frames of videos are seen"):
+    with pytest.raises(InputError, match="sample video frames differently"):
         batchloom.prepare([once, twice], out=tmp_path / "out", val_fraction=0)
     batchloom.prepare([unsaid, once], out=tmp_path / "out", val_fraction=0)
     assert batchloom.inspect(tmp_path / "out").media["video"].media == 4
@@ -160,9 +160,9 @@ def test_what_cannot_be_said_of_them(tmp_path):
     first, second = error.value.problems
     assert "processor_config.max_pixels is 5: write it into here/preprocessor_config.json" in first
     assert "processor_config.kwargs is {'size': 1}" in second
-    with pytest.raises(InputError, match="dataset_path: 'vision' is read with a processor"):
+    with pytest.raises(InputError, match="dataset_path: 'vision' needs a processor"):
         batchloom.prepare(DatasetConfig(**said), out=tmp_path / "store", tokenizer="bytes")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"inputs:\n  - {{path: {file}, type: vision}}\n")
-    with pytest.raises(SettingsError, match=r"inputs\[0\].type: 'vision' goes with no recipe"):
+    with pytest.raises(SettingsError, match=r"inputs\[0\].type: 'vision' is not supported in a recipe"):
         read_recipe(recipe)

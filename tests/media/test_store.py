@@ -401,7 +401,7 @@ def test_more_conversations_are_appended_with_the_same_processor(tmp_path, proce
     third = write_images(tmp_path / "three", 1)
     third = third.rename(third.with_name("other.json"))
     for media in ({"processor": processors["gemma3"]}, {"processor": other(tmp_path / "other")}):
-        with pytest.raises(StoreConflictError, match="is of processor Qwen2VLProcessor"):
+        with pytest.raises(StoreConflictError, match="has processor Qwen2VLProcessor"):
             batchloom.prepare(third, out=tmp_path / "out", append=True, media=media)
 
 

@@ -282,11 +282,11 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
     [
         (
             {"val_fraction": 0.5},
-            "was prepared with val_fraction 0.01, and would be appended to with 0.5",
+            "was prepared with val_fraction 0.01, but 0.5 is requested",
         ),
-        ({"dtype": "int32"}, "s is of dtype uint16, and would be appended to with dtype int32"),
-        ({"tokenizer": "gpt2"}, "s is of tokenizer bytes, and gpt2 is another"),
-        ({"tokenizer": "train:300"}, "s is of tokenizer bytes, and train:300 is another"),
+        ({"dtype": "int32"}, "s has dtype uint16, but dtype int32 is requested"),
+        ({"tokenizer": "gpt2"}, "s has tokenizer bytes, but gpt2 is requested"),
+        ({"tokenizer": "train:300"}, "s has tokenizer bytes, but train:300 is requested"),
     ],
 )
 def test_what_does_not_fit_the_store_is_refused_at_once(setting, said):
@@ -312,7 +312,7 @@ def test_stores_that_hold_no_recipe():
     assert batchloom.prepare(out="w", append=True, recipe="r.yaml").in_all[0] == 13
     assert check("w").sound
     batchloom.prepare("dummy:documents=50", out="d")
-    with pytest.raises(StoreConflictError, match="d holds data that was made up"):
+    with pytest.raises(StoreConflictError, match="d holds synthetic data"):
         batchloom.prepare("b.jsonl", out="d", append=True)
 
 
@@ -522,7 +522,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     batchloom.prepare(str(tmp_path / "c.jsonl"), out="s", append=True)
     with pytest.raises(InputError) as error:
         batchloom.prepare(recipe="s", out="again")
-    assert "s was made by 3 jobs, and its recipe is that of the last alone: make them again" in str(error.value)
+    assert "s was made by 3 jobs, and its recipe is only that of the last one: run all jobs again" in str(error.value)
     assert not Path("again").exists()
     steps = [word.strip(" .,") for word in str(error.value).split("with ")[1].replace("then", "and").split("and ")]
     assert steps == [
@@ -532,7 +532,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     ]
     for step in steps:
         assert run_command_line(["prepare", *step.split(), "--out", "again"]) == 0
-    assert "again is the same as s, to the byte." in capsys.readouterr().err
+    assert "again is identical to s, byte for byte." in capsys.readouterr().err
     assert tree("again") == tree("s")
     # With inputs in place of its own, or as a value, it is a recipe like any other.
     assert batchloom.prepare("b.jsonl", recipe="s", out="other").counts.documents == 15

@@ -109,7 +109,7 @@ def test_a_store_says_in_its_recipe_that_documents_moved_and_is_made_again():
     assert "hashes alone decide" in share_note(by_hash)
     for store in ("s", "t"):
         again = batchloom.prepare(recipe=store, out=f"{store}2")
-        assert f"{store}2 is the same as {store}, to the byte." in again.notes
+        assert f"{store}2 is identical to {store}, byte for byte." in again.notes
     # A store of a version without this rule is finished, and stays as it is.
     assert make("in.jsonl", "t", val_fraction=0.2).already_done
     with pytest.raises(StoreConflictError, match="balance_subsets"):

@@ -349,10 +349,10 @@ def test_what_a_template_does_to_turns_is_told_once(tmp_path, caplog, order, sho
 
 def test_cleaning_that_is_not_for_conversations_is_told(tmp_path, caplog):
     make(tmp_path, [{"prompt": "Who?", "response": "jane@doe.net"}], clean=["pii"])
-    assert "Cleaning is for texts: what is in in.jsonl stays as it is." in caplog.messages
+    assert "Cleaning applies only to texts and does not change in.jsonl." in caplog.messages
     jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
     batchloom.prepare(tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines")
-    assert any("of what is in chat.jsonl equal documents alone" in one for one in caplog.messages)
+    assert any("From chat.jsonl only equal documents" in one for one in caplog.messages)
     # Where no document is left, it may be the cleaning that is to be changed.
     jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
     with pytest.raises(InputError, match=r"1 length: too few words\. Relax the rules \(--clean, "):

@@ -369,7 +369,7 @@ def test_a_store_made_again_is_the_same(corpus, tmp_path):
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
 
 
-USUAL = "Exact duplicates are left out: "
+USUAL = "Removing exact duplicates, "
 
 
 @pytest.mark.parametrize(
@@ -377,9 +377,9 @@ USUAL = "Exact duplicates are left out: "
     [
         ({}, "exact", USUAL),
         ({"split_on": "file"}, "exact", USUAL),
-        ({"split_on": "line"}, "none", "Duplicates stay, for lines of verse"),
-        ({"split_on": "paragraph"}, "none", "Duplicates stay, for paragraphs of verse"),
-        ({"split_on": "\n"}, "none", "Duplicates stay, for lines of verse"),
+        ({"split_on": "line"}, "none", "Keeping duplicates, because lines of verse"),
+        ({"split_on": "paragraph"}, "none", "Keeping duplicates, because paragraphs of verse"),
+        ({"split_on": "\n"}, "none", "Keeping duplicates, because lines of verse"),
         ({"split_on": "line", "dedup": "exact"}, "exact", ""),
         ({"dedup": "none"}, "none", ""),
         ({"dedup": "exact"}, "exact", ""),

@@ -144,7 +144,7 @@ def test_restart_keeps_the_units_that_are_the_same(inputs, tmp_path):
         prepared(inputs, out, on_first("write", stop))
     units = len(list((out / ".work" / "units").iterdir()))
     inputs[0].write_text(inputs[0].read_text().replace('"a ', '"A '))
-    with pytest.raises(StoreConflictError, match="a.jsonl was written anew.*give --restart"):
+    with pytest.raises(StoreConflictError, match="a.jsonl was rewritten.*give --restart"):
         prepared(inputs, out)
     result = prepared(inputs, out, restart=True)
     # All but those of the first file, and the one that was written to shards and dropped.

@@ -60,7 +60,7 @@ def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
         (tmp_path / "in" / name).write_text("text")
     batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0)
     usual, left_out = caplog.messages
-    assert usual.startswith("Exact duplicates are left out: ")
+    assert usual.startswith("Removing exact duplicates, ")
     assert left_out == "Left out of in: 1 .pdf."
 
 
@@ -124,7 +124,7 @@ def test_json_is_one_object_on_standard_output(tmp_path, text):
         "dropped": {"empty": 1},
     }
     assert facts["notes"][1:] == [f"Left out of {tmp_path.name}: 1 .pdf."]
-    assert facts["notes"][0].startswith("Exact duplicates are left out: ")
+    assert facts["notes"][0].startswith("Removing exact duplicates, ")
     for note in facts["notes"]:
         assert note in done.stderr
 

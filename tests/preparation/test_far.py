@@ -441,7 +441,7 @@ def test_restart_has_unfinished_work_elsewhere_give_way(far, s3, given, tmp_path
     far.faults = []
     for name in ("notes.txt", "train/notes.bin"):
         s3.put_object(Bucket="bucket", Key=f"store/{name}", Body=b"mine")
-    with pytest.raises(StoreConflictError, match="give --restart to begin anew, or choose another"):
+    with pytest.raises(StoreConflictError, match="give --restart to start over, or choose another"):
         prepare(given, out="s3://bucket/store", **OPTIONS)
     prepare(given, out="s3://bucket/store", restart=True, **OPTIONS)
     for name in ("notes.txt", "train/notes.bin"):
@@ -552,7 +552,7 @@ def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
 
 def test_a_folder_that_holds_something_else_is_refused(far, s3, given):
     s3.put_object(Bucket="bucket", Key="store/notes.txt", Body=b"mine")
-    with pytest.raises(StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and no store"):
+    with pytest.raises(StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and is not a store"):
         prepare(given, out="s3://bucket/store", **OPTIONS)
     assert keys(s3) == ["store/notes.txt"]
     # A name that begins alike is another folder.
@@ -643,7 +643,7 @@ def test_work_is_for_stores_elsewhere(given, tmp_path):
         prepare(given, out=tmp_path / "o", work=tmp_path / "w")
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "mine.txt").write_text("mine")
-    with pytest.raises(StoreConflictError, match="holds something else .mine.txt.; choose another"):
+    with pytest.raises(StoreConflictError, match="holds other files .mine.txt.; choose another"):
         prepare(given, out="memory://bucket/store", work=tmp_path / "w", **OPTIONS)
 
 

@@ -45,7 +45,7 @@ def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "report.json").write_text("mine")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
-    with pytest.raises(StoreConflictError, match="is not empty .report.json. and no store"):
+    with pytest.raises(StoreConflictError, match="is not empty .report.json. and is not a store"):
         make("-", tmp_path / "theirs")
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["report.json"]
     assert sys.stdin.read() == "a text\n"

@@ -404,13 +404,13 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
         prepare(path, folder / "out")
     assert str(error.value) == (
         f"{path}, datasets[0]: JSONL file not found: {folder}/data/sum.jsonl: name files, folders or quoted globs that "
-        f"exist; did you mean 'sums.jsonl'?; missing too: {folder}/x.json ({path}, datasets[2])."
+        f"exist; did you mean 'sums.jsonl'?; also missing: {folder}/x.json ({path}, datasets[2])."
     )
     one = write(folder / "one.yaml", "datasets: [{path: data/sum.jsonl}]")
     with pytest.raises(InputMissingError, match=r"did you mean 'sums.jsonl'\?$"):
         prepare(one, folder / "out")
     monkeypatch.chdir(folder)
-    with pytest.raises(InputMissingError, match="Relative paths begin at the folder of the file"):
+    with pytest.raises(InputMissingError, match="Relative paths start from the folder of the file"):
         prepare(write(folder / "conf" / "m.yaml", "datasets: [{path: data/sums.jsonl}]"), "out")
     with pytest.raises(InputMissingError, match=r"c.yaml, dataset.dataset_path: JSON file not found"):
         prepare(write(folder / "c.yaml", "dataset: {dataset_path: a/b.json}"), "out")
@@ -447,7 +447,7 @@ def test_what_is_a_file_is_not_looked_up_on_the_hub(tmp_path, entry):
 
 def test_a_name_of_the_hub_with_another_type_is_a_file_that_is_missing(tmp_path):
     path = write(tmp_path / "m.yaml", "datasets: [{path: org/name, data_type: parquet}]")
-    with pytest.raises(InputMissingError, match="A data set of the Hub has data_type: hf_dataset"):
+    with pytest.raises(InputMissingError, match="A data set of the Hub needs data_type: hf_dataset"):
         placed(path)
 
 
@@ -459,7 +459,7 @@ def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
 def test_what_belongs_to_the_hub_alone(folder):
     for word in ("split", "config", "revision"):
         path = write(folder / "m.yaml", f"datasets: [{{path: data/sums.jsonl, {word}: x}}]")
-        with pytest.raises(SettingsError, match=rf"{word}: belongs to a data set of the Hub"):
+        with pytest.raises(SettingsError, match=rf"{word}: applies only to data sets of the Hub"):
             placed(path)
     path = write(folder / "m.yaml", "datasets: [{path: 'org/name/train', split: test}]")
     with pytest.raises(SettingsError, match=r"split: 'test' and path 'org/name/train' contradict"):
@@ -593,7 +593,7 @@ def test_two_tokenizers_are_one_too_many(folder):
     for name in ("bytes", "gpt2"):
         text = f"dataset: {{dataset_path: data/sums.jsonl, processor_config: {{processor_name: {name}}}}}"
         write(folder / f"{name}.yaml", text)
-    with pytest.raises(InputError, match="names the tokenizer bytes and .* gpt2, and a store has one"):
+    with pytest.raises(InputError, match="names the tokenizer bytes and .* gpt2, but a store has one"):
         batchloom.prepare([folder / "bytes.yaml", folder / "gpt2.yaml"], out=folder / "out")
 
 
@@ -622,7 +622,7 @@ def test_columns_that_are_not_told_name_the_entry(folder):
 
 def test_a_list_in_a_list_is_refused(folder):
     write(folder / "all.yaml", MANIFEST)
-    with pytest.raises(InputError, match="a list holds no lists"):
+    with pytest.raises(InputError, match="manifests cannot be nested"):
         placed(write(folder / "m.yaml", "datasets: [{path: all.yaml}]"))
 
 
@@ -643,7 +643,7 @@ def test_yaml_in_a_folder_is_text(folder):
 
 
 def test_a_manifest_is_not_converted_as_text(folder):
-    with pytest.raises(InputError, match="is a manifest by its name, which convert does not read"):
+    with pytest.raises(InputError, match="is named like a manifest, which convert does not read"):
         convert(write(folder / "m.yaml", MANIFEST), out=folder / "out.jsonl")
 
 

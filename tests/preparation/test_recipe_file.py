@@ -127,7 +127,7 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(job
     first = batchloom.prepare(inputs, out="one", **said)
     again = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert again.notes[-1] == "two is the same as one, to the byte."
+    assert again.notes[-1] == "two is identical to one, byte for byte."
     assert batchloom.prepare(recipe="one/dataset_metadata.json", out="two").already_done
     write("recipe.yaml", format_recipe(make_request(inputs, said, None).recipe))
     batchloom.prepare(recipe="recipe.yaml", out="three")
@@ -181,11 +181,11 @@ def test_what_lay_elsewhere_is_taken_from_the_report_or_asked_for(folder, monkey
     batchloom.prepare([elsewhere / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
     again = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert again.notes[0] == f"Inputs from where report.json in one says they lay: {elsewhere}/words.jsonl."
+    assert again.notes[0] == f"Using input paths from report.json in one: {elsewhere}/words.jsonl."
     os.remove("one/report.json")
     with pytest.raises(InputMissingError) as error:
         batchloom.prepare(recipe="one", out="three")
-    assert "one was made of words.jsonl, which cannot be found from here" in str(error.value)
+    assert "one was made from words.jsonl, which cannot be found" in str(error.value)
     assert "in the order of its manifest (words.jsonl, data/prose.txt)" in str(error.value)
     batchloom.prepare([elsewhere / "words.jsonl", "data/prose.txt"], out="three", recipe="one")
     assert tree("three") == tree("one")
@@ -199,7 +199,7 @@ def test_a_folder_that_is_gone_is_no_data_set_of_the_hub(folder):
     os.rename("data/words.jsonl", "data/more/words.jsonl")
     batchloom.prepare("data/more", out="one", tokenizer="bytes")
     os.rename("data/more", "data/less")
-    with pytest.raises(InputMissingError, match="one was made of data/more, which cannot be found"):
+    with pytest.raises(InputMissingError, match="one was made from data/more, which cannot be found"):
         batchloom.prepare(recipe="one", out="two")
 
 
@@ -210,10 +210,10 @@ def test_a_template_that_was_a_file_is_compared_and_asked_for(folder):
     batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
     write("t.jinja", source.replace("\n", "\n\n"))
-    with pytest.raises(InputError, match="t.jinja, and the one here is another"):
+    with pytest.raises(InputError, match="t.jinja, which has changed"):
         batchloom.prepare(recipe="one", out="three")
     (folder / "t.jinja").unlink()
-    with pytest.raises(InputMissingError, match="t.jinja, which is not here .* --template"):
+    with pytest.raises(InputMissingError, match="t.jinja, which is missing .* --template"):
         batchloom.prepare(recipe="one", out="three")
     os.mkdir("new")
     write("new/t.jinja", source)
@@ -278,7 +278,7 @@ def test_options_and_inputs_win_over_a_file(folder):
     moved = make_request(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
     assert moved.inputs == ("data/prose.txt", "data/lines.txt")
     assert moved.sources == recipe.sources
-    with pytest.raises(InputError, match=r"wiki.yaml says something of each of its 2 inputs, and 1 are given"):
+    with pytest.raises(InputError, match=r"wiki.yaml has settings for each of its 2 inputs, but the number of given inputs is 1"):
         make_request(["data/prose.txt"], {}, "wiki.yaml")
     write("plain.yaml", "val_fraction: 0.5\nmapping: {prompt: question, response: answer}\n")
     assert make_request("x.jsonl", {"text_field": "t"}, "plain.yaml").recipe == Recipe(
@@ -294,7 +294,7 @@ def test_python_takes_a_recipe_as_a_value_and_as_a_path(folder):
     batchloom.prepare(recipe=folder / "one", out="two", dedup={"mode": "exact"}, clean=["none"])
     with pytest.raises(SettingsError, match="there are none"):
         batchloom.prepare(out="three")
-    with pytest.raises(SettingsError, match="recipe: 5 is no path"):
+    with pytest.raises(SettingsError, match="recipe: 5 is not a path"):
         batchloom.prepare(recipe=5, out="three")
 
 

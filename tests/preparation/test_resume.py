@@ -200,7 +200,7 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
     else:
         with pytest.raises(KeyboardInterrupt):
             make(inputs, out, listener=stop, **SETTINGS)
-    remedy = "choose another --out, or delete" if finished else "give --restart to begin anew"
+    remedy = "choose another --out, or delete" if finished else "give --restart to start over"
     changed = SETTINGS | {"tokens_per_shard": 800}
     with pytest.raises(StoreConflictError, match=rf"tokens_per_shard: 700 -> 800.*{remedy}"):
         make(inputs, out, **changed)
@@ -210,7 +210,7 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
         make(inputs[::-1], out, **SETTINGS)
     text = inputs[1].read_text()
     inputs[1].write_text(text.replace("A", "B"))
-    with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was written anew)"):
+    with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was rewritten)"):
         make(inputs, out, **SETTINGS)
     inputs[1].write_text(text + "more")
     with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
@@ -232,7 +232,7 @@ def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
     assert make(inputs, tmp_path / "out", **settings).already_done
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "s310", folder)
-    with pytest.raises(StoreConflictError, match="tokenizer: .* is another than before"):
+    with pytest.raises(StoreConflictError, match="tokenizer: .* has changed"):
         make(inputs, tmp_path / "out", **settings)
 
 
@@ -409,7 +409,7 @@ def test_an_output_that_cannot_be_written(tmp_path, inputs):
     (tmp_path / "other" / "thesis.doc").write_text("x")
     with pytest.raises(
         StoreConflictError,
-        match=r"other is not empty \(thesis.doc\) and no store; choose another --out",
+        match=r"other is not empty \(thesis.doc\) and is not a store; choose another --out",
     ):
         make(inputs, tmp_path / "other", **SETTINGS)
     if os.geteuid():

@@ -84,9 +84,9 @@ def test_a_stopped_job_begins_anew_to_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([NAME, "a.txt"], "which is never mixed with other inputs"),
-        ([NAME, "distributed_dummy"], "never mixed"),
-        ([NAME, "--tokenizer", "bytes"], "--tokenizer: 'bytes' has no meaning for synthetic data"),
+        ([NAME, "a.txt"], "which cannot be combined with other inputs"),
+        ([NAME, "distributed_dummy"], "cannot be combined"),
+        ([NAME, "--tokenizer", "bytes"], "--tokenizer: 'bytes' does not apply to synthetic data"),
         ([NAME, "--text-field", "t"], "--text-field: 't' has no meaning"),
         ([NAME, "--split-on", "line"], "--split-on: 'line' has no meaning"),
         ([NAME, "--template", "chatml"], "--template: 'chatml' has no meaning"),

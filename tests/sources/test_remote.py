@@ -446,7 +446,7 @@ def test_a_stopped_job_over_standard_input_goes_on_with_the_same_bytes(tmp_path,
     left = tmp_path / "o" / ".work" / "spool" / "of-a-killed-run"
     left.mkdir(parents=True)
     give(LINES[:-3] + b"yy\n")
-    with pytest.raises(BatchloomError, match=r"unfinished work of another job .inputs: stdin was written anew"):
+    with pytest.raises(BatchloomError, match=r"unfinished work of another job .inputs: stdin was rewritten"):
         make("-", tmp_path / "o", unit_bytes=300_000)
     give(LINES)
     assert make("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1

@@ -142,7 +142,7 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
     [
         (["--data", "s", "--input-file", "f"], 2, "--data and --input-file exclude each other"),
         ([], 2, "--data: missing"),
-        (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes goes with --input-file"),
+        (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes requires --input-file"),
         (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is below 1"),
         (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
         (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),

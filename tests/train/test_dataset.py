@@ -170,11 +170,11 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
         (["--dataset-config", "nowhere.yaml"], "There is no file or folder nowhere.yaml"),
         (
             ["--input-file", "{home}/sft.yaml"],
-            "is a manifest by its name; give it as --dataset-config",
+            "is named like a manifest; give it as --dataset-config",
         ),
         (
             ["--data", "s", "--tokenizer", "t"],
-            "goes with --input-file, --stream and --dataset-config only",
+            "requires --input-file, --stream or --dataset-config",
         ),
     ],
 )

@@ -84,6 +84,6 @@ def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(store, wo
 def test_generations_are_of_stores(words, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("text")
     assert train("--input-file", tmp_path / "a.txt", "--generation", 1) == 2
-    assert "--generation: 1 goes with --data only" in capsys.readouterr().err
+    assert "--generation: 1 requires --data" in capsys.readouterr().err
     assert train("--data", Path("dummy"), "--generation", 1, "--out", tmp_path / "r") == 2
     assert "only stores have generations" in capsys.readouterr().err

@@ -376,7 +376,7 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
         (["--init", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B is not a folder"),
         (["--init", "LLAMA", "--config-file", "shape.json"], "--init exclude each other"),
         (["--init", "LLAMA", "--attn-implementation", "sdpaa"], "'sdpaa' is none of 'sdpa'"),
-        (["--attn-implementation", "sdpa"], "--attn-implementation: goes with --init"),
+        (["--attn-implementation", "sdpa"], "--attn-implementation: requires --init"),
     ],
 )
 def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, words, said):

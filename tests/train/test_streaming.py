@@ -113,15 +113,15 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
         ({"stream": ("a",), "data": Path("b")}, "--data and --stream exclude each other"),
         (
             {"data": Path("b"), "options": StreamOptions(lanes=4)},
-            "--lanes: 4 goes with --stream only",
+            "--lanes: 4 requires --stream",
         ),
         (
             {"data": Path("b"), "options": StreamOptions(keep=Path("c"))},
-            "--keep: c goes with --stream only",
+            "--keep: c requires --stream",
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
-        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c goes with --stream"),
-        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: goes with --data and --mixture only"),
+        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c requires --stream"),
+        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: requires --data or --mixture"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem):

@@ -227,7 +227,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
             "dummy: 'wiki' is not a setting.* or leave it out",
         ),
         ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
-        ({"tokenizer_name": "gpt2"}, "goes with huggingface only; synthetic data has no text"),
+        ({"tokenizer_name": "gpt2"}, "requires huggingface; synthetic data has no text"),
         ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
         ({"batch_size": 0}, "batch_size: 0 is not"),
         ({"overlong": "spilt"}, "overlong: 'spilt' is none of split, drop, .*mean 'split'"),
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_said_of_the_options(capsys):
     words = ["worker", "--dataset-name", "wiki=1", "--num-steps", "0"]
     assert command([*words, "--dataset-type", "dummy", "--tokenizer", "gpt2"]) == 2
     said = capsys.readouterr().err
-    assert "--tokenizer: 'gpt2' goes with huggingface only" in said
+    assert "--tokenizer: 'gpt2' requires huggingface" in said
     assert "--num-steps: 0 is not" in said
     assert "For real data give --dataset-type huggingface or store" in said
     assert command(words) == 2

@@ -302,8 +302,8 @@ def _check_passes(trainer: Trainer, loader: Loader) -> None:
     if isinstance(most, int) and most % passes:
         more = most + passes - most % passes
         raise TrainError(
-            f"limit_train_batches (fast_dev_run sets it too) is {most}, and a step has {passes} micro-batches, some "
-            f"of which would be left out: give {more}, or only max_steps."
+            f"limit_train_batches is {most} (fast_dev_run also sets it), but a step has {passes} micro-batches: the "
+            f"last step would be incomplete. Give {more}, or only max_steps."
         )
 
 

@@ -1,4 +1,4 @@
-"""Text and output files of matplotlib figures."""
+"""Text and output files of matplotlib plots."""
 
 from pathlib import Path
 from typing import Any

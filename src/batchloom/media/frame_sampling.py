@@ -55,7 +55,7 @@ def compute_frame_times(seconds: Fraction, rate: Fraction | None, sampling: Fram
     if rate:
         frame_count = min(frame_count, round(seconds * rate))
     frame_count = max(frame_count, 1)
-    # Frame times are rounded down, so round up here to get the frame shown exactly then.
+    # Frame times are rounded down, so round up here to get the frame displayed exactly then.
     return [math.ceil(_MICROSECONDS_PER_SECOND * seconds * index / frame_count) for index in range(frame_count)]
 
 

@@ -172,8 +172,8 @@ class TileFamily:
         best = self._select_best_resolution(image)
         if best is None:
             raise UnusableRecordError(
-                f"has {image.width:,} x {image.height:,} pixels, of which the processor would keep none in its "
-                "tiles: crop it, one side is far longer than the other"
+                f"has {image.width:,} x {image.height:,} pixels, and the processor would put none of them into its "
+                "tiles, because one side is much longer than the other: crop it"
             )
         rows, columns = self.height // self.patch, self.width // self.patch
         tall, wide = rows * (best[0] // self.height), columns * (best[1] // self.width)

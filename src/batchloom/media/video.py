@@ -60,7 +60,7 @@ def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSam
 def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterator[Any]:
     """Yield video frames as upright RGB ``PIL.Image.Image``, resized to their facts.
 
-    A frame is the one shown at its time; ``facts`` ascend by time. Pillow resizes with bicubic interpolation.
+    A frame is the one displayed at its time; ``facts`` ascend by time. Pillow resizes with bicubic interpolation.
 
     Raises:
         UnusableRecordError: the video cannot be decoded.
@@ -138,7 +138,7 @@ class _VideoDecoder:
         return Fraction(self._container.duration, _MICROSECONDS_PER_SECOND)
 
     def get_frame(self, time: int) -> Any:
-        """Return the frame shown at a time, clamped to the first and last frame."""
+        """Return the frame displayed at a time, clamped to the first and last frame."""
         if self._current is None or not self._current.time <= time <= self._current.time + self._seek_distance:
             self._seek(time)
         while self._next is not None and self._next.time <= time:

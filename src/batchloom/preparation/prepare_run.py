@@ -132,7 +132,7 @@ class PrepareRun:
         if self._settings.dry_run:
             return self._run_dry()
         if self._work.complete:
-            self._note("Going on: the store was complete and only had to be moved to its place.")
+            self._note("Resuming: the store was complete and only had to be moved into --out.")
             manifest = read_manifest(self._work.store)
             self._resumed = self._phase_runner.units
         else:
@@ -148,8 +148,8 @@ class PrepareRun:
         write_file(self._work.path / REPORT_NAME, encode_report(report))
         write_report_page(report, page)
         self._note(
-            f"No store was written: this was a dry run. {page} shows what would be left out; the same command without "
-            "--dry-run goes on from here."
+            f"Dry run: no store was written. {page} shows which documents would be left out. The same command without "
+            "--dry-run reuses this work."
         )
         return self._make_result(
             self._extend_base_manifest(make_manifest(completed_job, {})),
@@ -205,15 +205,14 @@ class PrepareRun:
         for flow in results.content.flows:
             if flow.step == "tokenize" and flow.altered:
                 self._note(
-                    f"Fill-in-the-middle: {flow.altered:,} of {format_count(flow.documents_out, 'document')} have "
-                    f"their "
-                    "middle last (before duplicates are left out)."
+                    f"Fill-in-the-middle: {flow.altered:,} of {format_count(flow.documents_out, 'document')} were "
+                    "rearranged (counted before duplicates are removed)."
                 )
             if flow.step == repeat_unit and flow.bytes_in:
                 self._note(
-                    f"{flow.bytes_in - flow.bytes_out:,} bytes of {repeat_unit} that stood before were taken out of "
-                    f"{format_count(flow.altered, 'document')} that stayed, and out of "
-                    f"{format_count(flow.documents_in - flow.documents_out, 'document')} with nothing else."
+                    f"Removed {flow.bytes_in - flow.bytes_out:,} bytes of repeated {repeat_unit}: from "
+                    f"{format_count(flow.altered, 'document')} that remain, and from "
+                    f"{format_count(flow.documents_in - flow.documents_out, 'document')} without any other text."
                 )
 
     def _make_content(self, results: PhaseResults) -> ReportContent:
@@ -253,18 +252,16 @@ class PrepareRun:
         for detected, source_names in names.items():
             self._note(f"Detected {detected} in {_format_first_names(source_names)}.")
         if other_names and read_recipe.clean:
-            self._note(f"Cleaning is for texts: what is in {_format_first_names(other_names)} stays as it is.")
+            self._note(f"Cleaning applies only to texts and does not change {_format_first_names(other_names)}.")
         if dedup.repeat_unit:
             self._note(
-                f"Of {dedup.repeat_unit} that stand several times all but the first are taken out of texts (--dedup "
-                f"{dedup.repeat_unit}), also of verse, tables and code; --dedup exact leaves texts as they are."
+                f"Repeated {dedup.repeat_unit} are removed from texts, except for the first copy, also in verse, "
+                f"tables and code (--dedup {dedup.repeat_unit}). --dedup exact does not change texts."
             )
         if other_names and dedup.repeat_unit:
             self._note(
-                f"Repeated {dedup.repeat_unit} are looked for in texts: of what is in "
-                f"{_format_first_names(other_names)} "
-                f"equal documents "
-                "alone are left out."
+                f"Repeated {dedup.repeat_unit} are removed only from texts. From {_format_first_names(other_names)} "
+                "only equal documents are removed."
             )
 
     def _make_report(self, completed_job: CompletedJob) -> PrepareReport:

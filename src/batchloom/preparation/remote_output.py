@@ -127,7 +127,8 @@ def claim_folder(
             listed_files = ", ".join(name or "a file of that name" for name in unknown_files[:_MAX_LISTED])
             more = ", ..." if len(unknown_files) > _MAX_LISTED else ""
             raise StoreConflictError(
-                f"{remote_folder.redacted_url} is not empty ({listed_files}{more}) and no store; choose another --out."
+                f"{remote_folder.redacted_url} is not empty ({listed_files}{more}) and is not a store; "
+                "choose another --out."
             )
         data = remote_folder.create(OWNER_NAME, msgspec.json.encode(owner))
     elif restart and _describe_owner_differences(data, owner, recipe):
@@ -164,9 +165,7 @@ def _check_same_job(remote_folder: RemoteFolder, data: bytes, owner: StoreOwner,
     if differences := _describe_owner_differences(data, owner, recipe):
         raise StoreConflictError(
             f"{remote_folder.redacted_url} holds unfinished work of another job ({differences}); give --restart to "
-            "begin "
-            "anew, or "
-            "choose another --out."
+            "start over, or choose another --out."
         )
 
 
@@ -176,9 +175,9 @@ def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe |
         claimed_owner = msgspec.json.decode(data, type=StoreOwner)
         differences = describe_job_differences(claimed_owner.job, owner.job, recipe, claimed_owner.tokenizer)
         if not differences and claimed_owner.job.recipe != msgspec.to_builtins(owner.job.recipe):
-            differences = "its recipe is another one"
+            differences = "its recipe differs"
     except JSON_DECODE_ERRORS:
-        differences = "it was begun by another version of batchloom"
+        differences = "it was started by another version of batchloom"
     return differences
 
 

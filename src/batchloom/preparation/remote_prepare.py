@@ -114,10 +114,8 @@ def run_remote(
             if settings.restart:
                 build.delete_previous_work()
             note = (
-                f"{remote_folder.redacted_url} is made in {folder} and sent from there; that folder goes when the "
-                "store is "
-                "whole "
-                "(--work names another)."
+                f"The store is written to the work folder {folder} (--work) and uploaded to "
+                f"{remote_folder.redacted_url}. The work folder is deleted after the upload."
             )
             listener(Note(note))
             remote_folder.end_uploads()
@@ -296,15 +294,13 @@ def check_remote_separate(inputs: Sequence[str], url: str) -> None:
             fixed_prefix = fixed_prefix.rpartition("/")[0]
         if f"{normalized_url}/".startswith(f"{out}/"):
             raise StoreConflictError(
-                f"The input {redact_url(input_url)} lies inside --out {redact_url(url)}, where only the store may lie; "
-                f"choose "
-                "another --out."
+                f"The input {redact_url(input_url)} lies inside --out {redact_url(url)}, which may hold only the "
+                "store; choose another --out."
             )
         if f"{out}/".startswith(f"{fixed_prefix}/") and (fixed_prefix == normalized_url or "**" in normalized_url):
             raise StoreConflictError(
-                f"--out {redact_url(url)} lies inside the input {redact_url(input_url)}, where it would be read; "
-                f"choose another "
-                "--out, beside it."
+                f"--out {redact_url(url)} lies inside the input {redact_url(input_url)} and would be read with "
+                "it; choose another --out, next to the input."
             )
 
 
@@ -369,7 +365,7 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
         unknown_names = sorted(path.name for path in folder.iterdir()) if existed_before else []
     if unknown_names := [name for name in unknown_names if name not in _WORK_FILES]:
         raise StoreConflictError(
-            f"The work folder {folder} holds something else ({unknown_names[0]}); choose another --work."
+            f"The work folder {folder} holds other files ({unknown_names[0]}); choose another --work."
         )
     make_folder(folder)
     path = folder / _LOCK_NAME
@@ -392,7 +388,7 @@ def _acquire_lock(lock: IO[str], folder: Path) -> None:
     lock_exclusively(
         lock.fileno(),
         folder / _LOCK_NAME,
-        busy=lambda: f"Another run is at work in {folder}; wait for it, or choose another --work.",
+        busy=lambda: f"Another run is using {folder}; wait for it, or choose another --work.",
         ended=f"Another run in {folder} has just ended; give the command again.",
         unable=lambda why: f"Cannot lock {folder}: {why}; choose a --work on a file system with locks.",
     )

@@ -141,8 +141,7 @@ def check_same_finished_job(
     if differences := _list_job_differences(manifest, report, recipe, listing, tokenizer_state, hashed=hashed):
         raise StoreConflictError(
             f"{location} holds a finished store of another job ({_format_differences(differences)}); choose another "
-            f"--out, "
-            "or delete that folder; what is new can be added to it with --append."
+            "--out, or delete that folder; to add new inputs to it, give --append."
         )
 
 
@@ -217,11 +216,12 @@ def check_separate(inputs: Sequence[str], out: Path) -> None:
         real_path = os.path.realpath(strip_wildcard_part(input_path))
         if real_path == folder:
             raise StoreConflictError(
-                f"--out {out} is the folder of the input {input_path} itself; choose another --out, beside or below it."
+                f"--out {out} is the folder of the input {input_path} itself; choose another --out, next to it or "
+                "inside it."
             )
         if real_path.startswith(folder.rstrip("/") + "/"):
             raise StoreConflictError(
-                f"The input {input_path} lies inside --out {out}, where only the store may lie; choose another --out."
+                f"The input {input_path} lies inside --out {out}, which may hold only the store; choose another --out."
             )
 
 
@@ -241,7 +241,7 @@ def check_output_folder(out: Path) -> None:
         raise StoreConflictError(
             f"{out} is not empty "
             f"({', '.join(unknown_names[:_MAX_LISTED])}{', ...' if len(unknown_names) > _MAX_LISTED else ''}) and "
-            "no store; choose another --out."
+            "is not a store; choose another --out."
         )
 
 
@@ -272,8 +272,8 @@ def begin_or_resume(
     differences = describe_job_differences(previous_job, job, recipe, fingerprint, tokenizer_state)
     if differences and has_results and not restart:
         raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job ({differences}); give --restart to begin anew (units "
-            "that are the same stay), or choose another --out."
+            f"{work.out} holds unfinished work of another job ({differences}); give --restart to start over "
+            "(unchanged units are reused), or choose another --out."
         )
     if differences:
         work.clear(keep_units=True)
@@ -323,7 +323,7 @@ def describe_job_differences(
     if recipe is not None and tokenizer is not None:
         differences += _list_tokenizer_differences(recipe, tokenizer, tokenizer_state)
     if bool(previous_job.content) != bool(job.content):
-        hash_change = "is given now, and was not" if job.content else "was given, and is not now"
+        hash_change = "is given now, but was not before" if job.content else "was given before, but is not now"
         differences.append(f"--hash-inputs {hash_change}: contents cannot be compared")
         return _format_differences(differences)
     if previous_job.sources == job.sources and previous_job.content != job.content:
@@ -335,7 +335,7 @@ def describe_job_differences(
     elif previous_job.work_version == job.work_version:
         differences += _list_kind_differences(previous_job.kinds, job.kinds, [source[0] for source in job.sources])
     if (previous_job.work_version, previous_job.constants) != (job.work_version, job.constants):
-        differences.append("it was begun by another version of batchloom")
+        differences.append("it was started by another version of batchloom")
     if previous_job.base != job.base:
         differences.append(
             f"it appends to generation {previous_job.base}" if previous_job.base else "it makes a new store"
@@ -397,10 +397,10 @@ def _list_tokenizer_differences(
 ) -> list[str]:
     if tokenizer_state is not None:
         is_same = tokenizer_state.get("fingerprint") == fingerprint
-        return [] if is_same else [f"tokenizer: another one is called {recipe.tokenizer}"]
+        return [] if is_same else [f"tokenizer: {recipe.tokenizer} has changed"]
     if fingerprint_tokenizer_file(recipe) in (None, fingerprint):
         return []
-    return [f"tokenizer: {recipe.tokenizer} is another than before"]
+    return [f"tokenizer: {recipe.tokenizer} has changed"]
 
 
 def _list_source_differences(previous_sources: Sequence[SourceEntry], current_sources: Sequence[Source]) -> list[str]:
@@ -421,7 +421,7 @@ def _list_input_differences(
     if differences:
         return differences
     changed = [a[0] for a, b in zip(previous_sources, current_sources, strict=True) if a != b]
-    return [f"inputs: {changed[0]} was written anew"]
+    return [f"inputs: {changed[0]} was rewritten"]
 
 
 def _list_kind_differences(
@@ -447,7 +447,7 @@ def _describe_list_changes(previous: list[tuple[str, int]], current: list[tuple[
         for name, size in old.items()
         if name in new and new[name] != size
     ]
-    return differences or ["inputs: they come in another order"]
+    return differences or ["inputs: their order differs"]
 
 
 def _list_content_differences(

@@ -60,8 +60,8 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
     """
     synthetic_names = [name for name in inputs if not os.path.lexists(name) and parse_synthetic_spec(name)]
     if synthetic_names and len(inputs) > 1:
-        alone = "synthetic data, which is never mixed with other inputs"
-        raise SettingsError([f"inputs: {synthetic_names[0]} is {alone}; prepare it into a store of its own"])
+        alone = "synthetic data, which cannot be combined with other inputs"
+        raise SettingsError([f"inputs: {synthetic_names[0]} is {alone}; prepare it into a separate store"])
     return parse_synthetic_spec(synthetic_names[0]) if synthetic_names else None
 
 
@@ -80,7 +80,7 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
         remove_leftover_work(out)
         return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
     check_output_folder(out)
-    notes = [f"source={SYNTHETIC}: {spec.spec_string} is made up, and the manifest of its store says so."]
+    notes = [f"source={SYNTHETIC}: {spec.spec_string} is synthetic data; its store records that."]
     listener(Note(notes[0]))
     with WorkFolder(out) as work:
         _begin_synthetic(work, plain)
@@ -106,9 +106,8 @@ def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
     settings = flatten_settings(to_plain(recipe))
     default_settings = flatten_settings(to_plain(Recipe(inputs=recipe.inputs)))
     problems = [
-        f"{name}: {quote_value(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a "
-        f"setting of "
-        f"its own ({spec.name}:vocab=50257)"
+        f"{name}: {quote_value(value)} does not apply to synthetic data, which consists of ids; set its vocabulary "
+        f"with {spec.name}:vocab=50257"
         for name, value in settings.items()
         if name not in _SYNTHETIC_SETTINGS and value != default_settings[name]
     ]
@@ -152,7 +151,7 @@ def _begin_synthetic(work: WorkFolder, plain: dict[str, Any]) -> None:
         work.begin(job)
     elif work.job() != job:
         raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job; delete {work.path} to begin anew, or choose another "
+            f"{work.out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
             "--out."
         )
 

@@ -48,8 +48,8 @@ _MESSAGE_REPLACEMENTS = (
         r"; give --restart .*, or choose another --out",
         "; choose another keep=, or delete that folder",
     ),
-    ("; what is new can be added to it with --append", ""),
-    ("--out (?=.* is the folder|.*, where only)", "keep="),
+    ("; to add new inputs to it, give --append", ""),
+    ("--out (?=.* is the folder|.*, which may hold only)", "keep="),
     ("an --out", "a keep="),
     ("--out", "keep="),
 )

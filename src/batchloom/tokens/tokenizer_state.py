@@ -51,7 +51,7 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
         raise TokenizerError(
             f"the state of tokenizer {tokenizer.name!r:.80} was changed: its fingerprint is "
             f"{tokenizer.fingerprint}, but it records {state.get('fingerprint')!r:.40}; restore the "
-            "file from where the store was made"
+            "file from the original store"
         )
     return tokenizer
 

@@ -228,21 +228,19 @@ class DataRequest:
             )
         if self.tokenizer is not None and self.data is not None:
             problems.append(
-                f"--tokenizer: {self.tokenizer} goes with --input-file, --stream and --dataset-config only; a store "
+                f"--tokenizer: {self.tokenizer} requires --input-file, --stream or --dataset-config; a store "
                 "has its own"
             )
         media, has_raw_input = self.media, self.stream is not None or self.input_file is not None
         if "processor" in media and not has_raw_input:
-            problems.append(
-                f"--processor: {media['processor']} goes with --stream and --input-file only; a store has its own"
-            )
+            problems.append(f"--processor: {media['processor']} requires --stream or --input-file; a store has its own")
         if self.options.follow_links and not has_raw_input:
-            problems.append("--follow-links: goes with --stream and --input-file only")
+            problems.append("--follow-links: requires --stream or --input-file")
         if self.missing_media_lists and self.data is None and self.mixture is None:
-            problems.append("--missing-media: goes with --data and --mixture only")
+            problems.append("--missing-media: requires --data or --mixture")
         stream_options = self.options
         problems += [
-            f"--{option}: {value} goes with --stream only"
+            f"--{option}: {value} requires --stream"
             for option, value in (
                 *(
                     ("lanes", stream_options.lanes),
@@ -253,15 +251,15 @@ class DataRequest:
             if value is not None and self.stream is None
         ]
         if self.generation is not None and self.data is None:
-            problems.append(f"--generation: {self.generation} goes with --data only")
+            problems.append(f"--generation: {self.generation} requires --data")
         if self.open_options and self.data is None:
-            problems.append("--cache, --cache-limit, --verify: go with --data only")
+            problems.append("--cache, --cache-limit, --verify: require --data")
         if self.if_missing not in MISSING_DATA_POLICIES:
             words = ", ".join(MISSING_DATA_POLICIES)
             hint = suggest(str(self.if_missing), MISSING_DATA_POLICIES)
             problems.append(f"--if-missing: {quote_value(self.if_missing)} is none of {words}{hint}")
         elif self.if_missing != "error" and (self.dataset_config or self.stream or self.mixture) is not None:
-            problems.append("--if-missing: goes with --data and --input-file only; leave it out")
+            problems.append("--if-missing: requires --data or --input-file; leave it out")
         return problems
 
 

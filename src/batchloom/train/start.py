@@ -74,7 +74,7 @@ def make_run_settings(request: TrainRequest, dataset_settings: Mapping[str, Any]
     changes = _make_changes(request)
     init_folder = request.model.folder or (model_values.get("init") if isinstance(model_values, dict) else None)
     if init_folder is None and request.model.attn_implementation is not None:
-        raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
+        raise SettingsError(["--attn-implementation: requires --init; the GPT has its own"])
     if isinstance(init_folder, str):
         plain = apply_finetuning_defaults(plain, get_max_positions(read_model_config(PretrainedSettings(init_folder))))
     return make_settings(merge_settings(plain, nest_order_settings(dataset_settings)), changes, path)

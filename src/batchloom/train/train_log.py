@@ -150,7 +150,7 @@ def draw_loss_curve(log: Path, png: Path, title: str) -> None:
         points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=escape_plot_text(title))
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=escape_plot_text(title))
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, png)

@@ -93,9 +93,7 @@ class WorkerConfig:
             problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
         if kind in DATASET_TYPES and kind != HUGGINGFACE_TYPE and self.tokenizer_name is not None:
             why = "a store has its own" if kind == STORE_TYPE else "synthetic data has no text"
-            problems.append(
-                f"tokenizer_name: {quote_value(self.tokenizer_name)} goes with {HUGGINGFACE_TYPE} only; {why}"
-            )
+            problems.append(f"tokenizer_name: {quote_value(self.tokenizer_name)} requires {HUGGINGFACE_TYPE}; {why}")
         if kind in SYNTHETIC and name:
             try:
                 parse_synthetic_spec(self.data_source)

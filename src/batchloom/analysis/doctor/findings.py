@@ -163,7 +163,7 @@ class ExaminationResult:
         bad: the first bad records.
         bad_seen: number of bad records that were read.
         lengths: tokens of a document, ascending [N] int64.
-        weights: number of documents of the complete input each length stands for [N] float64.
+        weights: estimated number of documents with each length in the complete input [N] float64.
         seconds: estimated preparation time on this machine; None without a tokenizer.
         store_bytes: estimated size of the store; None without a tokenizer.
         held_bytes: bytes of media embedded in records, equal ones counted once.

@@ -152,7 +152,7 @@ def compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
 def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return all token lengths, ascending int64 [N], and their weights, float64 [N].
 
-    A weight is the number of documents of the complete input that a length stands for.
+    A weight is the estimated number of documents with this length in the complete input.
     """
     weights: Counter[int] = Counter()
     for group in groups:
@@ -163,7 +163,7 @@ def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], ND
 
 
 def distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
-    """Assign each group the bytes it stands for, including unsampled sources."""
+    """Assign each group the bytes it represents, including unsampled sources."""
 
     def form(source: Source) -> tuple[str, str | None, bool]:
         return source.kind, source.compression, sample.is_small(source)

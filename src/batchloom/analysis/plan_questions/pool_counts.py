@@ -48,7 +48,7 @@ def ensure_tables(plan: Plan) -> None:
 
 
 def ensure_tables_for(plan: Plan, position: int) -> None:
-    """Prepare to find a position: walk to a near one, use tables for a far one."""
+    """Prepare to find a position: walk to a near one, use tables for a distant one."""
     if adopt_tables(plan):
         return
     orders = [plan.orders.order(number) for number in plan.orders.weighted_sources]

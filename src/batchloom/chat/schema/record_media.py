@@ -60,7 +60,7 @@ def has_placeholder(text: str) -> bool:
 
 
 def is_extracted_medium(part: object) -> bool:
-    """Return whether a part stands for a medium that `MediaExtractor` has extracted."""
+    """Return whether a part refers to a medium that `MediaExtractor` has extracted."""
     return isinstance(part, dict) and isinstance(part.get("medium"), MediumIndex)
 
 

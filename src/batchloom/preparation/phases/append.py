@@ -199,8 +199,8 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
     if changed_names:
         more = f" and {len(changed_names) - 1:,} more" if len(changed_names) > 1 else ""
         notes.append(
-            f"{changed_names[0]}{more} changed since it was read for {out}: it is read again as a whole, and its "
-            "documents that the store already holds are duplicates."
+            f"{changed_names[0]}{more} changed since it was read for {out}: it is read again completely, and "
+            "documents that the store already holds count as duplicates."
         )
     return replace(listing, sources=tuple(new_sources), notes=tuple(notes))
 

@@ -152,10 +152,10 @@ def _draw_charts(content: ReportContent, lengths: list[Bar]) -> dict[str, str]:
         Bar(name, stage_time.seconds, f"{stage_time.seconds:,.2f} s") for name, stage_time in content.stages.items()
     ]
     charts = {
-        "flows": draw_horizontal_bars("flows", "Documents that left each step", flows),
+        "flows": draw_horizontal_bars("flows", "Documents after each step", flows),
         "drops": draw_horizontal_bars("drops", "Documents left out by reason", _make_bars(drops)),
         "languages": draw_horizontal_bars("languages", "Documents by language", _make_bars(content.languages)),
-        "sources": draw_horizontal_bars("sources", "Tokens a byte by source", dense),
+        "sources": draw_horizontal_bars("sources", "Tokens per byte by source", dense),
         "stages": draw_horizontal_bars("stages", "Seconds by stage", stages),
     }
     if lengths:

@@ -22,13 +22,11 @@ def check_base_has_recipe(base: Manifest, out: Path) -> None:
         InputError: its documents were imported.
     """
     if base.recipe.get("source") == SYNTHETIC:
-        raise StoreConflictError(
-            f"{out} holds data that was made up, to which nothing is appended; choose another --out."
-        )
+        raise StoreConflictError(f"{out} holds synthetic data, which cannot be appended to; choose another --out.")
     if "reading" not in base.recipe:
         raise InputError(
-            f"{out} was imported, so it has no recipe to append by; give one with --recipe FILE, and in it `tokenizer: "
-            f"{out}`."
+            f"{out} was imported and has no recipe, which an append needs; give one with --recipe FILE that sets "
+            f"`tokenizer: {out}`."
         )
 
 
@@ -53,26 +51,24 @@ def check_same_recipe(
         stored_value, requested_value = base.recipe.get(name), getattr(recipe, name)
         if stored_value is not None and stored_value != requested_value:
             raise StoreConflictError(
-                f"{out} was prepared with {name} {stored_value:g}, and would be appended to with "
-                f"{requested_value:g}: equal documents "
-                "could then be on two sides; leave the option out."
+                f"{out} was prepared with {name} {stored_value:g}, but {requested_value:g} is requested: equal "
+                "documents could be in two subsets; leave the option out."
             )
     if tokenizer_state is None and _is_other_tokenizer(recipe, base):
         raise StoreConflictError(
-            f"{out} is of tokenizer {base.tokenizer.name}, and {recipe.tokenizer} is another: a store is of one. Leave "
-            "the option out, or prepare another store."
+            f"{out} has tokenizer {base.tokenizer.name}, but {recipe.tokenizer} is requested: a store has one "
+            "tokenizer. Leave the option out, or prepare another store."
         )
     if (processor_fingerprint := _get_processor_fingerprint(recipe)) != (base.processor and base.processor.fingerprint):
         stored_value = base.processor.name if base.processor else "none"
         requested_value = "none" if processor_fingerprint is None else "another"
         raise StoreConflictError(
-            f"{out} is of processor {stored_value}, and would be appended to with {requested_value}: media of one "
-            "store go into one model. "
+            f"{out} has processor {stored_value}, but {requested_value} is requested: a store has one processor. "
             "Give the processor it was made with (--processor), or prepare another store."
         )
     if choose_token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
         raise StoreConflictError(
-            f"{out} is of dtype {base.dtype}, and would be appended to with dtype {recipe.dtype}: a store is of one; "
+            f"{out} has dtype {base.dtype}, but dtype {recipe.dtype} is requested: a store has one dtype; "
             f"give --dtype {base.dtype}."
         )
 
@@ -109,6 +105,6 @@ def check_same_preferences(
         if base is not None and kind is not None and kind != base.preferences:
             raise InputError(
                 f"{source.name} holds {describe_preferences(kind)}, and {out} "
-                f"{describe_preferences(base.preferences)}: a store holds preferences "
-                "of one kind and nothing else. Prepare them into a store of their own."
+                f"{describe_preferences(base.preferences)}: a store of preferences holds one "
+                "kind and no other documents. Prepare them into a separate store."
             )

@@ -95,8 +95,8 @@ def expand_inputs(input_arguments: Sequence[str | DatasetConfig]) -> ExpandedInp
     if len(tokenizer_files) > 1:
         (first, first_file), (second, second_file) = list(tokenizer_files.items())[:2]
         raise InputError(
-            f"{first_file} names the tokenizer {first} and {second_file} {second}, and a store has one; choose with "
-            "--tokenizer."
+            f"{first_file} names the tokenizer {first} and {second_file} names {second}, but a store has one; choose "
+            "it with --tokenizer."
         )
     for location, config in multimodal:
         _check_processor_settings(location, config)
@@ -126,9 +126,8 @@ def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSam
     for other_location, config in video_configs[1:]:
         if config.sampling != first.sampling:
             raise InputError(
-                f"{location} and {other_location} say differently which frames of videos are seen, and a store has "
-                "one way: write "
-                "them alike, or prepare two stores."
+                f"{location} and {other_location} sample video frames differently, but a store has one frame "
+                "sampling: use equal settings, or prepare two stores."
             )
     return first.sampling
 
@@ -145,11 +144,9 @@ def _check_processor_settings(location: str, config: DatasetConfig) -> None:
     ]
     raise_problems(
         [
-            f"{location} is read by the processor as its files say, and processor_config.{name} is "
+            f"{location}: the processor reads this setting from its own files, but processor_config.{name} is "
             f"{quote_value(getattr(processor_config, name))}: write it into "
-            f"{config.tokenizer}/preprocessor_config.json, and "
-            f"leave it "
-            "out here"
+            f"{config.tokenizer}/preprocessor_config.json, and leave it out here"
             for name in setting_names
         ]
     )
@@ -164,9 +161,8 @@ def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocati
     """
     raise_problems(
         [
-            f"{config_location.describe('')}inputs[{number}].type: {entry.type!r} goes with no recipe; leave it "
-            "out, and write "
-            "media: {processor: FOLDER}"
+            f"{config_location.describe('')}inputs[{number}].type: {entry.type!r} is not supported in a recipe; "
+            "leave it out, and write media: {processor: FOLDER}"
             for number, entry in enumerate(entries)
             if entry.type in MULTIMODAL_TYPES
         ]
@@ -239,9 +235,7 @@ def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntr
     inner = DatasetConfig.load(path)
     if inner.datasets is None or inner.location.has_block:
         raise InputError(
-            f"{location}: {path} holds more than a list of data sets; write datasets: and the list into it, and "
-            "nothing "
-            "else."
+            f"{location}: {path} holds more than a list of data sets; it may contain only datasets: with the list."
         )
     for number, entry in enumerate(inner.datasets):
         yield f"datasets[{number}]", entry, inner.location
@@ -264,7 +258,7 @@ class _DatasetLocator:
             return entry.path
         if entry.path == STANDARD_INPUT:
             raise InputError(
-                f"{location}: '-' is standard input, which is no data set of a manifest; give it beside the manifest."
+                f"{location}: '-' is standard input, which a manifest cannot list; give it next to the manifest."
             )
         if is_url(entry.path) or is_url(entry.data_folder or ""):
             return _check_hub_settings(entry, self._resolve_url(entry, location), location)
@@ -272,7 +266,7 @@ class _DatasetLocator:
         if os.path.lexists(path):
             if is_manifest_path(path) and entry.data_type is None and not self.lists:
                 raise InputError(
-                    f"{location}: {path} is a manifest by its name, and a list holds no lists; write its data sets "
+                    f"{location}: {path} is named like a manifest, but manifests cannot be nested; list its data sets "
                     "here."
                 )
             return _split_path(entry, path, location)
@@ -297,7 +291,7 @@ class _DatasetLocator:
         listing = ", ".join(
             f"{other_path} ({other_location})" for other_location, other_path in other_missing[:_MAX_LISTED]
         )
-        listing = f"; missing too: {listing}" if listing else ""
+        listing = f"; also missing: {listing}" if listing else ""
         more = f" and {len(other_missing) - _MAX_LISTED:,} more" if len(other_missing) > _MAX_LISTED else ""
         sentence = f"{describe_missing_input(path).rstrip('.')}{listing}{more}"
         end = "" if sentence.endswith("?") else "."
@@ -306,8 +300,8 @@ class _DatasetLocator:
     def _hint(self) -> str:
         """Return a hint about the location of missing inputs, with a leading space."""
         if self._exists_from_current_folder():
-            return " Relative paths begin at the folder of the file that names them."
-        return " A data set of the Hub has data_type: hf_dataset, or none." if self.has_hub_name else ""
+            return " Relative paths start from the folder of the file that contains them."
+        return " A data set of the Hub needs data_type: hf_dataset, or no data_type." if self.has_hub_name else ""
 
     def _exists_from_current_folder(self) -> bool:
         """Return whether missing inputs exist relative to the current folder."""
@@ -378,10 +372,8 @@ class _DatasetLocator:
 
 def _make_outside_folder_error(location: str, path_setting: str, folder_description: str) -> InputError:
     return InputError(
-        f"{location}: {quote_value(path_setting)} lies outside of {folder_description}; put the data there, or "
-        "write the path out in full, "
-        f"from "
-        "its / on, without data_folder."
+        f"{location}: {quote_value(path_setting)} lies outside of {folder_description}; move the data there, or "
+        "give an absolute path without data_folder."
     )
 
 
@@ -389,12 +381,12 @@ def _format_hub_name(entry: DatasetEntry, location: str) -> str:
     """Return the name of a Hub data set, with its config, split and revision."""
     name = parse_hub_name(entry.path)
     if name is None:
-        raise AssertionError("only names of the Hub come here")
+        raise AssertionError("only names of the Hub are formatted here")
     for word in ("config", "split", "revision"):
         path_value, entry_value = getattr(name, word), getattr(entry, word)
         if path_value and entry_value and path_value != entry_value and find_preset(entry.path) is None:
             raise SettingsError(
-                [f"{location}.{word}: {entry_value!r} and path {entry.path!r} contradict each other; say it once"]
+                [f"{location}.{word}: {entry_value!r} and path {entry.path!r} contradict each other; set only one"]
             )
         name = replace(name, **{word: entry_value or path_value})
     if not (entry.config or entry.split or entry.revision):
@@ -412,7 +404,10 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
     for word in ("split", "config", "revision"):
         if getattr(entry, word):
             raise SettingsError(
-                [f"{location}.{word}: belongs to a data set of the Hub, and path is {address(path)!r}; leave it out"]
+                [
+                    f"{location}.{word}: applies only to data sets of the Hub, but path is {address(path)!r}; leave it "
+                    "out"
+                ]
             )
     return path
 

@@ -78,7 +78,7 @@ def resolve_inputs(
     if expanded.multimodal and reading.media is None:
         if expanded.processor is None:
             raise InputError(
-                f"{expanded.multimodal} is read with a processor, and none is named: write "
+                f"{expanded.multimodal} needs a processor, but none is given: write "
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
         reading = replace(reading, media=MediaRecipe(processor=expanded.processor))
@@ -137,9 +137,8 @@ def list_inputs(
         if recipe.source(first) != recipe.source(second):
             first_location, second_location = (recipe.source(n).location or recipe.inputs[n] for n in (first, second))
             raise InputError(
-                f"{name} is named by {first_location} and by {second_location}, which say different things of it, "
-                "and a file is read once; "
-                "leave one of them out."
+                f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
+                "is read only once; leave one of them out."
             )
     return listing
 

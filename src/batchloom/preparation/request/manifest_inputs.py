@@ -28,7 +28,6 @@ def check_no_manifests(inputs: Sequence[str], command: str) -> None:
     for path in inputs:
         if is_manifest_path(path):
             raise InputError(
-                f"{path} is a manifest by its name, which {command} does not read; name the files it lists, or look "
-                "at it "
-                "with batchloom doctor."
+                f"{path} is named like a manifest, which {command} does not read; name the files it lists, or "
+                "inspect it with batchloom doctor."
             )

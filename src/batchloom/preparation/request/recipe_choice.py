@@ -92,7 +92,7 @@ class PrepareRequest:
         """Note about the tokenizer that a recipe file cannot hold; empty if none."""
         if self.tokenizer_state is None:
             return ""
-        return "The tokenizer is kept in the store; where its original is gone, write the path of the store for it."
+        return "The store contains the tokenizer. If its original is missing, set tokenizer to the path of the store."
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -218,14 +218,11 @@ def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     repeat_unit = _SPLIT_DEDUP_MODES.get(split_on) if isinstance(split_on, str) else None
     if repeat_unit:
         note = (
-            f"Duplicates stay, for {repeat_unit} of verse and tables repeat and mean to (--dedup exact leaves them "
-            "out)."
+            f"Keeping duplicates, because {repeat_unit} of verse and tables repeat on purpose (--dedup exact removes "
+            "them)."
         )
         return DedupRecipe(mode="none"), note
-    return DedupRecipe(mode="exact"), (
-        "Exact duplicates are left out: of documents that are equal to the letter the first stays (--no-dedup keeps "
-        "all)."
-    )
+    return DedupRecipe(mode="exact"), ("Removing exact duplicates, keeping the first copy (--no-dedup keeps all).")
 
 
 def describe_remade_store(out: Path, store: Path | None) -> str:
@@ -238,10 +235,10 @@ def describe_remade_store(out: Path, store: Path | None) -> str:
         split_checksum(path.read_bytes())[0] for path in (manifest_path, out / MANIFEST_NAME)
     )
     if store_manifest == out_manifest:
-        return f"{out} is the same as {store}, to the byte."
+        return f"{out} is identical to {store}, byte for byte."
     return (
-        f"{out} differs from {store}: its inputs, its tokenizer or batchloom itself are not what they were; compare "
-        f"{MANIFEST_NAME} of both."
+        f"{out} differs from {store}: the inputs, the tokenizer or batchloom itself changed; compare {MANIFEST_NAME} "
+        "of both."
     )
 
 
@@ -253,7 +250,7 @@ def _load_raw_recipe(recipe: RecipeReference | None, overridden_names: Collectio
     recipe_path = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
     if not is_valid_path(recipe_path):
         raise SettingsError(
-            [f"recipe: {quote_value(recipe_path)} is no path; name a recipe file or the folder of a store"]
+            [f"recipe: {quote_value(recipe_path)} is not a path; name a recipe file or the folder of a store"]
         )
     path = Path(recipe_path)
     return read_store_recipe(path, overridden_names) if is_store_path(path) else read_recipe_file(path)
@@ -316,9 +313,8 @@ def _choose_inputs(
         return replace(resolved, sources=own_sources if has_settings else (), reading=reading)
     if len(resolved.inputs) != len(raw_recipe.sources):
         raise InputError(
-            f"{raw_recipe.location or 'The recipe'} says something of each of its {len(raw_recipe.sources)} inputs, "
-            "and "
-            f"{len(resolved.inputs)} are given in their place; give as many, in its order."
+            f"{raw_recipe.location or 'The recipe'} has settings for each of its {len(raw_recipe.sources)} inputs, but "
+            f"the number of given inputs is {len(resolved.inputs)}; give {len(raw_recipe.sources)}, in its order."
         )
     sources, reading = hoist_common_settings(raw_recipe.sources, reading)
     return replace(resolved, sources=sources, reading=reading)

@@ -148,11 +148,11 @@ def _check_prepared(plain: Mapping[str, Any], folder: Path, location: str) -> No
     """Check that a store was prepared, and that its manifest has the recipe."""
     if "reading" not in plain:
         raise InputError(
-            f"{folder} was imported, and is made again by batchloom import over the same files: there is no recipe in "
-            "its manifest."
+            f"{folder} was imported, so its manifest has no recipe; to make it again, run batchloom import on the same "
+            "files."
         )
     if not all(isinstance(plain.get(group) or {}, dict) for group in ("reading", "chat")):
-        raise StoreError(f"{location} is damaged: its recipe is none; restore it from a copy.")
+        raise StoreError(f"{location} is damaged: its recipe is invalid; restore it from a copy.")
 
 
 def _describe_partial(manifest: Manifest, folder: Path) -> str:
@@ -160,12 +160,12 @@ def _describe_partial(manifest: Manifest, folder: Path) -> str:
     steps = [entry.number for entry in manifest.all_history if entry.has_inputs]
     if len(steps) == 1:
         return ""
-    summary = f"{folder} was made by {len(steps)} jobs, and its recipe is that of the last alone: "
+    summary = f"{folder} was made by {len(steps)} jobs, and its recipe is only that of the last one: "
     if not set(steps) <= set(manifest.readable):
-        return f"{summary}the others were compacted away. Give the inputs of all as arguments."
+        return f"{summary}compaction removed the others. Give the inputs of all jobs as arguments."
     first, *later_paths = (folder / format_generation_name(number) for number in steps[:-1])
     appended = " and ".join(f"--append --recipe {path}" for path in [*later_paths, folder])
-    return f"{summary}make them again one after the other into one --out, with --recipe {first}, then {appended}."
+    return f"{summary}run all jobs again in order into one --out, with --recipe {first}, then {appended}."
 
 
 def _extract_settings(plain: Mapping[str, Any], location: str) -> dict[str, Any]:
@@ -197,16 +197,16 @@ def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
 
 def _check_template(template: str, expected: object, folder: Path) -> None:
     """Check that a template file exists and is unchanged."""
-    needed = f"{folder} was made with the chat template in a file {template}"
-    remedy = "give its path with --template"
+    needed = f"{folder} was made with the chat template file {template}"
+    remedy = "give the path of the original with --template"
     try:
         digest = xxhash.xxh3_128_hexdigest(read_regular_file(template))
     except FileNotFoundError:
-        raise InputMissingError(f"{needed}, which is not here (its XXH3-128 is {expected}); {remedy}.") from None
+        raise InputMissingError(f"{needed}, which is missing (its XXH3-128 is {expected}); {remedy}.") from None
     except OSError as error:
         raise InputError(f"{needed}, which cannot be read: {describe_os_error(error)}.") from error
     if digest != expected:
-        raise InputError(f"{needed}, and the one here is another (its XXH3-128 is {digest}, not {expected}); {remedy}.")
+        raise InputError(f"{needed}, which has changed (its XXH3-128 is {digest}, not {expected}); {remedy}.")
 
 
 def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool) -> dict[str, Any]:
@@ -215,16 +215,14 @@ def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool
     media = {name: value for name, value in plain.items() if name != "processor_fingerprint"}
     if not verify:
         return media
-    needed = f"{folder} was made with the processor in a folder {media.get('processor')}"
-    remedy = "give its path with --processor"
+    needed = f"{folder} was made with the processor in {media.get('processor')}"
+    remedy = "give the path of the original with --processor"
     try:
         fingerprint = compute_processor_fingerprint(str(media.get("processor")))
     except InputMissingError:
-        raise InputMissingError(f"{needed}, which is not here; {remedy}.") from None
+        raise InputMissingError(f"{needed}, which is missing; {remedy}.") from None
     if fingerprint != expected:
-        raise InputError(
-            f"{needed}, and the one here is another (its fingerprint is {fingerprint}, not {expected}); {remedy}."
-        )
+        raise InputError(f"{needed}, which has changed (its fingerprint is {fingerprint}, not {expected}); {remedy}.")
     return media
 
 
@@ -243,7 +241,7 @@ def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any
     fingerprint = state.get("fingerprint") if isinstance(state, dict) else None
     if fingerprint != manifest.tokenizer.fingerprint:
         raise StoreError(
-            f"{path} is not the tokenizer of the manifest beside it; restore it from a copy, or give --tokenizer."
+            f"{path} is not the tokenizer of the manifest next to it; restore it from a copy, or give --tokenizer."
         )
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
@@ -266,14 +264,14 @@ def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) ->
             relocated.append(recorded_path)
     if missing:
         more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-        folder_hint = f", or give this command in {reported.folder}, where it was made" if reported is not None else ""
+        folder_hint = f", or run this command in {reported.folder}, where it was made" if reported is not None else ""
         raise InputMissingError(
-            f"{folder} was made of {', '.join(missing[:_MAX_LISTED])}{more}, which cannot be found from here; give the "
+            f"{folder} was made from {', '.join(missing[:_MAX_LISTED])}{more}, which cannot be found; give the "
             f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_MAX_LISTED])}"
             f"{', ...' if len(labels) > _MAX_LISTED else ''}){folder_hint}."
         )
     more = f" and {len(relocated) - 1:,} more" if len(relocated) > 1 else ""
-    note = f"Inputs from where {report.name} in {folder} says they lay: {relocated[0]}{more}." if relocated else ""
+    note = f"Using input paths from {report.name} in {folder}: {relocated[0]}{more}." if relocated else ""
     return locations, (note,) if note else ()
 
 

@@ -35,7 +35,7 @@ class DatasetPreset:
 
     @property
     def location(self) -> str:
-        """Input that the name stands for."""
+        """Input that the name refers to."""
         return f"{self.repository}:{self.config}/{self.split}"
 
 
@@ -99,7 +99,7 @@ def list_datasets() -> list[dict[str, Any]]:
 
     Keys: ``name``, ``description``, ``repository``, ``config``, ``split``, ``text_field``,
     ``tokenizer``, ``bytes`` (approximate), ``size`` (the same, formatted), ``streaming`` (whether
-    ``prepare`` reads it remotely by default), ``input`` (the input that the name stands for),
+    ``prepare`` reads it remotely by default), ``input`` (the input that the name refers to),
     ``source``: ``real``, or ``synthetic`` for generated data of any size without a repository.
     """
     synthetic_datasets = [

@@ -63,7 +63,7 @@ class _ProbeProcess:
         with self._lock:
             if key in self._survived:
                 return
-            # A parser does not kill its process: the system or somebody else did.
+            # A parser does not kill its own process, so something else did.
             statuses = (self._ask(source, file) for _ in range(_MAX_ATTEMPTS))
             status = next((status for status in statuses if status != -signal.SIGKILL), -signal.SIGKILL)
             if status == -signal.SIGKILL:

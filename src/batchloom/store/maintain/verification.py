@@ -360,7 +360,7 @@ def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
 def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".bands")
     if shard.bands is None:
-        return [f"{path}: the manifest lists no bands of this shard."] if path.exists() else []
+        return [f"{path}: the manifest lists no MinHash signatures of this shard."] if path.exists() else []
     map_signature_file(path, shard.documents)
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
         return [f"{path}: checksum differs from the manifest's."]

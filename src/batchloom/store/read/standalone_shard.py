@@ -36,11 +36,11 @@ def refuse_standalone_shard(stem: Path) -> None:
     elif manifest.processor is not None:
         content = "documents with images or audio"
     elif (subset := manifest.subsets.get(folder.name)) and subset.removed:
-        content = "documents of which some were removed"
+        content = "documents, some of them removed"
     else:
         return
     raise InputError(
-        f"{stem} is a shard of a store of {content}, which its files alone do not show; name the store itself: {store}"
+        f"{stem} is a shard of a store of {content}. Its files alone do not record that; name the store itself: {store}"
     )
 
 

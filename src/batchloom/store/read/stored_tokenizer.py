@@ -8,7 +8,7 @@ from batchloom.core.files import describe_os_error
 from batchloom.store.format import TOKENIZER_NAME, TokenizerEntry
 from batchloom.tokens import Tokenizer, restore_tokenizer
 
-_RESTORE_REMEDY = "restore it from where the store was made"
+_RESTORE_REMEDY = "restore it from the original store"
 
 
 def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, entry: TokenizerEntry) -> Tokenizer:

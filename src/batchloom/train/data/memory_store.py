@@ -58,7 +58,7 @@ def prepare_temporary_store(
         refuse_url(inputs, "--input-file")
         raise InputMissingError(f"--input-file: {describe_missing_input(inputs)}")
     if inputs.suffix.lower() in _MANIFEST_SUFFIXES and inputs.is_file():
-        raise InputError(f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}")
+        raise InputError(f"--input-file: {inputs} is named like a manifest; give it as --dataset-config {inputs}")
     if ranks.local_rank:
         ranks.run_exclusively(None)
         yield Path(ranks.broadcast_local_path(""))
