@@ -414,7 +414,7 @@ def other(folder):
 def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypatch):
     file = write_images(tmp_path / "in", 2)
     store = prepared(file, tmp_path / "out", processors["qwen2_vl"])
-    with pytest.raises(InputMissingError, match="give its path with --processor"):
+    with pytest.raises(InputMissingError, match="give the path of the original with --processor"):
         batchloom.prepare(recipe=store.path, out=tmp_path / "again")
     monkeypatch.chdir(Path(processors["qwen2_vl"]).parent)
     batchloom.prepare(recipe=store.path, out=tmp_path / "again")

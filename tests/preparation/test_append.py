@@ -510,7 +510,7 @@ def test_the_command_that_made_a_store_says_so_when_it_has_grown():
     append("b.jsonl", dedup="none")
     assert make("a.jsonl", "s").already_done
     assert make("b.jsonl", "s", dedup="none").already_done
-    with pytest.raises(StoreConflictError, match="tokens_per_shard.*can be added to it with --append"):
+    with pytest.raises(StoreConflictError, match="tokens_per_shard.*to add new inputs to it, give --append"):
         make("a.jsonl", "s", tokens_per_shard=7)
 
 
@@ -538,7 +538,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     assert batchloom.prepare("b.jsonl", recipe="s", out="other").counts.documents == 15
     assert read_recipe("s").inputs == (str(tmp_path / "c.jsonl"),)
     compact_store("s")
-    with pytest.raises(InputError, match="compacted away. Give the inputs of all as arguments"):
+    with pytest.raises(InputError, match="compaction removed the others. Give the inputs of all jobs as arguments"):
         batchloom.prepare(recipe="s", out="again2")
     # What is appended by no recipe of its own is read by the newest.
     assert texts_of("s").count("document number 16") == 3
@@ -636,4 +636,4 @@ def test_bands_that_are_damaged_are_found():
     assert check("s").sound
     make("a.jsonl", "t", val_fraction=0)
     shutil.copy(path, "t/train/shard_00000.bands")
-    assert "the manifest lists no bands of this shard" in " ".join(check("t").faults)
+    assert "the manifest lists no MinHash signatures of this shard" in " ".join(check("t").faults)

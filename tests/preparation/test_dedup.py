@@ -354,7 +354,7 @@ def test_a_dry_run_says_what_would_go_and_not_that_it_is_done(tmp_path, capsys):
     assert "encode" in told.out
     assert re.search(r"dropped: exact duplicate +1\n", told.out)
     assert "done in" not in told.out
-    assert "No store was written" in told.err
+    assert "no store was written" in told.err
     assert main([*words, "--similarity", "0.9"]) == 1
     assert "--restart" in capsys.readouterr().err
 
@@ -364,7 +364,7 @@ def test_a_store_made_again_is_the_same(corpus, tmp_path):
     first = batchloom.prepare(corpus.inputs, out=tmp_path / "a", tokenizer="bytes", dedup=said)
     again = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
     assert tree(first.path) == tree(again.path)
-    assert any("is the same" in note for note in again.notes)
+    assert any("is identical to" in note for note in again.notes)
     recipe = read_recipe(tmp_path / "a")
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
 

@@ -459,7 +459,7 @@ def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
 def test_what_belongs_to_the_hub_alone(folder):
     for word in ("split", "config", "revision"):
         path = write(folder / "m.yaml", f"datasets: [{{path: data/sums.jsonl, {word}: x}}]")
-        with pytest.raises(SettingsError, match=rf"{word}: applies only to data sets of the Hub"):
+        with pytest.raises(SettingsError, match=rf"{word}: applies only to Hub data sets"):
             placed(path)
     path = write(folder / "m.yaml", "datasets: [{path: 'org/name/train', split: test}]")
     with pytest.raises(SettingsError, match=r"split: 'test' and path 'org/name/train' contradict"):
@@ -560,7 +560,7 @@ def test_a_file_named_twice_with_other_settings_is_refused(folder):
     path = write(folder / "m.yaml", twice)
     with pytest.raises(
         InputError,
-        match=r"named by .*, datasets\[0\] and by .*, datasets\[1\], which say different",
+        match=r"listed by .*, datasets\[0\] and by .*, datasets\[1\] with different settings",
     ):
         prepare(path, folder / "out")
     write(path, twice.replace("}", ", text_field: q}", 1))

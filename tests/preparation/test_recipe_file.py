@@ -278,7 +278,7 @@ def test_options_and_inputs_win_over_a_file(folder):
     moved = make_request(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
     assert moved.inputs == ("data/prose.txt", "data/lines.txt")
     assert moved.sources == recipe.sources
-    with pytest.raises(InputError, match=r"wiki.yaml has settings for each of its 2 inputs, but the number of given inputs is 1"):
+    with pytest.raises(InputError, match=r"wiki.yaml has settings for each of its 2 inputs"):
         make_request(["data/prose.txt"], {}, "wiki.yaml")
     write("plain.yaml", "val_fraction: 0.5\nmapping: {prompt: question, response: answer}\n")
     assert make_request("x.jsonl", {"text_field": "t"}, "plain.yaml").recipe == Recipe(

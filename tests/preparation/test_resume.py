@@ -206,7 +206,7 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
         make(inputs, out, **changed)
     with pytest.raises(StoreConflictError, match="inputs: b.txt is missing"):
         make(inputs[:1], out, **SETTINGS)
-    with pytest.raises(StoreConflictError, match="another order"):
+    with pytest.raises(StoreConflictError, match="their order differs"):
         make(inputs[::-1], out, **SETTINGS)
     text = inputs[1].read_text()
     inputs[1].write_text(text.replace("A", "B"))

@@ -146,7 +146,7 @@ class _LoaderState:
         """Resume the loader from a state.
 
         Raises:
-            StateError: the state is of another plan, store or step than the checkpoint.
+            StateError: the state differs from the checkpoint in its plan, store or step.
             TrainError: with the state's edits, the passes per step differ from the accelerator's.
         """
         if self.step is None:
@@ -235,7 +235,7 @@ def load_newest_checkpoint(accelerator: Any, folder: Path) -> int:
     Call it after ``accelerator.prepare`` and :func:`attach`.
 
     Raises:
-        StateError: the checkpoint is of another plan or store (names each field that differs) or of another model,
+        StateError: the checkpoint belongs to another plan, store (names each field that differs) or model,
             its loader is at another step than in its name, or it is damaged.
         PlanError, TrainError: with its edits, the passes per step differ from the accelerator's; or as in
             :func:`save_checkpoint`.

@@ -55,7 +55,7 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
     That is one less than the checkpoint's if its run ended inside a step, which a longer run completes.
 
     Raises:
-        StateError: the state is of another plan or store (names each field that differs), or of another step.
+        StateError: the state belongs to another plan or store (names each field that differs), or to another step.
     """
     loader.load_state_dict(state)
     state_step = loader.next_step

@@ -118,8 +118,8 @@ def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> 
     ZeRO's part of it needs as many ranks as wrote it; for other numbers see DeepSpeed's universal checkpoints.
 
     Raises:
-        StateError: the checkpoint is of another plan or store (names each field that differs), was saved without the
-            loader, or its loader is at another step.
+        StateError: the checkpoint belongs to another plan or store (names each field that differs), was saved without
+            the loader, or its loader is at another step.
         PlanError, TrainError: with its edits, the passes per step differ from the engine's.
     """
     if not (folder / "latest").is_file():

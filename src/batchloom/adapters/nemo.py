@@ -322,7 +322,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         """Resume after the saved number of samples.
 
         Raises:
-            StateError: the state is of another plan (names each field that differs), inside a step, of another
+            StateError: the state belongs to another plan (names each field that differs), inside a step, of another
                 step than the loader's state, or without a loader state.
         """
         if not {"consumed_samples", "loader"} <= set(state_dict):

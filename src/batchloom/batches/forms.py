@@ -33,8 +33,7 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     Returns:
         ``input_ids`` and ``labels``, unchanged; ``attention_mask`` (1 on the document, 0 on padding) and
         ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at the end of
-        a run)
-        attends to one token of padding, since a softmax over no token is NaN; it has no loss.
+        a run) attends to one token of padding, since a softmax over no token is NaN; it has no loss.
 
     Raises:
         PlanError: a row holds several documents, which the mask would let see each other; or a batch that was
@@ -135,12 +134,9 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
 
     Returns:
         ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], 1 on tokens with a loss;
-        ``position_ids``
-        int64 [R, S], restarting with each span as under ``reset_position_ids``. Labels are next-token targets,
-        and 0
-        without a loss: Megatron indexes scores by them before it masks. ``attention_mask`` bool [R, 1, S, S] is
-            True
-        for tokens that must *not* be seen, as in Megatron.
+        ``position_ids`` int64 [R, S], restarting with each span as under ``reset_position_ids``. Labels are
+        next-token targets, and 0 without a loss: Megatron indexes scores by them before it masks.
+        ``attention_mask`` bool [R, 1, S, S] is True for tokens that must *not* be seen, as in Megatron.
 
     Raises:
         PlanError: a batch that was rebuilt.

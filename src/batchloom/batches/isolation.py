@@ -57,8 +57,7 @@ def measure_leakage(logits: LogitsFunction, documents: list[Tensor], rows: int) 
 
     Args:
         logits: function that returns the scores of a batch in the rows form, [rows, tokens, vocabulary], or its
-            rows
-            back to back, [1, rows x tokens, vocabulary]; further tokens are ignored.
+            rows back to back, [1, rows x tokens, vocabulary]; further tokens are ignored.
         documents: two or more, [tokens] int64 each, on the model's device.
         rows: rows of a pass; some kernels keep documents apart in single rows only.
 

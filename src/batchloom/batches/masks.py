@@ -52,9 +52,8 @@ def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = N
 
     Returns:
         The same arrays, and ``attention_mask`` [R, 1, S, S]: True for tokens that are seen. With ``additive``
-        these are
-        0 and all others the smallest number of the type. A config with ``layer_types`` gives a dict of two masks,
-        ``full_attention`` and ``sliding_attention``. Such a batch cannot be split: call ``split`` first.
+        these are 0 and all others the smallest number of the type. A config with ``layer_types`` gives a dict of two
+        masks, ``full_attention`` and ``sliding_attention``. Such a batch cannot be split: call ``split`` first.
 
     Raises:
         SettingsError: an unknown type.

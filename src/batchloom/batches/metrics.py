@@ -53,8 +53,7 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Mod
     """Return the cost of a dense transformer: 6 N + 12 L H Q T per token (PaLM).
 
     See PaLM, appendix B, arXiv:2204.02311; T is the length of the token's span here. As in PaLM, a causal mask
-    saves
-    nothing, and recomputation to save memory is not counted.
+    saves nothing, and recomputation to save memory is not counted.
 
     Args:
         parameters: N; for a mixture of experts the parameters that a token passes.
@@ -95,8 +94,7 @@ class Meter:
     """Counter of completed steps that computes metrics on request.
 
     Use ``for batch in meter.over(loader): ...``, which also measures the wait for data; or call
-    ``meter.step(batch)``
-    once per optimizer step. A step is cheap; :meth:`metrics` computes the values from lengths.
+    ``meter.step(batch)`` once per optimizer step. A step is cheap; :meth:`metrics` computes the values from lengths.
 
     Args:
         loader: loader of the steps.
@@ -104,8 +102,7 @@ class Meter:
         peak_flops: peak operations per second of one device, from its data sheet for the dtype used.
         devices: number of devices of the run; None for one per process.
         exchange: whether ranks publish their clocks to each other if ``torch.distributed`` is initialised; this
-            never
-            uses a collective (see :mod:`batchloom.batches.metrics_exchange`).
+            never uses a collective (see :mod:`batchloom.batches.metrics_exchange`).
 
     Raises:
         SettingsError: invalid numbers, or a peak without a cost.
@@ -168,8 +165,7 @@ class Meter:
         """Record a completed optimizer step.
 
         Consecutive reports of one step, for example of its micro-batches, count as one step: time and
-        ``trained`` are
-        summed.
+        ``trained`` are summed.
 
         Args:
             batch: batch of the step, or its number.
@@ -209,8 +205,7 @@ class Meter:
         """Return the metrics of the steps since the last call.
 
         They cover at most the latest 1,024 steps and 65,536 sequences. A stream does not know the other ranks'
-        rows, so
-        its metrics are of this rank and named ``rank/`` instead of ``perf/``.
+        rows, so its metrics are of this rank and named ``rank/`` instead of ``perf/``.
 
         Raises:
             SettingsError: more trained tokens were reported for a step than it has.

@@ -146,8 +146,7 @@ class PrefetchIterator(Generic[T]):
                     slots_to_release = 0
         finally:
             # Do not join the thread: this may run inside a garbage collection, in that very thread, or while a
-            # lock is held
-            # that it needs. The thread ends by itself after its item.
+            # lock that it needs is held. The thread ends by itself after its item.
             self._ended = True
             self._release_items(1)
 

@@ -22,8 +22,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives on rank r of R the
     batches of ``Loader(store, global_batch_size=B * R, rank=r, world_size=R, **config.plan_settings())``, if
     ``batch_size=B`` is given here, too. With any other number each row comes once, in another order. The rows
-    of the last
-    partial step are distributed evenly, so that all ranks have the same number: some get a final row
+    of the last partial step are distributed evenly, so that all ranks have the same number: some get a final row
     without document and loss. Every iteration is the same.
 
     Args:

@@ -13,7 +13,7 @@ from batchloom.core.files import describe_missing_path, describe_os_error, open_
 from batchloom.core.settings import quote_value
 
 _MAX_BYTES = 32 << 20
-# Values with every alias followed: a few lines of aliases to aliases can stand for billions.
+# Values with every alias followed: a few lines of aliases to aliases can expand to billions.
 _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 64
 _TAG = "tag:yaml.org,2002:"

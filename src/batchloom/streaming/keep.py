@@ -115,9 +115,8 @@ def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None
 class StreamStoreWriter:
     """A store that grows while a stream is read; ``prepare`` completes it.
 
-    A range group that a lane reads from its beginning to its end is cached. ``prepare`` does not read units
-    again if all
-    their range groups are cached; it reads the input of the others.
+    A range group that a lane reads from its beginning to its end is cached. ``prepare`` does not read units again if
+    all their range groups are cached; it reads the input of the others.
 
     Args:
         out: folder of the store, which every rank can access.

@@ -22,7 +22,7 @@ class StreamIdentity:
     Attributes:
         fingerprint: fingerprint of the stream.
         identity: fields of the fingerprint.
-        recipe: recipe of the stream, of which ``identity`` has only the fingerprint; empty in older states.
+        recipe: recipe of the stream (``identity`` has only its fingerprint); empty in older states.
         keep: folder of the stream's cached data; None without one.
     """
 

@@ -168,7 +168,7 @@ def _find_ipv6(text: str) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-# Digit shapes, one of which a text must contain before numbers are searched for.
+# Numbers are searched for only in texts that contain one of these digit shapes.
 _DIGIT_SHAPE_TABLE = bytes.maketrans(b"0123456789 .", b"0000000000--")
 _CARD_SHAPES = (b"00000000", b"0000-0000", b"0000-000000")
 _PHONE_SHAPE = b"000-0000"

@@ -32,7 +32,7 @@ class RepositoryFiles:
     """Files of a repository that are fetched together.
 
     Attributes:
-        main: files of which at least one must exist; the first one found sets the commit of all.
+        main: files; at least one must exist, and the first one found sets the commit of all.
         optional: files that are fetched if they exist.
         error: error class for files that cannot be fetched.
         missing: remedy if the repository has none of ``main``, after "on the Hub has no ...".

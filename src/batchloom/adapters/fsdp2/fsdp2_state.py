@@ -112,8 +112,8 @@ def load_fsdp2(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader:
         The number of steps done.
 
     Raises:
-        StateError: the checkpoint is of another plan or store (names each field that differs; nothing is changed
-            then), its loader is at another step, it is of another model or optimizer, or damaged.
+        StateError: the checkpoint belongs to another plan or store (names each field that differs; nothing is changed
+            then), its loader is at another step, it belongs to another model or optimizer, or it is damaged.
     """
     step = parse_checkpoint_step(checkpoint)
     checkpoint_state = {"loader": ""}

@@ -126,7 +126,7 @@ class FSDP2SFTTrainer:
             seconds.
 
         Raises:
-            StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
+            StateError: there is no checkpoint, it belongs to another plan or model, or a line of the log is damaged.
             TrainError: ``output_dir`` has checkpoints and no resume was requested, ranks do not read the same
                 data, the model has no embedding row for an id or lets packed documents attend to each other, or a
                 loss is not finite, or the weights are not finite at a checkpoint or at the end.

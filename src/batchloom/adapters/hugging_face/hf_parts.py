@@ -172,7 +172,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 
         Raises:
             SettingsError: settings changed since the parts were made.
-            StateError: the checkpoint is of another plan (names each field that differs), or has no state.
+            StateError: the checkpoint belongs to another plan (names each field that differs), or has no state.
             TrainError: another dataset or collator, batch sizes changed since the parts were made, ranks differ, the
                 model lets documents attend to each other, or it does not have the weights of the checkpoint.
         """

@@ -36,7 +36,7 @@ class BadFacts:
         row: 1-based row; None likewise.
         column: 1-based column of the fault; None if the record as such is at fault.
         offset: byte offset of the record in the (decompressed) source.
-        reason: what is wrong and how to fix it.
+        reason: description of the fault and its remedy.
         snippet: beginning of the record.
         sentence: the complete message.
     """

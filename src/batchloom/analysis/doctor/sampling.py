@@ -93,7 +93,7 @@ class SampleProgress:
 
 @final
 class InputSample:
-    """The parts to read, the bytes they stand for, and the records before them.
+    """The parts to read, the bytes they represent, and the records before them.
 
     Attributes:
         complete: whether everything is read; otherwise a sample.
@@ -174,7 +174,7 @@ class InputSample:
         return self._tables[source.path]
 
     def estimate_share(self, parsed_records: ParsedRecords, progress: SampleProgress) -> float:
-        """Estimate the source bytes that the records used of a part stand for.
+        """Estimate the source bytes that the sampled records of a part represent.
 
         ``progress`` includes ``parsed_records``, the latest batch of the part.
         """

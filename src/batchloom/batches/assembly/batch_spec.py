@@ -77,7 +77,7 @@ class BatchOptions:
         uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows that carry no
             loss.
         micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
-        balance: whether rows are dealt so that ranks have about equal costs: squared span lengths and media tokens.
+        balance: whether rows are distributed so that ranks have similar costs: squared span lengths and media tokens.
     """
 
     mesh: Mesh = DATA_PARALLEL
@@ -106,7 +106,7 @@ class BatchSpec(BatchOptions):
             ``refuse``, or ``pad`` with rows that carry no loss.
         micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
         mesh: layout of tensor-, context- and pipeline-parallel processes.
-        balance: whether the rows of a step are dealt to ranks by their cost: attention and media.
+        balance: whether the rows of a step are distributed to ranks by their cost: attention and media.
         device: device of torch tensors, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share the memory
             batches are assembled in.
         media: settings for reading images and audio.

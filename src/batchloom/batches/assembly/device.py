@@ -158,8 +158,7 @@ class _CudaStager:
     """Copies batches to a GPU on a stream of its own.
 
     The GPU memory belongs to this stream in torch's allocator. Each stream that takes a batch is recorded, so
-    that the
-    memory is not reused before the work on that stream ends.
+    that the memory is not reused before the work on that stream ends.
     """
 
     def __init__(self, device: "torch.device") -> None:

@@ -437,8 +437,7 @@ class Loader:
         """Return the tokens with a loss in a step over all ranks.
 
         Divide the summed loss by it, at least by 1. Every rank computes the number from the plan and the masks.
-        A stream
-        does not know the other ranks' rows and raises.
+        A stream does not know the other ranks' rows and raises.
         """
         if self._stream is not None:
             raise random_access_error(str(step))
@@ -469,7 +468,7 @@ class Loader:
         return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
-        """Return the imbalance of a step's costs over ranks, in order and as dealt."""
+        """Return the imbalance of a step's costs over ranks, in order and as distributed."""
         if self._stream is not None:
             raise random_access_error(str(step))
         share, balance = self.share_at(step), self.spec.balance
@@ -496,10 +495,8 @@ class Loader:
         """First step that an edit may change.
 
         It is the same on every rank that was given as many batches, since it does not depend on how fast a
-        thread makes
-        steps ahead. It is the step after the last one given, plus ``prefetch`` + 1 during an iteration (the
-        most that can
-        be made by then). With ``group_by_length`` it is the first step of a window.
+        thread makes steps ahead. It is the step after the last one given, plus ``prefetch`` + 1 during an iteration
+        (the most that can be made by then). With ``group_by_length`` it is the first step of a window.
         """
         first_unmade = self._iterations.first_step_not_made(self.spec.prefetch + 1)
         window = max(self.plan.spec.group_by_length, 1)
@@ -642,8 +639,7 @@ class Loader:
         """Log what the run leaves out, once, from rank 0.
 
         Returns True if counts remain to be logged. An iteration calls this before its first batch; adapters
-        with random
-        access call it themselves.
+        with random access call it themselves.
         """
         was_announced, self._announced = self._announced, True
         if was_announced or self.spec.rank or not isinstance(self.plan, Plan):

@@ -20,9 +20,9 @@ class PlanOptions(PackingOptions):
         last: ``fill`` an incomplete last step with rows that carry no loss, or ``drop`` it.
         pool_size: number of documents packed together; 0 chooses.
         block: number of neighbouring documents that are permuted as one; 0 chooses by the number of documents.
-        lanes: number of parallel read streams that the pools are dealt to; 1 deals nothing.
+        lanes: number of parallel read streams the pools are distributed over; 1 for a single stream.
         align: every document begins at a multiple of this many tokens in its sequence; 1 for none.
-        group_by_length: steps of a window whose rows are dealt to its steps by length; True is 50 steps, 0 none.
+        group_by_length: steps of a window whose rows are assigned to its steps by length; True is 50 steps, 0 none.
         order: ``pools``; or ``lanes`` to repeat the order and settings of a stream on the store that it wrote.
     """
 

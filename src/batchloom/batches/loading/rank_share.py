@@ -75,7 +75,7 @@ class ShareSource(Protocol):
 
 @functools.lru_cache(maxsize=1024)
 def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> RankShare:
-    """Return a process's share, after checks that its rows can be dealt and cut.
+    """Return a process's share, after checks that its rows can be distributed and cut.
 
     Args:
         plan: the plan settings of the steps.
@@ -136,7 +136,7 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
-    """Reject a plan in which edits create a step that cannot be dealt or cut.
+    """Reject a plan in which edits create a step that cannot be distributed or cut.
 
     Raises:
         PlanError: names sizes that fit.
@@ -170,7 +170,7 @@ def select_rank_rows(
         plan: the data order.
         step: step number.
         share: share of the rank.
-        balance: row costs to deal rows by; None deals contiguous ranges.
+        balance: row costs to distribute rows by; None assigns contiguous ranges.
     """
     placement, (start, stop) = share.placement, plan.positions_of(step)
     lanes = plan.spec.lanes
@@ -226,14 +226,14 @@ def assign_balanced_ranks(
 
 
 def assign_row_ranks(plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool) -> NDArray[np.int64]:
-    """Return the rank of each row, as :func:`select_rank_rows` deals them, int64 [B].
+    """Return the rank of each row, as :func:`select_rank_rows` assigns it, int64 [B].
 
     Args:
         plan: the data order.
         step: step number.
         costs: costs of the rows of the step, int64 [B], or of several kinds of work [K, B].
         world_size: number of data-parallel ranks.
-        balance: whether rows are dealt by their costs.
+        balance: whether rows are distributed by their costs.
     """
     if balance and world_size > 1:
         return deal_balanced(costs, world_size)

@@ -17,8 +17,7 @@ class RowCosts:
     """Costs of rows: squared span lengths, and media tokens for stores with media.
 
     The work of a model's media encoder grows with the tokens of a medium, whatever else the row holds. Costs
-    are the
-    same on every rank: they come from the plan and from immutable files of the store.
+    are the same on every rank: they come from the plan and from immutable files of the store.
     """
 
     def __init__(self) -> None:

@@ -122,7 +122,7 @@ def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
     """Return a process's start position in a stream.
 
     Raises:
-        SettingsError: settings that deal rows by cost: each rank reads the rows of its lanes.
+        SettingsError: settings that distribute rows by cost: each rank reads the rows of its lanes.
     """
     if spec.balance:
         raise SettingsError(

@@ -20,8 +20,7 @@ class ArrayPool:
     """Pool of arrays whose memory is reused once no array or view refers to it.
 
     The last base of a numpy view is the array from the pool, so the array lives as long as its views; a torch
-    tensor
-    holds the array it was made of.
+    tensor holds the array it was made of.
     """
 
     def __init__(self) -> None:

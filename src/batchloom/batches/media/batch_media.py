@@ -161,8 +161,7 @@ class BatchMedia:
 
         Returns:
             A pending layout with the offsets of each row's features. It raises MediumError for a medium that
-            cannot be
-            read or has changed, with document and file.
+            cannot be read or has changed, with document and file.
 
         Raises:
             StoreError: the stored media facts do not fit the rows.

@@ -77,8 +77,7 @@ def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step:
         plan: the data order.
         missing_documents: documents by source.
         step: first step; rounded down to the start of a ``group_by_length`` window, since an edit cannot fall
-            inside
-            one. The ban moves no row.
+            inside one. The ban moves no row.
 
     Raises:
         PlanError: a plan without edits, or with an edit after the step.

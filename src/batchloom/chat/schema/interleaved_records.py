@@ -25,7 +25,7 @@ def make_interleaved_reader(schema: Schema) -> Callable[[Row], InterleavedText]:
     """Return a reader of texts with media.
 
     Three layouts are read: a string with placeholders (``<image>``) and media columns, a list of typed parts, or
-    parallel lists of texts and media, of which exactly one has a value at each index (OBELICS). In a string without
+    parallel lists of texts and media; exactly one has a value at each index (OBELICS). In a string without
     placeholders all media come first.
 
     The reader raises UnusableRecordError, with the position in the record, for a placeholder without a medium, a
@@ -82,7 +82,7 @@ def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> Interl
 
 
 def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: str) -> InterleavedText:
-    """Merge parallel lists, of which at most one has a value at each index."""
+    """Merge parallel lists; at most one of them has a value at each index."""
     media_lists = _read_media_lists(schema, row, name, len(texts))
     merged_text = InterleavedText([""])
     follows_text = False

@@ -32,8 +32,8 @@ class Imbalance:
     With several kinds of work it is that of the least balanced kind.
 
     Attributes:
-        in_order: imbalance of contiguous dealing.
-        actual: imbalance of the actual dealing.
+        in_order: imbalance if each rank takes contiguous rows.
+        actual: imbalance of the actual assignment.
     """
 
     in_order: float

@@ -428,7 +428,7 @@ def _make_preference_parser(
 ) -> RecordParser:
     if chat.train_on not in (None, "completion"):
         raise InputError(
-            f"{source.name} holds preferences ({schema.description}), of which only the answer is trained: leave "
+            f"{source.name} holds preferences ({schema.description}), and only their answers are trained: leave "
             f"--train-on {chat.train_on} out"
         )
     record_reader = make_record_reader(schema)

@@ -404,10 +404,7 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
     for word in ("split", "config", "revision"):
         if getattr(entry, word):
             raise SettingsError(
-                [
-                    f"{location}.{word}: applies only to data sets of the Hub, but path is {address(path)!r}; leave it "
-                    "out"
-                ]
+                [f"{location}.{word}: applies only to Hub data sets, but path is {address(path)!r}; leave it out"]
             )
     return path
 

@@ -14,7 +14,7 @@ def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
     """Return the installed versions by package; empty for a missing one.
 
     Args:
-        steps: cleaning steps, some of which use packages of their own.
+        steps: cleaning steps; some use optional packages.
     """
     return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
 

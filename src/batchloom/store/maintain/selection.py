@@ -38,7 +38,7 @@ class NamedDocuments:
     """Requested documents, by the way they are named.
 
     Attributes:
-        sources: indices of sources of which all documents are selected.
+        sources: indices of sources whose documents are all selected.
         numbers: for each subset, document numbers with their lines.
         hashes: (high, low) halves of hashes with their lines.
         records: (source name, record) pairs with their lines.

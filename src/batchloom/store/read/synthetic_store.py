@@ -191,7 +191,7 @@ class SyntheticReader:
 
 
 def make_synthetic_tokenizer(data: SyntheticDocuments) -> UnknownTokenizer:
-    """Build the tokenizer of synthetic ids, which stand for no text."""
+    """Build the tokenizer of synthetic ids, which represent no text."""
     return UnknownTokenizer(data.spec.vocab, data.end_id)
 
 
