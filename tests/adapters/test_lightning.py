@@ -184,7 +184,7 @@ def test_an_evaluation_set_that_makes_no_step_is_refused(stores):
             {"limit_train_batches": 6},
             "limit_train_batches is 6 .*, but a step has 4 micro-batches.*Give 8",
         ),
-        ({"fast_dev_run": True}, "is 1, and a step has 4 micro-batches.*give 4"),
+        ({"fast_dev_run": True}, "is 1 .*, but a step has 4 micro-batches.*Give 4"),
         ({"overfit_batches": 4}, r"overfit_batches=4.* repeats the same batches"),
     ],
 )

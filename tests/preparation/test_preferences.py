@@ -278,7 +278,7 @@ def test_preferences_stand_alone(tmp_path):
 
 
 def test_the_answer_is_trained_and_nothing_else_can_be_asked_for(tmp_path):
-    with pytest.raises(InputError, match="of which only the answer is trained.* leave --train-on last"):
+    with pytest.raises(InputError, match="only their answers are trained.* leave --train-on last"):
         prepare(tmp_path, ROWS, train_on="last")
     assert prepare(tmp_path, ROWS, train_on="completion").counts.documents == 400
     with pytest.raises(SettingsError, match="together"):

@@ -170,7 +170,7 @@ def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str
 
 
 def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:
-    """Return substrings, one of which the other rules require; few, for speed."""
+    """Return a few substrings; lines without any of them match none of these rules."""
     parts: tuple[str, ...] = ()
     if "policies" in kinds:
         parts += ("privacy policy", "cookie", "terms of use")
