@@ -361,7 +361,7 @@ def test_a_tokenizer_that_is_none_is_named_with_its_file(folder):
     path.unlink()
     (fault,) = verify_store(folder).faults
     assert fault.startswith(f"{path} cannot be read: ")
-    assert fault.endswith("; restore it from where the store was made.")
+    assert fault.endswith("; restore it from the original store.")
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", None])

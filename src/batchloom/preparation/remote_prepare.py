@@ -357,7 +357,7 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
     """Lock a work folder; delete it afterwards if it is empty.
 
     Raises:
-        StoreConflictError: another run uses it, or it holds something else.
+        StoreConflictError: another run uses it, or it holds other files.
         OutputError: it cannot be written.
     """
     existed_before = folder.exists()

@@ -82,7 +82,7 @@ def train(
 
     Raises:
         StateError: ``resume`` with other settings or data; names each field that differs.
-        TrainError: the folder holds something else, a loss is not finite, or memory runs out.
+        TrainError: the folder holds other files, a loss is not finite, or memory runs out.
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
