@@ -1,6 +1,6 @@
-"""An example as people write them, with the faults that people make; which one is said by the module's name.
+"""Example with common faults; the name of the module selects the fault.
 
-``broken_examples.py`` is copied to ``FAULT.py`` to have one of them.
+A test copies ``broken_examples.py`` to ``FAULT.py``, where ``FAULT`` is a key of ``FAULTS``.
 """
 
 import os
@@ -12,38 +12,38 @@ import torch.distributed as dist
 from batchloom import Loader, open_store
 from batchloom.examples.job import adamw
 
-# From this step on.
-FAULTY = 3
+FIRST_FAULTY_STEP = 3
 
 
-def shuffled(loader, batch):
-    """A DataLoader that shuffles: the rows of the next steps, drawn again."""
-    rows = [loader.batch(batch.step + ahead) for ahead in range(4)]
+def draw_shuffled_rows(loader, batch):
+    """Draw rows from the next steps, as a DataLoader that shuffles does."""
+    batches = [loader.batch(batch.step + ahead) for ahead in range(4)]
     size = len(batch["input_ids"])
-    order = torch.randperm(4 * size, generator=torch.Generator().manual_seed(batch.step))[:size]
-    return {name: torch.cat([one[name] for one in rows])[order] for name in ("input_ids", "labels", "position_ids")}
+    rows = torch.randperm(4 * size, generator=torch.Generator().manual_seed(batch.step))[:size]
+    names = ("input_ids", "labels", "position_ids")
+    return {name: torch.cat([planned[name] for planned in batches])[rows] for name in names}
 
 
-def leaky(loader, batch):
-    """Positions that run on through the row, as without position_ids."""
+def continue_positions(loader, batch):
+    """Continue positions through the row, as without position_ids."""
     positions = torch.arange(batch["position_ids"].shape[1]).expand_as(batch["position_ids"])
     return {**batch, "position_ids": positions}
 
 
-def reordered(loader, batch):
+def reverse_rows(loader, batch):
     return {name: value.flip(0) for name, value in batch.items()}
 
 
-def late(loader, batch):
-    """One batch behind, as after a state of what was fetched in place of what was trained."""
+def skip_batch(loader, batch):
+    """Return the next batch, as after resuming from the fetched step instead of the trained one."""
     return dict(loader.batch(batch.step + 1))
 
 
-def same(loader, batch):
-    """Every rank reads what rank 0 does."""
+def read_as_rank_0(loader, batch):
+    """Return the batch of rank 0 on every rank."""
     spec = loader.spec
     sizes = {"seq_len": loader.plan.spec.seq_len, "seed": loader.plan.spec.seed}
-    whole = Loader(
+    first_rank_loader = Loader(
         loader.store,
         **sizes,
         global_batch_size=loader.plan.spec.global_batch_size,
@@ -51,26 +51,36 @@ def same(loader, batch):
         world_size=spec.world_size,
         prefetch=0,
     )
-    return dict(whole.batch(batch.step))
+    return dict(first_rank_loader.batch(batch.step))
 
 
-def dropping(loader, batch):
+def drop_rows(loader, batch):
     return {name: value[:-2] for name, value in batch.items()}
 
 
-def repeating(loader, batch):
+def repeat_first_row(loader, batch):
     return {name: torch.cat([value[:-1], value[:1]]) for name, value in batch.items()}
 
 
-def cut(loader, batch):
+def cut_tokens(loader, batch):
     return {name: value[:, :-8] for name, value in batch.items()}
 
 
-def other(loader, batch):
+def change_tokens(loader, batch):
     return {**batch, "input_ids": batch["input_ids"] ^ 1}
 
 
-FAULTS = {one.__name__: one for one in (shuffled, leaky, reordered, late, same, dropping, repeating, cut, other)}
+FAULTS = {
+    "shuffled": draw_shuffled_rows,
+    "leaky": continue_positions,
+    "reordered": reverse_rows,
+    "late": skip_batch,
+    "same": read_as_rank_0,
+    "dropping": drop_rows,
+    "repeating": repeat_first_row,
+    "cut": cut_tokens,
+    "other": change_tokens,
+}
 
 
 def train(model, job, fault=None):
@@ -87,13 +97,13 @@ def train(model, job, fault=None):
         steps=job.steps,
     )
     for batch in loader:
-        given = dict(batch) if batch.step < FAULTY else fault(loader, batch)
+        arrays = dict(batch) if batch.step < FIRST_FAULTY_STEP else fault(loader, batch)
         count = max(1, loader.trained_tokens(batch.step))
-        parts = (given[name].split(job.batch_size) for name in given)
+        splits = (array.split(job.batch_size) for array in arrays.values())
         total = torch.zeros(())
-        for part in zip(*parts, strict=True):
-            named = dict(zip(given, part, strict=True))
-            loss = model(**named, use_cache=False, num_items_in_batch=count).loss
+        for values in zip(*splits, strict=True):
+            micro_batch = dict(zip(arrays, values, strict=True))
+            loss = model(**micro_batch, use_cache=False, num_items_in_batch=count).loss
             loss.backward()
             total += loss.detach()
         for parameter in model.parameters():
@@ -106,6 +116,7 @@ def train(model, job, fault=None):
         if loader.spec.rank == 0:
             job.tell(batch.step, total.item())
     if ranks > 1:
-        held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
-        held.wait()
+        # Keep a reference: gloo's thread would hang if the handle were freed.
+        barrier = dist.barrier(async_op=True)
+        barrier.wait()
         dist.destroy_process_group()

@@ -1,4 +1,7 @@
-"""One process of an example: ``example_process.py NAME RECORD JOB``, as ``batchloom.analysis.compare.example_process`` takes them."""
+"""One process of an example: ``example_process.py NAME RECORD JOB``.
+
+The arguments are those of ``batchloom.analysis.compare.example_process``.
+"""
 
 import runpy
 import sys

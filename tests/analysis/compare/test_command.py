@@ -1,4 +1,4 @@
-"""``batchloom compare``, as people type it, with the real library in processes of its own."""
+"""Command line of ``batchloom compare``: examples, finished runs, reports and plots."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from analysis.compare.warm import run_warm
+from analysis.compare.warm_examples import run_warm
 from batchloom.adapters.requirements import Requirement
 from batchloom.analysis.compare import (
-    compare_plots as pictures,
+    compare_plots,
     compare_runs,
     comparison,
     frameworks,
@@ -32,8 +32,8 @@ from batchloom.core.plots import save_figure
 from batchloom.testing import write_store
 from processes import start_processes
 
-HERE = Path(__file__).parent
-ABSENT = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),))
+FOLDER = Path(__file__).parent
+MISSING_FRAMEWORK = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),))
 SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
 
 
@@ -60,7 +60,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def files_of(out):
+def read_outputs(out):
     png = (out / "compare.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     page = Page((out / "compare.html").read_text("utf-8"))
@@ -71,44 +71,44 @@ def files_of(out):
 
 
 def make_examples(folder):
-    """Examples with faults: one gives other positions, one fails, and one leaves its process."""
+    """Write examples with faults: wrong positions, an error, and a process that exits."""
     leaky, dies, leaves = (folder / f"{name}.py" for name in ("leaky", "dies", "leaves"))
-    shutil.copy(HERE / "broken_examples.py", leaky)
+    shutil.copy(FOLDER / "broken_examples.py", leaky)
     dies.write_text("def train(model, job):\n    raise OSError('no such disk')\n")
     leaves.write_text("import os\n\n\ndef train(model, job):\n    os._exit(0)\n")
     return leaky, dies, leaves
 
 
-def check_leaky(said, told, page):
-    """Require that ``leaky.py`` is found out, and the plain loop is not."""
-    assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in said
-    assert "documents of a row see each other" in said
-    assert "losses differ from step" in said
-    assert (told["format"], told["version"], told["kind"]) == (
+def check_leaky_result(output, report, page):
+    """Check that the report blames ``leaky.py`` and not the plain loop."""
+    assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in output
+    assert "documents of a row see each other" in output
+    assert "losses differ from step" in output
+    assert (report["format"], report["version"], report["kind"]) == (
         "batchloom-compare",
         1,
         "frameworks",
     )
-    assert (told["source"], told["agree"], told["reference"]) == ("real", False, "pytorch")
-    sound, broken = told["outcomes"][:2]
-    assert sound["digest"] == told["digest"] != broken["digest"]
-    assert [len(one) for one in sound["hashes"]] == [6, 6]
-    # The same rows before the fault, and other positions from it on.
-    assert [one[:3] for one in broken["hashes"]] == [one[:3] for one in sound["hashes"]]
+    assert (report["source"], report["agree"], report["reference"]) == ("real", False, "pytorch")
+    sound, broken = report["outcomes"][:2]
+    assert sound["digest"] == report["digest"] != broken["digest"]
+    assert [len(hashes) for hashes in sound["hashes"]] == [6, 6]
+    # Rows are the same; positions differ from the fault on.
+    assert [hashes[:3] for hashes in broken["hashes"]] == [hashes[:3] for hashes in sound["hashes"]]
     assert broken["losses"][:3] == pytest.approx(sound["losses"][:3], rel=1e-4)
     assert 3 <= broken["loss_difference"]["step"] < 6
     assert broken["speed"] is None
     assert broken["difference"]["planned"][0]["spans"][0]["origin"]["source"] == "given"
-    # What the steps behind the first held, over the time they took; and a process with torch is not small.
+    # The speed leaves out the first step. A process with torch takes over 100 MB.
     assert sound["speed"]["warm_up"] == 1
     assert 0 < sound["speed"]["data_wait"] < 1
     assert sound["speed"]["tokens_per_s"] > 0
     assert 100e6 < sound["memory"]["resident"] < 4e9
     assert page.roles == []
-    assert "SYNTHETIC" not in "".join([*page.words, said])
+    assert "SYNTHETIC" not in "".join([*page.words, output])
 
 
-def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsys, monkeypatch):
+def test_a_broken_example_is_detected_next_to_a_sound_one(store, tmp_path, capsys, monkeypatch):
     def run_without_launcher(name, job, record, *, processes, seconds):
         return run_warm(name, job, record, processes)
 
@@ -117,13 +117,13 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     out = tmp_path / "out"
     words = ["--frameworks", f"pytorch,{leaky}", "--processes", "2", "--out", str(out)]
     assert run_command_line(["compare", store, *SIZES, *words]) == 1
-    said = capsys.readouterr().out
-    assert "1 of 2 frameworks not equal to the plan and the others" in said
-    check_leaky(said, *files_of(out))
+    output = capsys.readouterr().out
+    assert "1 of 2 frameworks not equal to the plan and the others" in output
+    check_leaky_result(output, *read_outputs(out))
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("dies", "ended with 1. Rank 0: OSError: no such disk"),
         pytest.param(
@@ -133,51 +133,51 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
         ),
     ],
 )
-def test_an_example_that_ends_before_its_time_is_said(store, tmp_path, name, said):
+def test_an_example_that_ends_early_is_reported(store, tmp_path, name, message):
     example = {file.stem: file for file in make_examples(tmp_path)}[name]
     job = {"data": store, "out": str(tmp_path / "out"), "steps": 6}
-    with pytest.raises(TrainError, match=f"{name}.py {said}"):
+    with pytest.raises(TrainError, match=f"{name}.py {message}"):
         run_example(str(example), job, tmp_path / "record")
 
 
 @pytest.mark.slow
-def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys):
+def test_broken_examples_are_detected_under_a_launcher(store, tmp_path, capsys):
     leaky, dies, leaves = make_examples(tmp_path)
     out = tmp_path / "out"
     words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
     words += ["--out", str(out)]
     assert run_command_line(["compare", store, *SIZES, *words]) == 1
-    said = capsys.readouterr().out
-    assert "dies.py FAILED" in said
-    assert "OSError: no such disk" in said
-    assert "leaves.py FAILED" in said
-    assert "ended without a record of what was trained on rank 0, 1" in " ".join(said.split())
-    assert "3 of 4 frameworks not equal to the plan and the others" in said
-    told, page = files_of(out)
-    dead, gone = told["outcomes"][2:]
-    assert (dead["state"], gone["state"]) == ("failed", "failed")
-    check_leaky(said, told, page)
+    output = capsys.readouterr().out
+    assert "dies.py FAILED" in output
+    assert "OSError: no such disk" in output
+    assert "leaves.py FAILED" in output
+    assert "ended without a record of what was trained on rank 0, 1" in " ".join(output.split())
+    assert "3 of 4 frameworks not equal to the plan and the others" in output
+    report, page = read_outputs(out)
+    raised, exited = report["outcomes"][2:]
+    assert (raised["state"], exited["state"]) == ("failed", "failed")
+    check_leaky_result(output, report, page)
 
 
 @pytest.mark.slow
-def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeypatch):
+def test_a_throughput_run_is_labelled_in_every_output(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.find_framework("pytorch"), ABSENT))
+    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.find_framework("pytorch"), MISSING_FRAMEWORK))
     assert run_command_line(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    # Of all that are known, those that are missing are named with their remedy.
-    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
-    assert said.startswith("SYNTHETIC DATA: a throughput run")
-    assert said.count("SYNTHETIC DATA") == 2
-    assert "source=synthetic" in said
-    told, page = files_of(out)
-    assert (told["source"], told["synthetic"]) == ("synthetic", True)
+    output = capsys.readouterr().out
+    # Missing frameworks are listed with their remedy.
+    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in output
+    assert output.startswith("SYNTHETIC DATA: a throughput run")
+    assert output.count("SYNTHETIC DATA") == 2
+    assert "source=synthetic" in output
+    report, page = read_outputs(out)
+    assert (report["source"], report["synthetic"]) == ("synthetic", True)
     assert "alert" in page.roles
     assert "SYNTHETIC DATA" in "".join(page.words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "store: missing; give a store, or --synthetic"),
         (["distributed_dummy"], "is synthetic data, which says nothing about training; give real"),
@@ -204,11 +204,11 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
         (["--runs", "a", "--steps", "5"], "steps: is of frameworks that are run"),
     ],
 )
-def test_misuse_is_refused_before_anything_runs(store, words, said, tmp_path, capsys):
+def test_misuse_is_refused_before_anything_runs(store, words, message, tmp_path, capsys):
     out = tmp_path / "out"
     words = [store if word == "STORE" else word for word in words]
     assert run_command_line(["compare", *words, "--out", str(out)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -226,28 +226,28 @@ def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
 
 
 def test_a_framework_that_is_asked_for_and_missing_is_refused(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, ABSENT))
+    monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, MISSING_FRAMEWORK))
     out = str(tmp_path / "out")
     assert run_command_line(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
     assert "pip install 'batchloom[trainer]'" in capsys.readouterr().err
 
 
 def test_finished_runs(tmp_path, capsys):
-    curves = json.loads((HERE / "curves.json").read_text())
+    curves = json.loads((FOLDER / "curves.json").read_text())
     for name in ("text", "random"):
         rows = [{"step": n + 1, "loss": loss} for n, loss in enumerate(curves[name])]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     logs, out = [str(tmp_path / name) for name in ("text", "random")], tmp_path / "out"
     assert run_command_line(["compare", "--runs", *logs, "--out", str(out)]) == 0
     assert "1 converging, 1 flat" in capsys.readouterr().out
-    told, _ = files_of(out)
-    assert (told["kind"], told["source"]) == ("runs", "unknown")
-    assert [one["verdict"]["kind"] for one in told["runs"]] == ["converging", "flat"]
-    # Only where a tolerance is given are losses of two runs expected to be the same.
+    report, _ = read_outputs(out)
+    assert (report["kind"], report["source"]) == ("runs", "unknown")
+    assert [run["verdict"]["kind"] for run in report["runs"]] == ["converging", "flat"]
+    # Losses of two runs need to agree only if a tolerance is given.
     words = ["--tolerance", "0.001", "--json", "--out", str(out)]
     assert run_command_line(["compare", "--runs", *logs, *words]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [one["first_apart"] for one in told["runs"]] == [None, 2]
+    report = json.loads(capsys.readouterr().out)
+    assert [run["first_apart"] for run in report["runs"]] == [None, 2]
 
 
 WAITING = """\
@@ -266,8 +266,8 @@ def train(model, job):
 """
 
 
-def run_counting(monkeypatch, stopped_at=None):
-    """Run examples in warm processes; returns the list of those that were run."""
+def record_example_runs(monkeypatch, stopped_at=None):
+    """Run examples in warm processes; return a list that collects their names."""
     names = []
 
     def run_without_launcher(name, job, record, *, processes, seconds):
@@ -280,79 +280,79 @@ def run_counting(monkeypatch, stopped_at=None):
     return names
 
 
-def without_times(out):
-    """What ``compare.json`` says besides times and memory, which differ from run to run."""
-    told = json.loads((out / "compare.json").read_text("utf-8"))
-    for outcome in told["outcomes"]:
+def read_report_without_times(out):
+    """Return ``compare.json`` without times and memory, which differ between runs."""
+    report = json.loads((out / "compare.json").read_text("utf-8"))
+    for outcome in report["outcomes"]:
         assert outcome.pop("speed")["tokens_per_s"] > 0
         assert outcome.pop("memory")["resident"] > 0
-    return told
+    return report
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
+def test_the_same_command_resumes_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
     example, wait, out = tmp_path / "waiting.py", tmp_path / "wait", tmp_path / "out"
     example.write_text(WAITING)
     wait.touch()
     words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
     with start_processes("-m", "batchloom", *words, str(out)) as (command,):
-        until = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while "waiting.py: running" not in command.err.read_text():
-            assert time.monotonic() < until, command.err.read_text()
+            assert time.monotonic() < deadline, command.err.read_text()
             time.sleep(0.05)
         command.send_signal(number)
         stopped = command.wait()
-    # What a killed command leaves running ends by itself.
+    # The example of a killed command ends by itself.
     wait.unlink()
     assert stopped.returncode == (130 if number == signal.SIGINT else -number)
     lines = stopped.stderr.splitlines()
     assert lines[0] == "[1/2] pytorch: running 6 steps in 1 process"
     assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
     assert lines[2] == f"[2/2] {example}: running 6 steps in 1 process"
-    names = run_counting(monkeypatch)
+    names = record_example_runs(monkeypatch)
     assert run_command_line([*words, str(out)]) == 0
     assert names == ["waiting.py"]
     assert f"{lines[1]}, before it was stopped\n{lines[2]}\n" in capsys.readouterr().err
     assert sorted(file.name for file in out.iterdir()) == [f"compare.{ending}" for ending in ("html", "json", "png")]
-    # Nothing is left to go on from: the same command begins anew.
+    # A finished comparison leaves nothing to resume: the same command starts again.
     undisturbed = tmp_path / "undisturbed"
     assert run_command_line([*words, str(undisturbed)]) == 0
     assert names == ["waiting.py", "pytorch", "waiting.py"]
-    assert without_times(out) == without_times(undisturbed)
+    assert read_report_without_times(out) == read_report_without_times(undisturbed)
 
 
-def test_another_command_or_example_starts_over_and_says_so(store, tmp_path, capsys, monkeypatch):
+def test_another_command_or_example_starts_over_and_reports_it(store, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     example = tmp_path / "own.py"
     example.write_text(WAITING)
 
-    def compare(*more, stopped_at=None):
-        names = run_counting(monkeypatch, stopped_at)
+    def compare(*options, stopped_at=None):
+        names = record_example_runs(monkeypatch, stopped_at)
         words = ["--frameworks", "pytorch,own.py", "--out", "out"]
-        code = run_command_line(["compare", store, *SIZES, *words, *more])
+        code = run_command_line(["compare", store, *SIZES, *words, *options])
         return code, names, capsys.readouterr().err
 
     assert compare(stopped_at="own.py")[:2] == (130, ["pytorch", "own.py"])
-    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    code, names, progress = compare("--seed", "7", stopped_at="own.py")
     assert (code, names) == (130, ["pytorch", "own.py"])
-    assert said.startswith("Starting over: seed was 0 and is 7, plan was ")
+    assert progress.startswith("Starting over: seed was 0 and is 7, plan was ")
     example.write_text(WAITING + "\n")
-    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    code, names, progress = compare("--seed", "7", stopped_at="own.py")
     assert (code, names) == (130, ["pytorch", "own.py"])
-    assert said.startswith("Starting over: the example own.py was ")
-    code, names, said = compare("--seed", "7")
+    assert progress.startswith("Starting over: the example own.py was ")
+    code, names, progress = compare("--seed", "7")
     assert (code, names) == (0, ["own.py"])
-    assert "Starting over" not in said
+    assert "Starting over" not in progress
 
 
-def test_names_on_the_page_are_no_markup():
+def test_names_on_the_page_are_escaped():
     curve = LossCurve("<script>alert(1)</script>\x1b", "csv", (1, 2), (2.0, 1.0), None)
     text = render_comparison_page(compare_runs([curve]), b"png")
     assert "script" not in Page(text).tags
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b" in text
 
 
-def test_numbers_stand_on_the_right(tmp_path):
+def test_numbers_are_right_aligned(tmp_path):
     text = render_comparison_page(compare_runs([LossCurve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png")
     assert '<th scope="col" class="number">points</th>' in text
     assert '<td class="number">1.5000</td>' in text
@@ -360,64 +360,64 @@ def test_numbers_stand_on_the_right(tmp_path):
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """Draws what was found, and gives the figure's axes as they landed in the file."""
+def draw_axes(monkeypatch, tmp_path):
+    """Return a function that draws a comparison and returns the axes of the saved figure."""
 
-    def draw(found):
-        kept = []
-        monkeypatch.setattr(pictures, "save_figure", lambda *saved: kept.append(saved))
-        pictures.draw_comparison(found, tmp_path / "a.png")
-        figure, png = kept[0]
+    def draw(result):
+        saved_figures = []
+        monkeypatch.setattr(compare_plots, "save_figure", lambda *saved: saved_figures.append(saved))
+        compare_plots.draw_comparison(result, tmp_path / "a.png")
+        figure, png = saved_figures[0]
         save_figure(figure, png)
         return figure.axes
 
     return draw
 
 
-def is_whole(axes):
+def has_whole_ticks(axes):
     return all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
-def test_curves_of_runs_are_solid_and_steps_whole(drawn):
+def test_curves_of_runs_are_solid_and_steps_whole(draw_axes):
     steps = tuple(range(1, 9))
     curves = [LossCurve(f"{n}", "csv", steps, (2.0 + n,) * 8, None) for n in range(12)]
-    (axes,) = drawn(compare_runs(curves))
+    (axes,) = draw_axes(compare_runs(curves))
     lines = axes.get_lines()
-    assert is_whole(axes)
+    assert has_whole_ticks(axes)
     assert {line.get_linestyle() for line in lines[:10]} == {"-"}
-    looks = {(line.get_color(), line.get_linestyle()) for line in lines}
-    assert len(looks) == len(curves)
+    styles = {(line.get_color(), line.get_linestyle()) for line in lines}
+    assert len(styles) == len(curves)
 
 
-def test_losses_and_batches_of_frameworks_stand_under_each_other(drawn):
+def test_losses_and_batches_of_frameworks_are_aligned(draw_axes):
     names = [f"framework {n}" for n in range(10)]
     outcomes = tuple(comparison.FrameworkResult(name, "ran", losses=(3.0, 2.0) * 4) for name in names)
     spec = comparison.CompareSpec(store="s", steps=8)
-    found = comparison.FrameworkComparison(spec, "source=real s", False, "f", "d", names[0], outcomes)
-    losses, batches = drawn(found)[:2]
+    result = comparison.FrameworkComparison(spec, "source=real s", False, "f", "d", names[0], outcomes)
+    losses, batches = draw_axes(result)[:2]
     assert losses.get_xlim() == batches.get_xlim() == (-0.5, 7.5)
-    assert is_whole(losses)
-    # Each dash is as long as what is left open behind it, or they look like dots.
+    assert has_whole_ticks(losses)
+    # A dash is at least as long as its gap; shorter ones would look like dots.
     for line in losses.get_lines()[1:]:
         _, (dash, gap) = line._unscaled_dash_pattern
         assert gap <= dash
 
 
 def test_a_run_that_hangs_leaves_no_process(tmp_path):
-    child = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     code = (
         "import subprocess, sys, pathlib, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\n"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(child.pid))\n"
         "print('waiting for ever', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
     with pytest.raises(TrainError, match="did not end within 3 s; its last output: waiting for ever"):
         _run_to_end([sys.executable, "-S", "-c", code], "hanging", 3)
-    # Killed; who inherits it may not have noticed yet.
+    # The child is killed, but its new parent may not have waited for it yet.
     with contextlib.suppress(psutil.NoSuchProcess):
-        orphan = psutil.Process(int(child.read_text()))
-        until = time.monotonic() + 60
-        while orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        orphan = psutil.Process(int(pid_file.read_text()))
+        deadline = time.monotonic() + 60
+        while orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
             time.sleep(0.05)
         assert orphan.status() == psutil.STATUS_ZOMBIE

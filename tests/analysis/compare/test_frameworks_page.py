@@ -1,4 +1,4 @@
-"""docs/frameworks.md says of every framework which versions work, which were tried, and what was run where."""
+"""Check versions, tested versions and test runs in docs/frameworks.md."""
 
 import re
 from pathlib import Path
@@ -12,20 +12,22 @@ PAGE = (ROOT / "docs" / "frameworks.md").read_text()
 BEGIN, END = "<!-- versions: begin -->\n", "<!-- versions: end -->"
 
 
-def pins():
+def read_pins():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [line.partition("==")[::2] for line in lines if "==" in line]
-    return {name.lower(): version for name, version in found}
+    pairs = [line.partition("==")[::2] for line in lines if "==" in line]
+    return {name.lower(): version for name, version in pairs}
 
 
-def versions_table():
-    """What the page has to have between its marks."""
-    known = [one for one in vars(requirements).values() if isinstance(one, Requirement)]
-    tried = pins()
+def make_version_table():
+    """Return the table that belongs between the marks of the page."""
+    all_requirements = [
+        requirement for requirement in vars(requirements).values() if isinstance(requirement, Requirement)
+    ]
+    tested_versions = read_pins()
     rows = [
-        f"| {one.package} | >= {one.least}{f', < {one.below}' if one.below else ''} | "
-        f"{tried.get(one.package, 'not installed')} | `batchloom[{one.extra}]` |"
-        for one in known
+        f"| {requirement.package} | >= {requirement.least}{f', < {requirement.below}' if requirement.below else ''} | "
+        f"{tested_versions.get(requirement.package, 'not installed')} | `batchloom[{requirement.extra}]` |"
+        for requirement in all_requirements
     ]
     return "\n".join(
         [
@@ -37,25 +39,25 @@ def versions_table():
     )
 
 
-def test_the_table_of_versions_is_what_the_code_and_the_constraints_say():
-    shown = PAGE.partition(BEGIN)[2].partition(END)[0]
-    assert shown == versions_table(), f"Put this between the marks:\n{versions_table()}"
+def test_the_version_table_matches_the_code_and_the_constraints():
+    table = PAGE.partition(BEGIN)[2].partition(END)[0]
+    assert table == make_version_table(), f"Put this between the marks:\n{make_version_table()}"
 
 
-def test_every_framework_says_what_was_run_where():
+def test_every_framework_has_a_row_of_test_runs():
     rows = re.findall(r"^\| `([\w-]+)` \|(.*)\|$", PAGE, re.M)
-    assert sorted(name for name, _ in rows) == sorted(one.name for one in FRAMEWORKS)
-    for one in FRAMEWORKS:
-        cells = dict(rows)[one.name]
-        assert f"(../examples/{one.module}.py)" in cells
+    assert sorted(name for name, _ in rows) == sorted(framework.name for framework in FRAMEWORKS)
+    for framework in FRAMEWORKS:
+        cells = dict(rows)[framework.name]
+        assert f"(../examples/{framework.module}.py)" in cells
         assert len(cells.split("|")) == 5
 
 
-def test_examples_are_as_short_as_they_are_said_to_be():
+def test_examples_are_short():
     shared = {"__init__.py", "job.py"}
-    long = {
-        path.name: lines
+    long_examples = {
+        path.name: count
         for path in (ROOT / "examples").glob("*.py")
-        if path.name not in shared and (lines := path.read_text().count("\n")) > 60
+        if path.name not in shared and (count := path.read_text().count("\n")) > 60
     }
-    assert not long
+    assert not long_examples

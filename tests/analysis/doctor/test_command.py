@@ -1,4 +1,4 @@
-"""The command line of ``doctor``: exit codes, JSON, and a preview that nothing in a document can forge."""
+"""Command line of ``doctor``: exit codes, JSON, and previews of hostile documents."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from batchloom.core.wording import escape_unprintable
 from batchloom.testing import write_store
 from preparation.stores import jsonl
 
-EVIL = "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
-CHAT = [{"question": EVIL, "answer": f"A\n{EVIL}"}]
+HOSTILE_TEXT = "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
+CHAT = [{"question": HOSTILE_TEXT, "answer": f"A\n{HOSTILE_TEXT}"}]
 
 
 @pytest.fixture
@@ -49,18 +49,18 @@ def test_exit_codes(chat, tmp_path, capsys):
         (["http://me:pass@127.0.0.1:9/a.jsonl?key=word"], "http://127.0.0.1:9/a.jsonl"),
     ],
 )
-def test_json_is_one_object_where_nothing_can_be_read_too(words, fault, chat, tmp_path, monkeypatch, capsys):
+def test_json_is_one_object_even_without_readable_inputs(words, fault, chat, tmp_path, monkeypatch, capsys):
     assert chat == str(tmp_path / "in.jsonl")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "gone.zip").write_bytes(b"PK\3\4")
     assert run_command_line(["doctor", *words, "--json"]) == 1
-    told = capsys.readouterr()
-    plain = json.loads(told.out)
-    assert fault in plain["faults"][0]
-    assert (plain["sound"], plain["sources"], told.err) == (False, [], "")
-    assert "pass" not in told.out
-    assert "word" not in told.out
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert fault in report["faults"][0]
+    assert (report["sound"], report["sources"], output.err) == (False, [], "")
+    assert "pass" not in output.out
+    assert "word" not in output.out
 
 
 def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
@@ -75,45 +75,45 @@ def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
         "1",
     ]
     assert run_command_line(["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["packing"]["seq_len"] == 32
-    assert plain["packing"]["steps"] == -(-plain["packing"]["sequences"] // 2)
-    (source,) = plain["sources"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["packing"]["seq_len"] == 32
+    assert report["packing"]["steps"] == -(-report["packing"]["sequences"] // 2)
+    (source,) = report["sources"]
     assert source["mapping"] == {"prompt": ["answer"], "response": ["question"]}
-    (shown,) = source["preview"]
-    assert {piece["trained"] for piece in shown["pieces"]} == {True, False}
+    (document,) = source["preview"]
+    assert {segment["trained"] for segment in document["pieces"]} == {True, False}
 
 
 @pytest.mark.parametrize("colour", [False, True])
 def test_nothing_in_a_document_reaches_the_terminal_as_a_command(chat, colour):
     environment = {**os.environ, "FORCE_COLOR": "1"} if colour else {**os.environ, "NO_COLOR": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "batchloom", "doctor", chat, "--tokenizer", "bytes"],
         capture_output=True,
         env=environment,
         check=True,
     )
-    out = done.stdout.decode()
+    out = process.stdout.decode()
     assert "[bold red]x[/bold red] :smile: \\x1b[31mred\\x1b[0m \\u202egnp\\u202c \\x07" in out
     for forbidden in ("\x1b[31m", "\u202e", "\x07", "\x9b", "\x85"):
         assert forbidden not in out
     assert ("\x1b[32m" in out) == colour
     trained = [line for line in out.splitlines() if "T| A" in line]
     assert len(trained) == 2
-    # The document's own line that looks like a mark has one before it.
+    # A line of the document that looks like a mark has a mark in front of it.
     assert " | |> T| no" in out
     assert "T| |> T| no" in out
 
 
-def test_lines_of_a_preview_tell_where_lines_begin():
-    pieces = (
+def test_preview_lines_mark_where_lines_begin():
+    segments = (
         PreviewSegment("a\nb", False, 1),
         PreviewSegment("c\n\nd\n", True, 1),
         PreviewSegment("", None, 7),
         PreviewSegment("e\n", False, 1),
         PreviewSegment("f", True, 1),
     )
-    lines = [(mark, text) for mark, text, _ in make_preview_lines(DocumentPreview("x", 1, None, 5, 2, pieces))]
+    lines = [(mark, text) for mark, text, _ in make_preview_lines(DocumentPreview("x", 1, None, 5, 2, segments))]
     assert lines == [
         (" |", "a"),
         (" |", "b"),
@@ -126,22 +126,22 @@ def test_lines_of_a_preview_tell_where_lines_begin():
     ]
 
 
-def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
+def test_commands_of_odd_names_and_markers_can_be_run(tmp_path, capsys):
     name = "it's a \x1b[31m $HOME\n name.txt"
     (tmp_path / name).write_text("one--two--three\t--four")
     words = ["--tokenizer", "bytes", "--split-on", "\t--", "--no-normalize", "--max-bad", "3"]
     assert run_command_line(["doctor", str(tmp_path / name), *words, "--json"]) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["documents"] == 2
-    (command,) = plain["commands"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["documents"] == 2
+    (command,) = report["commands"]
     assert command.isprintable()
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", command.replace("batchloom", f"{sys.executable} -m batchloom", 1)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     manifest = json.loads((tmp_path / "store/dataset_metadata.json").read_text())
     assert manifest["recipe"]["reading"]["split_on"] == "\t--"
     assert manifest["recipe"]["reading"]["normalize"] is False
@@ -150,7 +150,7 @@ def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("word", ["plain", "a b", "it's", "\x1b[1m", "ä\n'\\", "\udcff\n", ""])
-def test_quoted_words_come_back(word):
+def test_quoted_words_survive_the_shell(word):
     echo = ["bash", "-c", f"printf %s {quote_for_shell(word)}"]
     assert subprocess.run(echo, capture_output=True).stdout == os.fsencode(word)
     assert quote_for_shell(word).isprintable()
@@ -158,21 +158,21 @@ def test_quoted_words_come_back(word):
         assert shlex.split(quote_for_shell(word)) == [word]
 
 
-def test_visible_shows_every_character():
+def test_unprintable_characters_are_escaped():
     assert escape_unprintable("a\x1b\u202e\ud800\xa0ä😀") == "a\\x1b\\u202e\\ud800\\xa0ä😀"
 
 
-def test_standard_input_is_looked_at_too(tmp_path):
-    done = subprocess.run(
+def test_standard_input_is_examined(tmp_path):
+    process = subprocess.run(
         [sys.executable, "-m", "batchloom", "doctor", "-", "--tokenizer", "bytes", "--json"],
         input="".join(json.dumps(row) + "\n" for row in CHAT * 4),
         capture_output=True,
         text=True,
         check=True,
     )
-    plain = json.loads(done.stdout)
-    assert (plain["inputs"], plain["documents"]) == (["-"], 4)
-    assert plain["commands"] == ["batchloom prepare - --out store --tokenizer bytes"]
+    report = json.loads(process.stdout)
+    assert (report["inputs"], report["documents"]) == (["-"], 4)
+    assert report["commands"] == ["batchloom prepare - --out store --tokenizer bytes"]
 
 
 OTHER_FORMATS = {
@@ -187,14 +187,14 @@ OTHER_FORMATS = {
 
 @pytest.mark.parametrize("start", OTHER_FORMATS)
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "json", "csv"])
-def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsys):
+def test_a_file_of_another_format_is_named(tmp_path, start, ending, capsys):
     path = tmp_path / f"a.{ending}"
     path.write_bytes(start * 9)
     assert run_command_line(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
-    told = capsys.readouterr().err
-    assert OTHER_FORMATS[start] in told
-    # Later lines of JSONL have faults of their own.
-    assert ending == "jsonl" or "iconv" not in told
+    message = capsys.readouterr().err
+    assert OTHER_FORMATS[start] in message
+    # Later lines of JSONL have other faults.
+    assert ending == "jsonl" or "iconv" not in message
 
 
 @pytest.mark.parametrize(
@@ -209,20 +209,20 @@ def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsy
         ),
     ],
 )
-def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, capsys):
+def test_a_compression_suffix_on_other_content_is_reported(tmp_path, ending, data, remedy, capsys):
     path = tmp_path / f"a.jsonl.{ending}"
     path.write_bytes(data)
     assert run_command_line(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
-    told = capsys.readouterr().err
-    assert "a.jsonl." + ending + " does not begin like " in told
-    assert "rename it to a.jsonl if it" in told
-    assert remedy in told
+    message = capsys.readouterr().err
+    assert "a.jsonl." + ending + " does not begin like " in message
+    assert "rename it to a.jsonl if it" in message
+    assert remedy in message
 
 
-def test_a_store_that_was_not_compared_with_its_checksums_is_not_just_sound(tmp_path, capsys):
+def test_a_store_without_checksum_comparison_is_reported(tmp_path, capsys):
     path = str(write_store(tmp_path / "s", [[1, 2, 256]] * 20).path)
-    told = f"Bytes of {path} were not compared with their checksums; batchloom check"
+    note = f"Bytes of {path} were not compared with their checksums; batchloom check"
     assert run_command_line(["doctor", path]) == 0
-    assert told in capsys.readouterr().out
+    assert note in capsys.readouterr().out
     assert run_command_line(["doctor", path, "--full"]) == 0
     assert "not compared" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Logs of finished runs, recognised from what they hold."""
+"""Loss curves of finished runs: recognized log formats, and comparisons of runs."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from batchloom.core.errors import InputMissingError
 from batchloom.testing import write_store
 
 
-def jsonl(path, rows):
+def write_jsonl(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -32,10 +32,10 @@ def test_a_run_of_batchloom_train(tmp_path):
     words = ["--seq-len", "32", "--global-batch-size", "4", "--batch-size", "4", "--max-iters", "2"]
     for data, name in ((str(store.path), "a"), ("distributed_dummy:vocab=300", "b")):
         assert run_command_line(["train", "--data", data, "--out", str(tmp_path / name), *words]) == 0
-    one, other = (read_loss_curve(str(tmp_path / name)) for name in "ab")
-    assert (one.kind, one.steps, one.synthetic) == ("batchloom", (1, 2), False)
-    assert one.tokens[1] > one.tokens[0] > 0
-    assert other.synthetic is True
+    real_curve, synthetic_curve = (read_loss_curve(str(tmp_path / name)) for name in "ab")
+    assert (real_curve.kind, real_curve.steps, real_curve.synthetic) == ("batchloom", (1, 2), False)
+    assert real_curve.tokens[1] > real_curve.tokens[0] > 0
+    assert synthetic_curve.synthetic is True
 
 
 @pytest.mark.parametrize("size", range(20))
@@ -45,74 +45,74 @@ def test_a_last_line_may_be_unfinished_anywhere(tmp_path, size):
     assert read_loss_curve(str(file)).steps == (1,)
 
 
-def test_json_lines_of_anybody(tmp_path):
+def test_json_lines_of_other_programs(tmp_path):
     rows = [{"step": 10, "loss": 3.5}, {"step": 20, "eval_loss": 3.0}, {"step": 20, "loss": 3.25}]
-    # What went on from step 15 once more, and a line that was never finished.
-    again = [{"step": 30, "loss": 3.0}, {"step": 20, "loss": 3.125, "text": "\u2028a\u0085"}]
-    file = jsonl(tmp_path / "x.log", rows)
-    with open(file, "a", encoding="utf-8") as more:
-        more.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in again))
-        more.write('{"step": 30, "lo')
+    # Rows of a run that resumed from step 15, then an unfinished line.
+    resumed_rows = [{"step": 30, "loss": 3.0}, {"step": 20, "loss": 3.125, "text": "\u2028a\u0085"}]
+    file = write_jsonl(tmp_path / "x.log", rows)
+    with open(file, "a", encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in resumed_rows))
+        stream.write('{"step": 30, "lo')
     curve = read_loss_curve(file)
     assert (curve.kind, curve.steps, curve.losses) == ("jsonl", (10, 20, 30), (3.5, 3.125, 3.0))
     assert (curve.tokens, curve.synthetic) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["split", "mode", "phase", "kind"])
-@pytest.mark.parametrize("said", ["eval", "Evaluation", "val", "valid", "validation", "test"])
-def test_losses_of_an_evaluation_are_none_of_the_training(tmp_path, name, said):
+@pytest.mark.parametrize("phase", ["eval", "Evaluation", "val", "valid", "validation", "test"])
+def test_evaluation_losses_are_ignored(tmp_path, name, phase):
     trained = [{"step": n, "train_loss": 5.0 - n, name: "train"} for n in (1, 2)]
-    other = [{"step": n, "loss": 9.0, name: said} for n in (1, 2, 3)]
-    curve = read_loss_curve(jsonl(tmp_path / "x", [*trained, *other]))
+    evaluated = [{"step": n, "loss": 9.0, name: phase} for n in (1, 2, 3)]
+    curve = read_loss_curve(write_jsonl(tmp_path / "x", [*trained, *evaluated]))
     assert (curve.steps, curve.losses) == ((1, 2), (4.0, 3.0))
 
 
-def test_the_name_that_most_rows_have_is_the_loss_and_null_is_no_number(tmp_path):
+def test_the_most_frequent_loss_name_is_read_and_null_is_nan(tmp_path):
     rows = [{"step": n, "train_loss": 4.0, "other": n} for n in (1, 2)]
-    curve = read_loss_curve(jsonl(tmp_path / "x", [{"step": 2, "loss": 8.0}, *rows]))
+    curve = read_loss_curve(write_jsonl(tmp_path / "x", [{"step": 2, "loss": 8.0}, *rows]))
     assert curve.losses == (4.0, 4.0)
     rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
     dense = {"step": 1, "loss": None, "val_loss": 2.0}
-    curve = read_loss_curve(jsonl(tmp_path / "x", [*rows, dense]))
+    curve = read_loss_curve(write_jsonl(tmp_path / "x", [*rows, dense]))
     assert curve.losses == (2.0, pytest.approx(math.nan, nan_ok=True), 1.0)
     assert compare_runs([curve]).runs[0].verdict.kind == "diverging"
 
 
-def tensorboard(folder, told, **options):
+def write_events(folder, scalars, **options):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder), **options) as writer:
-        for tag, step, value in told:
+        for tag, step, value in scalars:
             writer.add_scalar(tag, value, step)
 
 
-@pytest.mark.parametrize(("figure", "made_up"), [(1.0, True), (0.0, False), (None, None)])
-def test_a_run_says_by_the_meters_figure_that_its_data_was_made_up(tmp_path, figure, made_up):
+@pytest.mark.parametrize(("value", "synthetic"), [(1.0, True), (0.0, False), (None, None)])
+def test_the_synthetic_metric_marks_synthetic_data(tmp_path, value, synthetic):
     pytest.importorskip("tensorboard")
-    told = {} if figure is None else {"data/synthetic": figure}
-    jsonl(tmp_path / "a.jsonl", [{"step": n, "loss": 2.0, **told} for n in range(3)])
-    names, cells = ",".join(told), ",".join(map(str, told.values()))
+    metrics = {} if value is None else {"data/synthetic": value}
+    write_jsonl(tmp_path / "a.jsonl", [{"step": n, "loss": 2.0, **metrics} for n in range(3)])
+    names, cells = ",".join(metrics), ",".join(map(str, metrics.values()))
     (tmp_path / "a.csv").write_text(f"step,loss,{names}\n1,2.0,{cells}\n")
-    tensorboard(tmp_path / "tb", [("loss", 1, 2.0), *((tag, 1, told[tag]) for tag in told)])
+    write_events(tmp_path / "tb", [("loss", 1, 2.0), *((tag, 1, metrics[tag]) for tag in metrics)])
     curves = [read_loss_curve(str(tmp_path / name)) for name in ("a.jsonl", "a.csv", "tb")]
-    assert [one.synthetic for one in curves] == [made_up] * 3
+    assert [curve.synthetic for curve in curves] == [synthetic] * 3
 
 
-def test_runs_are_of_real_data_where_all_say_so(tmp_path):
-    real, made_up, silent = (
-        read_loss_curve(jsonl(tmp_path / name, [{"step": 1, "loss": 2.0, **told}]))
-        for name, told in (
+def test_the_data_is_real_if_every_run_says_so(tmp_path):
+    real, synthetic, unknown = (
+        read_loss_curve(write_jsonl(tmp_path / name, [{"step": 1, "loss": 2.0, **metrics}]))
+        for name, metrics in (
             ("real", {"data/synthetic": 0.0}),
             ("made_up", {"data/synthetic": 1.0}),
             ("silent", {}),
         )
     )
 
-    def source(*curves):
+    def describe_source(*curves):
         return comparison_to_plain(compare_runs(curves))["source"]
 
-    assert (source(real, real), source(real, silent)) == ("real", "unknown")
-    assert source(real, silent, made_up) == "synthetic"
+    assert (describe_source(real, real), describe_source(real, unknown)) == ("real", "unknown")
+    assert describe_source(real, unknown, synthetic) == "synthetic"
 
 
 def test_the_state_of_the_hugging_face_trainer(tmp_path):
@@ -143,8 +143,8 @@ def test_the_csv_of_lightning(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp_path):
-    """Its own trainer, with both of its loggers: the loss of the first optimizer step is that of step 1."""
+def test_steps_of_lightning_are_counted_from_1(tmp_path):
+    """Run Lightning's trainer with both loggers: step 1 has the first optimizer step's loss."""
     torch = pytest.importorskip("torch")
     lightning = pytest.importorskip("lightning.pytorch")
 
@@ -156,7 +156,7 @@ def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp
         def training_step(self, batch, number):
             loss = self.weight.sum() * 0 + batch.sum()
             self.log("train_loss", loss)
-            # By a count of his own, and no epoch beside it.
+            # A user logs with a separate step count and without an epoch.
             if number < 2:
                 self.loggers[0].log_metrics({"train/loss": 0.5}, step=number + 10)
             return loss
@@ -182,19 +182,19 @@ def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp
         curve = read_loss_curve(str(tmp_path / name))
         assert (curve.kind, curve.steps) == ("lightning", (2, 4, 6))
         assert curve.losses == (2.0, 4.0, 6.0)
-    # What was logged by hand has the count that it was given.
-    own = tmp_path / "csv" / "version_0" / "metrics.csv"
-    own.write_text(own.read_text().replace("train_loss", "other"))
-    assert read_loss_curve(str(own)).steps == (10, 11)
-    elsewhere = tmp_path / "steps.csv"
-    elsewhere.write_text("epoch,step,loss\n0,0,3.0\n0,1,2.0\n")
-    assert (read_loss_curve(str(elsewhere)).kind, read_loss_curve(str(elsewhere)).steps) == (
+    # Metrics that the user logged keep their steps.
+    metrics_file = tmp_path / "csv" / "version_0" / "metrics.csv"
+    metrics_file.write_text(metrics_file.read_text().replace("train_loss", "other"))
+    assert read_loss_curve(str(metrics_file)).steps == (10, 11)
+    other_csv = tmp_path / "steps.csv"
+    other_csv.write_text("epoch,step,loss\n0,0,3.0\n0,1,2.0\n")
+    assert (read_loss_curve(str(other_csv)).kind, read_loss_curve(str(other_csv)).steps) == (
         "csv",
         (0, 1),
     )
 
 
-def test_a_long_text_beside_the_loss_is_passed_by(tmp_path):
+def test_a_long_text_next_to_the_loss_is_skipped(tmp_path):
     file = tmp_path / "run.csv"
     file.write_text("step,loss,text\n1,2," + "x" * 200_000 + "\n")
     assert (read_loss_curve(str(file)).steps, read_loss_curve(str(file)).losses) == ((1,), (2.0,))
@@ -213,13 +213,13 @@ def test_events_of_tensorboard(tmp_path):
         assert (curve.kind, curve.steps, curve.losses) == ("tensorboard", (1, 2), (2.5, 1.25))
 
 
-def test_a_run_that_went_on_has_several_event_files(tmp_path):
+def test_a_resumed_run_has_several_event_files(tmp_path):
     pytest.importorskip("tensorboard")
-    tensorboard(tmp_path, [("loss", step, 9.0) for step in range(8)], filename_suffix=".a")
-    # From step 4 on anew, and it ended before the first one had.
+    write_events(tmp_path, [("loss", step, 9.0) for step in range(8)], filename_suffix=".a")
+    # The second run repeats steps from 4 on and ends earlier than the first.
     later = [("loss", step, 1.0) for step in (4, 5)]
-    tensorboard(tmp_path, later, purge_step=4, filename_suffix=".b")
-    # Of one process, in the same second: a count tells them apart.
+    write_events(tmp_path, later, purge_step=4, filename_suffix=".b")
+    # Both files have the same process and second; a counter distinguishes them.
     first, last = (
         file.rename(tmp_path / f"events.out.tfevents.1700000000.host.7.{count}.{end}")
         for count, end in ((9, "a"), (10, "b"))
@@ -231,15 +231,15 @@ def test_a_run_that_went_on_has_several_event_files(tmp_path):
     assert read_loss_curve(str(last)).steps == (4, 5)
 
 
-def test_damaged_events_are_told_and_an_unfinished_end_is_none(tmp_path):
+def test_damaged_events_are_reported_and_an_unfinished_end_is_ignored(tmp_path):
     pytest.importorskip("tensorboard")
-    tensorboard(tmp_path / "tb", [("loss", step, 2.0) for step in range(1, 20)])
+    write_events(tmp_path / "tb", [("loss", step, 2.0) for step in range(1, 20)])
     (file,) = (tmp_path / "tb").iterdir()
-    sound = file.read_bytes()
-    file.write_bytes(sound[:-3])
+    data = file.read_bytes()
+    file.write_bytes(data[:-3])
     assert read_loss_curve(str(file)).steps == tuple(range(1, 19))
-    for at in range(len(sound) // 2, len(sound) // 2 + 60):
-        file.write_bytes(sound[:at] + bytes([sound[at] ^ 0x40]) + sound[at + 1 :])
+    for position in range(len(data) // 2, len(data) // 2 + 60):
+        file.write_bytes(data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :])
         with pytest.raises(InputError, match="is damaged at byte .*Copy the file again"):
             read_loss_curve(str(file))
 
@@ -251,21 +251,21 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
     from tensorboard.util.tensor_util import make_tensor_proto
     from torch.utils.tensorboard import SummaryWriter
 
-    def written(name, value):
+    def write_tensor_event(name, value):
         with SummaryWriter(str(tmp_path / name)) as writer:
-            told = Summary(value=[Summary.Value(tag="loss", tensor=make_tensor_proto(value))])
-            writer.file_writer.event_writer.add_event(Event(step=3, summary=told))
+            summary = Summary(value=[Summary.Value(tag="loss", tensor=make_tensor_proto(value))])
+            writer.file_writer.event_writer.add_event(Event(step=3, summary=summary))
         return str(tmp_path / name)
 
     for dtype in (np.float64, np.float32, np.float16, np.int64):
-        assert read_loss_curve(written(dtype.__name__, dtype(2))).losses == (2.0,)
+        assert read_loss_curve(write_tensor_event(dtype.__name__, dtype(2))).losses == (2.0,)
     for number, value in enumerate(("abc", [1.0, 2.0])):
         with pytest.raises(InputError, match="for loss, which is not a number"):
-            read_loss_curve(written(str(number), value))
+            read_loss_curve(write_tensor_event(str(number), value))
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "it begins []"),
         (b"hello there\nyou\n", "it begins ['hello there']"),
@@ -289,60 +289,60 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
         (b'{"step": 7, "loss": 1}\n{"step": 7, "loss": 9}\n', "two losses for step 7, 1.0 and 9.0"),
     ],
 )
-def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
+def test_a_file_that_is_no_log_is_refused_with_a_remedy(tmp_path, content, message):
     file = tmp_path / "x"
     file.write_bytes(content)
     with pytest.raises(InputError) as error:
         read_loss_curve(str(file))
-    assert said in str(error.value)
-    # A remedy, each.
-    told = r"Expected: a folder|Delete |Give the file of|into another file|Remove the other row|write the number"
-    assert re.search(told, str(error.value))
+    assert message in str(error.value)
+    # Every message names a remedy.
+    remedy = r"Expected: a folder|Delete |Give the file of|into another file|Remove the other row|write the number"
+    assert re.search(remedy, str(error.value))
 
 
-def test_there_is_none(tmp_path):
+def test_a_missing_run(tmp_path):
     with pytest.raises(InputMissingError, match="There is no run at"):
         read_loss_curve(str(tmp_path / "gone"))
     with pytest.raises(InputError, match="a folder without a run: it has none of log.jsonl"):
         read_loss_curve(str(tmp_path))
 
 
-def made(tmp_path, name, losses, tokens=None, first=1):
+def make_curve(tmp_path, name, losses, tokens=None, first=1):
     rows = [
         {"step": first + n, "loss": loss} | ({"tokens_seen": tokens * (n + 1)} if tokens else {})
         for n, loss in enumerate(losses)
     ]
-    return read_loss_curve(jsonl(tmp_path / name, rows))
+    return read_loss_curve(write_jsonl(tmp_path / name, rows))
 
 
-def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
-    short = made(tmp_path, "a", [4.0, 3.0, 2.0], tokens=10)
-    long = made(tmp_path, "b", [4.0, 3.5, 3.0, 2.5, 2.0, 1.5], tokens=5)
+def test_runs_are_compared_by_step_or_tokens(tmp_path):
+    short = make_curve(tmp_path, "a", [4.0, 3.0, 2.0], tokens=10)
+    long = make_curve(tmp_path, "b", [4.0, 3.5, 3.0, 2.5, 2.0, 1.5], tokens=5)
     by_step, by_tokens = (compare_runs([short, long], by) for by in ("step", "tokens"))
     assert (by_step.until, by_tokens.until) == (3, 30)
-    assert [one.at_common for one in by_step.runs] == [3.0, 3.5]
-    assert [one.at_common for one in by_tokens.runs] == [3.0, 2.75]
+    assert [run.at_common for run in by_step.runs] == [3.0, 3.5]
+    assert [run.at_common for run in by_tokens.runs] == [3.0, 2.75]
     assert by_step.agree
-    early = made(tmp_path, "d", [1.0, 0.5])
+    without_tokens = make_curve(tmp_path, "d", [1.0, 0.5])
     with pytest.raises(SettingsError, match="d does not say how many tokens it has seen"):
-        compare_runs([short, early], "tokens")
-    for tokens, at in (((5, 3), "3 tokens at step 2, after 5"), ((5, math.nan), "nan tokens at s")):
-        told = [{"step": n, "loss": 1.0, "tokens_seen": seen} for n, seen in enumerate(tokens, 1)]
-        odd = read_loss_curve(jsonl(tmp_path / "e", told))
-        with pytest.raises(SettingsError, match=f"e says {at}"):
-            compare_runs([short, odd], "tokens")
-        assert compare_runs([short, odd]).until == 2
-    late = compare_runs([short, made(tmp_path, "c", [1.0, 0.5], first=7)])
+        compare_runs([short, without_tokens], "tokens")
+    for tokens, message in (((5, 3), "3 tokens at step 2, after 5"), ((5, math.nan), "nan tokens at s")):
+        rows = [{"step": n, "loss": 1.0, "tokens_seen": count} for n, count in enumerate(tokens, 1)]
+        decreasing = read_loss_curve(write_jsonl(tmp_path / "e", rows))
+        with pytest.raises(SettingsError, match=f"e says {message}"):
+            compare_runs([short, decreasing], "tokens")
+        assert compare_runs([short, decreasing]).until == 2
+    late = compare_runs([short, make_curve(tmp_path, "c", [1.0, 0.5], first=7)])
     assert (late.runs[1].at_common, late.runs[1].common) == (None, 0)
     assert [row[3] for row in make_table_rows(late)] == ["3.0000", "begins later"]
-    lost = compare_runs([short, made(tmp_path, "d", [math.nan] * 3)])
-    assert [row[3] for row in make_table_rows(lost)] == ["3.0000", "nan"]
+    with_nan = compare_runs([short, make_curve(tmp_path, "d", [math.nan] * 3)])
+    assert [row[3] for row in make_table_rows(with_nan)] == ["3.0000", "nan"]
     strict = compare_runs([short, long], tolerance=0.1)
-    assert [one.first_apart for one in strict.runs] == [None, 2]
+    assert [run.first_apart for run in strict.runs] == [None, 2]
     assert not strict.agree
-    strangers = compare_runs([short, made(tmp_path, "e", [4.0, 3.0], first=9)], tolerance=0.1)
-    assert not strangers.agree
-    assert any("no step in common with" in said for said in describe_comparison(strangers))
+    disjoint = compare_runs([short, make_curve(tmp_path, "e", [4.0, 3.0], first=9)], tolerance=0.1)
+    assert not disjoint.agree
+    assert any("no step in common with" in sentence for sentence in describe_comparison(disjoint))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
         (float("inf"), float("inf"), False),
     ],
 )
-def test_losses_that_are_near(loss, reference, agrees):
+def test_close_losses(loss, reference, agrees):
     assert is_close_loss(loss, reference, 1e-4) == agrees
 
 

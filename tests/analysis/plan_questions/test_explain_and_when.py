@@ -1,4 +1,4 @@
-"""``when`` is the way back of ``explain``, through the public names, for any mixture, edit and topology."""
+"""``when`` inverts ``explain`` for any mixture, edit and number of ranks."""
 
 import tempfile
 from collections import defaultdict
@@ -15,13 +15,13 @@ NAMES = ("a", "b", "c")
 DOCUMENTS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 
 
-def store_of(folder, lengths):
+def make_store(folder, lengths):
     return write_store(folder, [[65 + n % 60] * length for n, length in enumerate(lengths)])
 
 
 @st.composite
-def edits(draw, names, *, lanes, sizes, window):
-    found, step, window = [], 0, window or 1
+def draw_edits(draw, names, *, lanes, sizes, window):
+    edits, step, window = [], 0, window or 1
     for _ in range(draw(st.integers(0, 2))):
         step += draw(st.integers(1, 8 // window)) * window
         kind = draw(st.sampled_from(["weights", "skip", "ban", "seq_len", "global_batch_size"]))
@@ -34,8 +34,8 @@ def edits(draw, names, *, lanes, sizes, window):
             "seq_len": 32,
             "global_batch_size": 8,
         }[kind]
-        found.append(Edit(step=step, **{kind: value}))
-    return found
+        edits.append(Edit(step=step, **{kind: value}))
+    return edits
 
 
 @given(data=st.data())
@@ -46,7 +46,10 @@ def test_when_is_the_inverse_of_explain(data):
     names, lanes = NAMES[: len(lengths)], draw(st.sampled_from([1, 2]))
     window = draw(st.sampled_from([0, 3])) if lanes == 1 else 0
     with tempfile.TemporaryDirectory() as folder:
-        stores = {name: store_of(f"{folder}/{name}", own) for name, own in zip(names, lengths, strict=True)}
+        stores = {
+            name: make_store(f"{folder}/{name}", document_lengths)
+            for name, document_lengths in zip(names, lengths, strict=True)
+        }
         mixture = Mixture({name: n + 1 for n, name in enumerate(names)}, stores=stores)
         loader = make_loader(
             mixture,
@@ -63,27 +66,27 @@ def test_when_is_the_inverse_of_explain(data):
             rank=0,
             world_size=draw(st.sampled_from([1, 2, 4])),
         )
-        sizes = [len(own) for own in lengths]
-        for edit in draw(edits(names, lanes=lanes, sizes=sizes, window=window)):
+        sizes = [len(document_lengths) for document_lengths in lengths]
+        for edit in draw(draw_edits(names, lanes=lanes, sizes=sizes, window=window)):
             loader.edit(edit)
-        told = defaultdict(set)
+        explained = defaultdict(set)
         for step in range(20):
-            for one in batchloom.explain(loader, step):
-                for span in one.spans:
-                    told[span.source, span.document].add((step, one.row, one.rank, one.position, span.banned))
-        for name, own in zip(names, lengths, strict=True):
-            for document in range(len(own)):
-                seen = batchloom.when(loader, source=name, document=document)
-                found = {(s.step, s.row, s.rank, s.position, s.banned) for s in seen}
-                assert found == told[name, document]
-                assert len(found) == len(seen)
+            for row in batchloom.explain(loader, step):
+                for span in row.spans:
+                    explained[span.source, span.document].add((step, row.row, row.rank, row.position, span.banned))
+        for name, document_lengths in zip(names, lengths, strict=True):
+            for document in range(len(document_lengths)):
+                occurrences = batchloom.when(loader, source=name, document=document)
+                positions = {(s.step, s.row, s.rank, s.position, s.banned) for s in occurrences}
+                assert positions == explained[name, document]
+                assert len(positions) == len(occurrences)
 
 
 @given(world_size=st.sampled_from([1, 2, 4]), balance=st.booleans(), step=st.integers(0, 9))
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_explain_says_of_a_rank_is_what_its_loader_serves(world_size, balance, step):
+def test_explain_describes_the_batches_of_a_rank(world_size, balance, step):
     with tempfile.TemporaryDirectory() as folder:
-        store = store_of(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)
+        store = make_store(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)
         for rank in range(world_size):
             loader = make_loader(
                 store,
@@ -96,12 +99,12 @@ def test_what_explain_says_of_a_rank_is_what_its_loader_serves(world_size, balan
                 world_size=world_size,
             )
             batch = loader.batch(step)
-            told = batchloom.explain(loader, step, rank=rank)
-            assert [one.rank_row for one in told] == list(range(4 // world_size))
-            for one, ids in zip(told, batch["input_ids"], strict=True):
-                for span in one.spans:
+            rows = batchloom.explain(loader, step, rank=rank)
+            assert [row.rank_row for row in rows] == list(range(4 // world_size))
+            for row, ids in zip(rows, batch["input_ids"], strict=True):
+                for span in row.spans:
                     served = ids[span.place : span.place + span.stop - span.start]
                     assert (served == store[span.document].ids[span.start : span.stop]).all()
-                assert one.padding == 16 - sum(span.stop - span.start for span in one.spans)
-            trained = sum(span.trained for one in told for span in one.spans)
+                assert row.padding == 16 - sum(span.stop - span.start for span in row.spans)
+            trained = sum(span.trained for row in rows for span in row.spans)
             assert trained == (batch["labels"] != -100).sum()
