@@ -43,37 +43,37 @@ class Dice:
         return items[self.below(len(items))]
 
 
-def sentence(dice: Dice, words: int) -> str:
-    """Return a sentence of so many words; one word in forty is not ASCII."""
+def make_sentence(dice: Dice, words: int) -> str:
+    """Return a sentence of ``words`` words; one word in forty is not ASCII."""
     chosen = [dice.choose(_OTHER_WORDS if dice.below(40) == 0 else _WORDS) for _ in range(max(words, 1))]
     return f"{chosen[0].capitalize()} {' '.join(chosen[1:])}".strip() + "."
 
 
-def paragraph(dice: Dice, sentences: int) -> str:
-    """Return a paragraph of sentences of 3 to 14 words."""
-    return " ".join(sentence(dice, 3 + dice.below(12)) for _ in range(sentences))
+def make_paragraph(dice: Dice, sentences: int) -> str:
+    """Return a paragraph; its sentences have 3 to 14 words."""
+    return " ".join(make_sentence(dice, 3 + dice.below(12)) for _ in range(sentences))
 
 
-def text(dice: Dice) -> str:
-    """Return a text whose length is spread over two orders of magnitude."""
+def make_text(dice: Dice) -> str:
+    """Return a text; lengths spread over two orders of magnitude."""
     kind = dice.below(20)
     if kind == 0:
         return dice.choose(_WORDS)
     if kind == 1:
-        return "\n\n".join(paragraph(dice, 6) for _ in range(4))
-    return paragraph(dice, 1 + dice.below(4))
+        return "\n\n".join(make_paragraph(dice, 6) for _ in range(4))
+    return make_paragraph(dice, 1 + dice.below(4))
 
 
-def texts(seed: int, count: int) -> list[str]:
-    """Return texts with duplicates, empty ones and an overlong one among them."""
+def make_texts(seed: int, count: int) -> list[str]:
+    """Return texts that include duplicates, empty texts and an overlong text."""
     dice = Dice(seed)
-    made = [text(dice) for _ in range(count)]
+    bodies = [make_text(dice) for _ in range(count)]
     for number in range(9, count, 17):
-        made[number] = made[number // 2]
-    made[5 % count] = ""
-    made[7 % count] = " \n"
-    made[11 % count] = "\n\n".join(paragraph(dice, 9) for _ in range(7))
-    return made
+        bodies[number] = bodies[number // 2]
+    bodies[5 % count] = ""
+    bodies[7 % count] = " \n"
+    bodies[11 % count] = "\n\n".join(make_paragraph(dice, 9) for _ in range(7))
+    return bodies
 
 
 def write_inputs(root: Path) -> None:
@@ -109,13 +109,13 @@ def _write(path: Path, data: str | bytes) -> None:
     path.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def _lines(records: Iterable[object]) -> str:
+def _to_json_lines(records: Iterable[object]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _write_corpus(folder: Path) -> None:
-    """Write texts, Markdown and code in folders, with files that are left out."""
-    for number, body in enumerate(texts(1, 40)):
+    """Write texts, Markdown and code in folders, and files that ``prepare`` ignores."""
+    for number, body in enumerate(make_texts(1, 40)):
         name = f"part{number % 3}/text{number:02}.{'md' if number % 7 == 0 else 'txt'}"
         _write(folder / name, body)
     dice = Dice(2)
@@ -130,11 +130,11 @@ def _write_corpus(folder: Path) -> None:
 
 
 def _write_records(file: Path) -> None:
-    """Write JSON lines whose text has another name, with bad records among them."""
+    """Write JSON lines with the text in ``body``, and bad records among them."""
     dice = Dice(3)
     lines = [
-        _lines([{"id": number, "body": body, "kind": dice.choose(("web", "book", "talk"))}])
-        for number, body in enumerate(texts(4, 180))
+        _to_json_lines([{"id": number, "body": body, "kind": dice.choose(("web", "book", "talk"))}])
+        for number, body in enumerate(make_texts(4, 180))
     ]
     lines.insert(20, '{"id": 1000, "body": "cut off\n')
     lines.insert(60, '{"id": 1001, "other": "no such field"}\n')
@@ -147,7 +147,7 @@ def _write_records(file: Path) -> None:
 def _write_notes(file: Path) -> None:
     """Write a CSV with quoted fields and a ragged row."""
     rows = ["number,title,note"]
-    for number, body in enumerate(texts(5, 60)):
+    for number, body in enumerate(make_texts(5, 60)):
         quoted = body.replace('"', '""')
         rows.append(f'{number},"Title, {number}","{quoted} ""quoted"""')
     rows.insert(30, "1000,ragged")
@@ -160,35 +160,35 @@ def _write_tables(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     folder.mkdir(parents=True)
-    bodies = texts(6, 50)
+    bodies = make_texts(6, 50)
     table = pa.table({"id": list(range(50)), "text": bodies, "score": [n * n for n in range(50)]})
     pq.write_table(table, folder / "rows.parquet", row_group_size=30, compression="none")
-    other = pa.table({"text": texts(7, 30)})
+    text_table = pa.table({"text": make_texts(7, 30)})
     with (
         pa.OSFile(str(folder / "rows.arrow"), "wb") as sink,
-        pa.ipc.new_file(sink, other.schema) as out,
+        pa.ipc.new_file(sink, text_table.schema) as out,
     ):
-        out.write_table(other, max_chunksize=16)
+        out.write_table(text_table, max_chunksize=16)
 
 
 def _write_packed(folder: Path) -> None:
     """Write gzip, zstd, zip and tar files of texts and records."""
     import zstandard
 
-    lines = _lines({"text": body} for body in texts(8, 30)).encode()
+    lines = _to_json_lines({"text": body} for body in make_texts(8, 30)).encode()
     buffer = io.BytesIO()
-    # Stored blocks: what a compressor makes of them differs between builds of zlib.
+    # Stored blocks, because compressed ones differ between builds of zlib.
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=0, mtime=0) as file:
         file.write(lines)
     _write(folder / "records.jsonl.gz", buffer.getvalue())
-    body = "\n\n".join(texts(9, 12)).encode()
+    body = "\n\n".join(make_texts(9, 12)).encode()
     _write(folder / "text.txt.zst", zstandard.ZstdCompressor(level=3).compress(body))
     with zipfile.ZipFile(folder / "members.zip", "w", zipfile.ZIP_STORED) as archive:
-        for number, member in enumerate(texts(10, 8)):
+        for number, member in enumerate(make_texts(10, 8)):
             info = zipfile.ZipInfo(f"inner/{number}.txt", (2020, 1, 1, 0, 0, 0))
             archive.writestr(info, member)
     with tarfile.open(folder / "members.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-        for number, member in enumerate(texts(11, 8)):
+        for number, member in enumerate(make_texts(11, 8)):
             data = member.encode()
             entry = tarfile.TarInfo(f"{number}.md")
             entry.size = len(data)
@@ -202,29 +202,29 @@ def _write_conversations(root: Path) -> None:
     for number in range(90):
         turns = []
         if number % 4 == 0:
-            turns.append({"role": "system", "content": sentence(dice, 5)})
+            turns.append({"role": "system", "content": make_sentence(dice, 5)})
         for _ in range(1 + dice.below(3)):
-            turns.append({"role": "user", "content": sentence(dice, 2 + dice.below(12))})
-            turns.append({"role": "assistant", "content": paragraph(dice, 1 + dice.below(3))})
+            turns.append({"role": "user", "content": make_sentence(dice, 2 + dice.below(12))})
+            turns.append({"role": "assistant", "content": make_paragraph(dice, 1 + dice.below(3))})
         if number % 10 == 3:
             turns[-1]["weight"] = 0
         if number == 17:
-            turns[-1]["content"] = "\n".join(paragraph(dice, 8) for _ in range(5))
+            turns[-1]["content"] = "\n".join(make_paragraph(dice, 8) for _ in range(5))
         records.append({"id": number, "messages": turns})
     records[30] = records[15]
     records[40] = {"messages": [{"role": "user", "content": "Is anybody there?"}]}
     records[41] = {"messages": [{"role": "nobody", "content": "A role that does not exist."}]}
     records[42] = {"messages": "no list"}
-    _write(root / "talks.jsonl", _lines(records))
+    _write(root / "talks.jsonl", _to_json_lines(records))
     tasks = [
         {
-            "instruction": sentence(dice, 6),
-            "input": sentence(dice, 8) if number % 3 == 0 else "",
-            "output": paragraph(dice, 1 + dice.below(2)),
+            "instruction": make_sentence(dice, 6),
+            "input": make_sentence(dice, 8) if number % 3 == 0 else "",
+            "output": make_paragraph(dice, 1 + dice.below(2)),
         }
         for number in range(60)
     ]
-    _write(root / "tasks.jsonl", _lines(tasks))
+    _write(root / "tasks.jsonl", _to_json_lines(tasks))
 
 
 def _write_preferences(root: Path) -> None:
@@ -232,33 +232,33 @@ def _write_preferences(root: Path) -> None:
     dice = Dice(13)
     pairs: list[dict[str, object]] = [
         {
-            "prompt": sentence(dice, 6),
-            "chosen": paragraph(dice, 2),
-            "rejected": sentence(dice, 4),
+            "prompt": make_sentence(dice, 6),
+            "chosen": make_paragraph(dice, 2),
+            "rejected": make_sentence(dice, 4),
         }
         for _ in range(60)
     ]
     pairs[20] = dict(pairs[10])
     pairs[25]["rejected"] = pairs[25]["chosen"]
     pairs[26]["chosen"] = ""
-    _write(root / "pairs.jsonl", _lines(pairs))
+    _write(root / "pairs.jsonl", _to_json_lines(pairs))
     labels = [
         {
-            "prompt": sentence(dice, 6),
-            "completion": sentence(dice, 3 + dice.below(9)),
+            "prompt": make_sentence(dice, 6),
+            "completion": make_sentence(dice, 3 + dice.below(9)),
             "label": number % 3 == 0,
         }
         for number in range(60)
     ]
-    _write(root / "labels.jsonl", _lines(labels))
+    _write(root / "labels.jsonl", _to_json_lines(labels))
 
 
 def _write_pages(file: Path) -> None:
-    """Write texts that give every step of cleaning something to do."""
+    """Write texts with work for every cleaning step."""
     dice = Dice(14)
     pages = []
     for number in range(40):
-        body = "\n\n".join(paragraph(dice, 6) for _ in range(2))
+        body = "\n\n".join(make_paragraph(dice, 6) for _ in range(2))
         kind = number % 10
         if kind == 1:
             body = f"<html><body><nav>Home</nav><h1>Page</h1><p>{body}</p></body></html>"
@@ -271,36 +271,36 @@ def _write_pages(file: Path) -> None:
         elif kind == 5:
             body = body.replace("the", "dÃ¼r", 3)
         elif kind == 6:
-            body = sentence(dice, 4)
+            body = make_sentence(dice, 4)
         elif kind == 7:
-            body = "\n".join([sentence(Dice(99), 9)] * 12)
+            body = "\n".join([make_sentence(Dice(99), 9)] * 12)
         elif kind == 8:
             body = "Der Fluss ist lang und das Dorf liegt am Ufer, wo die Menschen leben. " * 12
         elif kind == 9:
             body = f"We use cookies and javascript {{ here }}.\n{body}"
         pages.append({"text": body})
-    _write(file, _lines(pages))
+    _write(file, _to_json_lines(pages))
 
 
 def _write_similar(file: Path) -> None:
-    """Write documents of which some differ from others by a few words."""
+    """Write documents and near duplicates of some of them."""
     dice = Dice(15)
-    bodies = [paragraph(dice, 12) for _ in range(40)]
+    bodies = [make_paragraph(dice, 12) for _ in range(40)]
     for number in range(0, 40, 4):
         words = bodies[number].split(" ")
         words[dice.below(len(words))] = "altogether"
         bodies.append(" ".join(words))
     bodies.append(bodies[3])
-    _write(file, _lines({"text": body} for body in bodies))
+    _write(file, _to_json_lines({"text": body} for body in bodies))
 
 
 def _write_verses(folder: Path) -> None:
     """Write texts whose lines and paragraphs repeat."""
     dice = Dice(16)
-    refrain = sentence(dice, 6)
+    refrain = make_sentence(dice, 6)
     for number in range(6):
-        stanzas = ["\n".join([sentence(dice, 5), sentence(dice, 7), refrain]) for _ in range(3 + number % 3)]
-        _write(folder / f"{number}.txt", "\n\n".join(stanzas) + "\n***\n" + paragraph(dice, 2))
+        stanzas = ["\n".join([make_sentence(dice, 5), make_sentence(dice, 7), refrain]) for _ in range(3 + number % 3)]
+        _write(folder / f"{number}.txt", "\n\n".join(stanzas) + "\n***\n" + make_paragraph(dice, 2))
 
 
 def _write_ids(folder: Path) -> None:
@@ -308,42 +308,42 @@ def _write_ids(folder: Path) -> None:
     import numpy as np
 
     dice = Dice(17)
-    rows = [list(sentence(dice, 1 + dice.below(9)).encode()) for _ in range(50)]
+    rows = [list(make_sentence(dice, 1 + dice.below(9)).encode()) for _ in range(50)]
     records: list[object] = []
     for number, ids in enumerate(rows):
-        labels = [-100 if place < number % 5 else value for place, value in enumerate(ids)]
+        labels = [-100 if position < number % 5 else value for position, value in enumerate(ids)]
         records.append({"input_ids": ids, "labels": labels})
-    _write(folder / "rows.jsonl", _lines(records))
+    _write(folder / "rows.jsonl", _to_json_lines(records))
     flat = [value for ids in rows for value in [*ids, 256]]
     _write(folder / "flat.bin", np.array(flat, "<u2").tobytes())
     lengths = [len(ids) + 1 for ids in rows]
     _write(folder / "pair.bin", np.array(flat, "<i4").tobytes())
-    _write(folder / "pair.idx", _index(lengths, 4))
+    _write(folder / "pair.idx", _make_megatron_index(lengths, 4))
     np.save(folder / "table.npy", np.array(flat[:600], np.uint16).reshape(20, 30))
 
 
-def _index(lengths: Sequence[int], size: int) -> bytes:
+def _make_megatron_index(lengths: Sequence[int], size: int) -> bytes:
     """Return a Megatron index of ids of ``size`` bytes."""
     import struct
 
     code = {4: 4, 2: 8}[size]
-    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
-    begins = [size * sum(lengths[:number]) for number in range(len(lengths))]
-    numbers = range(len(lengths) + 1)
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
+    pointers = [size * sum(lengths[:number]) for number in range(len(lengths))]
+    document_indices = range(len(lengths) + 1)
     return (
-        head
+        header
         + struct.pack(f"<{len(lengths)}i", *lengths)
-        + struct.pack(f"<{len(lengths)}q", *begins)
-        + struct.pack(f"<{len(lengths) + 1}q", *numbers)
+        + struct.pack(f"<{len(lengths)}q", *pointers)
+        + struct.pack(f"<{len(lengths) + 1}q", *document_indices)
     )
 
 
 def _write_sets(folder: Path) -> None:
     """Write a YAML manifest of several data sets, and their files."""
     dice = Dice(18)
-    sums = [{"q": f"What is {n} + {n}?", "a": f"{2 * n}. {sentence(dice, 5)}"} for n in range(40)]
-    _write(folder / "data/sums.jsonl", _lines(sums))
-    rows = ["id,body", *(f'{n},"{sentence(dice, 6)}"' for n in range(30))]
+    additions = [{"q": f"What is {n} + {n}?", "a": f"{2 * n}. {make_sentence(dice, 5)}"} for n in range(40)]
+    _write(folder / "data/sums.jsonl", _to_json_lines(additions))
+    rows = ["id,body", *(f'{n},"{make_sentence(dice, 6)}"' for n in range(30))]
     _write(folder / "data/notes.csv", "\n".join(rows) + "\n")
     manifest = """\
 datasets:
@@ -361,24 +361,24 @@ datasets:
 
 
 def _write_news(folder: Path) -> None:
-    """Write two files, of which the second repeats a part of the first."""
-    bodies = texts(19, 70)
-    _write(folder / "monday.jsonl", _lines({"text": body} for body in bodies[:40]))
-    _write(folder / "tuesday.jsonl", _lines({"text": body} for body in bodies[30:]))
+    """Write two files; the second repeats a part of the first."""
+    bodies = make_texts(19, 70)
+    _write(folder / "monday.jsonl", _to_json_lines({"text": body} for body in bodies[:40]))
+    _write(folder / "tuesday.jsonl", _to_json_lines({"text": body} for body in bodies[30:]))
 
 
-def byte_alphabet() -> list[str]:
-    """Return the character that byte-level tokenizers write for each byte."""
+def make_byte_alphabet() -> list[str]:
+    """Return the character that represents each byte in byte-level tokenizers."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     characters = {byte: chr(byte) for byte in printable}
-    characters |= {byte: chr(256 + place) for place, byte in enumerate(others)}
+    characters |= {byte: chr(256 + index) for index, byte in enumerate(unprintable)}
     return [characters[byte] for byte in range(256)]
 
 
-def tokenizer_json(control: Sequence[str]) -> str:
+def make_tokenizer_json(control: Sequence[str]) -> str:
     """Return a byte-level ``tokenizer.json`` with these control tokens."""
-    vocabulary = {character: number for number, character in enumerate(byte_alphabet())}
+    vocabulary = {character: number for number, character in enumerate(make_byte_alphabet())}
     added = [
         {
             "id": 256 + number,
@@ -391,7 +391,7 @@ def tokenizer_json(control: Sequence[str]) -> str:
         }
         for number, name in enumerate(control)
     ]
-    whole = {
+    definition = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -423,17 +423,17 @@ def tokenizer_json(control: Sequence[str]) -> str:
             "merges": [],
         },
     }
-    return json.dumps(whole, ensure_ascii=False, indent=1)
+    return json.dumps(definition, ensure_ascii=False, indent=1)
 
 
 def _write_tokenizer(file: Path) -> None:
-    """Write a tokenizer with the tokens of fill-in-the-middle and of templates."""
+    """Write a tokenizer with control tokens for fill-in-the-middle and templates."""
     control = [
         *("<|endoftext|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
         *("<|im_start|>", "<|im_end|>"),
         *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"),
     ]
-    _write(file, tokenizer_json(control))
+    _write(file, make_tokenizer_json(control))
 
 
 def _write_pictures(folder: Path) -> None:
@@ -445,33 +445,33 @@ def _write_pictures(folder: Path) -> None:
         pixels = bytes(dice.below(256) for _ in range(width * height * 3))
         name = f"images/{number:02}.ppm"
         _write(folder / name, f"P6\n{width} {height}\n255\n".encode() + pixels)
-        question = {"role": "user", "content": f"<image> {sentence(dice, 4)}"}
-        answer = {"role": "assistant", "content": sentence(dice, 3 + number % 5)}
+        question = {"role": "user", "content": f"<image> {make_sentence(dice, 4)}"}
+        answer = {"role": "assistant", "content": make_sentence(dice, 3 + number % 5)}
         talks.append({"messages": [question, answer], "images": [name]})
     words = [
-        {"role": "user", "content": sentence(dice, 4)},
-        {"role": "assistant", "content": sentence(dice, 9)},
+        {"role": "user", "content": make_sentence(dice, 4)},
+        {"role": "assistant", "content": make_sentence(dice, 9)},
     ]
     talks.append({"messages": words})
     talks.append({"messages": [question, answer], "images": ["images/missing.ppm"]})
-    _write(folder / "talks.jsonl", _lines(talks))
+    _write(folder / "talks.jsonl", _to_json_lines(talks))
 
 
 def _write_processor(folder: Path) -> None:
-    """Write a Qwen2-VL processor, as transformers saves it, without video."""
+    """Write a Qwen2-VL processor without video in the format of transformers."""
     control = [
         *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     ]
-    _write(folder / "tokenizer.json", tokenizer_json(control))
-    named = {
+    _write(folder / "tokenizer.json", make_tokenizer_json(control))
+    tokenizer_config = {
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "extra_special_tokens": [],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    _write(folder / "tokenizer_config.json", json.dumps(named, indent=1))
-    image = {
+    _write(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=1))
+    image_processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",
         "do_convert_rgb": True,
@@ -487,7 +487,7 @@ def _write_processor(folder: Path) -> None:
         "size": {"longest_edge": 50176, "shortest_edge": 3136},
         "temporal_patch_size": 2,
     }
-    _write(folder / "preprocessor_config.json", json.dumps(image, indent=1))
+    _write(folder / "preprocessor_config.json", json.dumps(image_processor, indent=1))
 
 
 def _write_losses(folder: Path) -> None:

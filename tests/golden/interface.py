@@ -1,6 +1,6 @@
 """Names of batchloom that the golden tests use beyond ``batchloom.__all__``.
 
-A rename in the product touches this file alone.
+A rename in the product changes this file and its importers only.
 """
 
 import contextlib
@@ -11,36 +11,36 @@ from dataclasses import dataclass
 from batchloom.batches import (
     Augment,
     MediaOptions,
-    add_dense_mask as dense_mask,
-    read_mixture as mixture_from,
-    to_padded as padded,
-    to_varlen as flattened,
+    add_dense_mask,
+    read_mixture,
+    to_padded,
+    to_varlen,
 )
-from batchloom.batches.forms import to_megatron as megatron, to_shifted as shifted
-from batchloom.cli import run_command_line as _run
+from batchloom.batches.forms import to_megatron, to_shifted
+from batchloom.cli import run_command_line
 from batchloom.plan import Mesh, SourceSpec, Stage
-from batchloom.store import LabelledAnswers as Labels, PreferencePairs as Pairs
+from batchloom.store import LabelledAnswers, PreferencePairs
 from batchloom.streaming import merge_states
 from single_settings import make_loader
 
 __all__ = [
     "Augment",
-    "Labels",
+    "LabelledAnswers",
     "MediaOptions",
     "Mesh",
     "Output",
-    "Pairs",
+    "PreferencePairs",
     "SourceSpec",
     "Stage",
-    "dense_mask",
-    "flattened",
+    "add_dense_mask",
     "make_loader",
-    "megatron",
     "merge_states",
-    "mixture_from",
-    "padded",
+    "read_mixture",
     "run_command",
-    "shifted",
+    "to_megatron",
+    "to_padded",
+    "to_shifted",
+    "to_varlen",
 ]
 
 
@@ -57,7 +57,7 @@ def run_command(words: Sequence[str]) -> Output:
     """Run one command line of ``batchloom`` in this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = _run(list(words))
+        code = run_command_line(list(words))
     for stream in (out, err):
         stream.flush()
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]

@@ -1,4 +1,4 @@
-"""Jobs whose results are pinned, as command lines of ``batchloom prepare``."""
+"""Jobs with pinned results, as command lines of ``batchloom prepare``."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ RECIPES: Mapping[str, Recipe] = {
     "synthetic": Recipe("dummy:documents=300,vocab=500,lengths=5-90,kind=text"),
 }
 
-# Jobs that need transformers, which takes seconds to import: they have a test file of their own.
+# Jobs that need transformers have a separate test file, because its import takes seconds.
 _MEDIA = ("transformers", "torch", "PIL", "soundfile", "soxr")
 _PICTURES = "pictures/talks.jsonl --tokenizer processor --processor processor --val-fraction 0"
 MEDIA_RECIPES: Mapping[str, Recipe] = {
@@ -112,7 +112,7 @@ MEDIA_RECIPES: Mapping[str, Recipe] = {
 
 ALL_RECIPES: Mapping[str, Recipe] = {**RECIPES, **MEDIA_RECIPES}
 
-# Recipe files as people wrote them: short forms, JSON, and settings left out.
+# Recipe files as users write them: short forms, JSON, and missing settings.
 OLDER_FILES: Mapping[str, str] = {
     "short.yaml": "inputs: [corpus, tables/rows.parquet]\ntokenizer: bytes\n",
     "words.yaml": "inputs: [corpus]\ndedup: near\nfim: 0.25\nclean: [control, whitespace]\nmax_bad: 7\n",

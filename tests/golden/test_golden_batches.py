@@ -7,20 +7,20 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader
-from golden.arrays import describe_batches
+from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
 from golden.interface import (
     Augment,
-    Labels,
+    LabelledAnswers,
     Mesh,
-    Pairs,
-    dense_mask,
-    flattened,
+    PreferencePairs,
+    add_dense_mask,
+    to_varlen,
     make_loader,
-    megatron,
-    padded,
-    shifted,
+    to_megatron,
+    to_padded,
+    to_shifted,
 )
 from golden.mixtures import make_mixture
 
@@ -36,14 +36,14 @@ _FORMS = {
     "varlen shifted": {"form": "varlen", "labels": "shifted"},
 }
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "shifted by function": shifted,
-    "flattened": flattened,
-    "megatron": lambda batch: megatron(batch, attention_mask=True),
-    "dense mask": dense_mask,
-    "additive mask": lambda batch: dense_mask(batch, additive="float32"),
+    "shifted by function": to_shifted,
+    "flattened": to_varlen,
+    "megatron": lambda batch: to_megatron(batch, attention_mask=True),
+    "dense mask": add_dense_mask,
+    "additive mask": lambda batch: add_dense_mask(batch, additive="float32"),
 }
 
-# Each of one store; tokens without loss are those of conversations.
+# Settings of loaders over a store of text and conversations.
 LOADERS: dict[str, dict[str, Any]] = {
     "lanes": {"lanes": 4, "pool_size": 8},
     "aligned": {"align": 8, "form": "varlen"},
@@ -71,14 +71,14 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 
 
-def load(data: Any, **settings: Any) -> Loader:
+def make_numpy_loader(data: Any, **settings: Any) -> Loader:
     """Return a loader of numpy arrays, of rank 0 of 1 by default."""
-    usual = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 2}
-    return make_loader(data, **{**usual, **settings})
+    defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 2}
+    return make_loader(data, **{**defaults, **settings})
 
 
 def check_batches(section: str, batches: Any, **facts: Any) -> None:
-    """Compare batches with what is expected of them."""
+    """Compare batches with their expectation."""
     EXPECTED.check(section, {**describe_batches(batches), **facts})
 
 
@@ -86,13 +86,13 @@ def check_batches(section: str, batches: Any, **facts: Any) -> None:
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("packing", _PACKINGS)
 def test_a_packing_in_a_form(workspace: Workspace, packing: str, form: str, recipe: str) -> None:
-    """Text is read by one and by two ranks, conversations with their masks by one."""
+    """One and two ranks read text; one rank reads conversations with their masks."""
     store = workspace.open(recipe)
     for ranks, (rank, world_size) in _RANKS.items():
         if world_size > 1 and recipe == "chat":
             continue
         settings = {**_ORDER, **_FORMS[form], "packing": packing}
-        loader = load(store, **settings, rank=rank, world_size=world_size)
+        loader = make_numpy_loader(store, **settings, rank=rank, world_size=world_size)
         batches = list(loader)
         trained = sum(loader.trained_tokens(step) for step in range(0, _STEPS, 10))
         facts = {"origin": batches[0].origin, "trained tokens of every tenth step": trained}
@@ -103,47 +103,47 @@ def test_a_packing_in_a_form(workspace: Workspace, packing: str, form: str, reci
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_converted_form(workspace: Workspace, name: str, packing: str) -> None:
     settings = {**_ORDER, "seq_len": 256, "packing": packing}
-    batches = map(CONVERTERS[name], load(workspace.open("chat"), **settings))
+    batches = map(CONVERTERS[name], make_numpy_loader(workspace.open("chat"), **settings))
     check_batches(f"{name}, {packing}", batches)
 
 
 def test_padded_rows(workspace: Workspace) -> None:
-    loader = load(workspace.open("chat"), **_ORDER, packing="none")
-    check_batches("padded", (padded(batch, multiple_of=16) for batch in loader))
+    loader = make_numpy_loader(workspace.open("chat"), **_ORDER, packing="none")
+    check_batches("padded", (to_padded(batch, multiple_of=16) for batch in loader))
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader(workspace: Workspace, name: str) -> None:
-    loader = load(workspace.open("text-and-chat"), **{**_ORDER, **LOADERS[name]})
+    loader = make_numpy_loader(workspace.open("text-and-chat"), **{**_ORDER, **LOADERS[name]})
     check_batches(name, loader)
 
 
 def test_micro_batches(workspace: Workspace) -> None:
     for form in ("rows", "varlen"):
-        loader = load(workspace.open("chat"), **_ORDER, form=form, micro_batch_size=2)
-        parts = (part for batch in loader for part in batch.split(2))
-        check_batches(f"micro-batches, {form}", parts)
+        loader = make_numpy_loader(workspace.open("chat"), **_ORDER, form=form, micro_batch_size=2)
+        micro_batches = (micro_batch for batch in loader for micro_batch in batch.split(2))
+        check_batches(f"micro-batches, {form}", micro_batches)
 
 
 def test_tensors_equal_arrays(workspace: Workspace) -> None:
-    """Batches of torch hold what batches of numpy hold."""
+    """Batches of torch and numpy have equal contents."""
     pytest.importorskip("torch")
     settings = {**_ORDER, "packing": "best_fit", "output": "torch"}
-    described = describe_batches(load(workspace.open("jsonl-mapped"), **settings))
+    digests = describe_batches(make_numpy_loader(workspace.open("jsonl-mapped"), **settings))
     if not EXPECTED.writes:
         expected = EXPECTED.read("jsonl-mapped best_fit rows, rank 0 of 1")
-        assert described["steps"] == expected["steps"]
+        assert digests["steps"] == expected["steps"]
 
 
 def test_a_mixture(workspace: Workspace) -> None:
     for ranks, (rank, world_size) in _RANKS.items():
         mixture = make_mixture(workspace)
-        loader = load(mixture, **_ORDER, rank=rank, world_size=world_size)
+        loader = make_numpy_loader(mixture, **_ORDER, rank=rank, world_size=world_size)
         check_batches(f"mixture, {ranks}", loader, origin=loader.origin)
 
 
 def test_an_edited_mixture(workspace: Workspace) -> None:
-    loader = load(make_mixture(workspace), **_ORDER)
+    loader = make_numpy_loader(make_mixture(workspace), **_ORDER)
     loader.edit(Edit(step=10, weights={"web": 1, "wide": 2}, skip=2, note="more of wide"))
     loader.edit(Edit(step=20, ban={"web": list(range(0, 100, 3))}))
     loader.edit(Edit(step=30, seq_len=300, global_batch_size=6))
@@ -151,28 +151,28 @@ def test_an_edited_mixture(workspace: Workspace) -> None:
 
 
 def test_the_subset_for_validation(workspace: Workspace) -> None:
-    loader = load(workspace.open("chat", "val"), seq_len=512, global_batch_size=4, shuffle=False)
+    loader = make_numpy_loader(workspace.open("chat", "val"), seq_len=512, global_batch_size=4, shuffle=False)
     check_batches("val subset", loader)
 
 
 def test_an_older_generation(workspace: Workspace) -> None:
-    """A generation keeps its batches; the newer one has others."""
+    """Every generation keeps its own batches."""
     prepare = "prepare --out grown --no-balance-subsets --workers 1 --json"
     workspace.run(f"{prepare} news/monday.jsonl --tokenizer bytes")
     workspace.run(f"{prepare} news/tuesday.jsonl --append")
     workspace.run("remove grown --source news/monday.jsonl --json")
-    with workspace.entered():
+    with workspace.enter():
         for generation in (1, 2, 3):
             store = batchloom.open_store("grown", generation=generation)
-            check_batches(f"generation {generation}", load(store, **_ORDER))
+            check_batches(f"generation {generation}", make_numpy_loader(store, **_ORDER))
 
 
-def test_made_up_data(workspace: Workspace) -> None:
-    with workspace.entered():
+def test_synthetic_data_and_a_megatron_pair(workspace: Workspace) -> None:
+    with workspace.enter():
         store = batchloom.open_store("distributed_dummy:documents=300,vocab=900,lengths=9-700")
-        check_batches("synthetic", load(store, **_ORDER, rank=1, world_size=2))
+        check_batches("synthetic", make_numpy_loader(store, **_ORDER, rank=1, world_size=2))
         store = batchloom.open_store("ids/pair")
-        check_batches("Megatron pair", load(store, **_ORDER))
+        check_batches("Megatron pair", make_numpy_loader(store, **_ORDER))
 
 
 STREAMS: dict[str, dict[str, Any]] = {
@@ -185,25 +185,25 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream(workspace: Workspace, name: str) -> None:
-    with workspace.entered():
+    with workspace.enter():
         settings = {"tokenizer": "bytes", "lanes": 4, **STREAMS[name], **_ORDER}
         stream = batchloom.stream(settings.pop("inputs"), workers=0, **settings)
         for ranks, (rank, world_size) in _RANKS.items():
-            loader = load(stream, rank=rank, world_size=world_size)
+            loader = make_numpy_loader(stream, rank=rank, world_size=world_size)
             check_batches(f"stream of {name}, {ranks}", loader, origin=loader.origin)
 
 
 def test_preferences(workspace: Workspace) -> None:
-    """Preference trainers read the pinned items, with their numbers."""
-    pairs, labels = Pairs(workspace.open("pairs")), Labels(workspace.open("labels"))
-    both = Labels(workspace.open("pairs", "val"))
+    """Preference pairs and labelled answers equal the pinned items."""
+    pairs, labels = PreferencePairs(workspace.open("pairs")), LabelledAnswers(workspace.open("labels"))
+    labels_of_pairs = LabelledAnswers(workspace.open("pairs", "val"))
     EXPECTED.check(
         "preferences",
         {
             "pairs": _describe_items(pairs),
             "pair ids": [int(number) for number in pairs.ids[:20]],
             "labels": _describe_items(labels),
-            "labels of pairs": _describe_items(both),
+            "labels of pairs": _describe_items(labels_of_pairs),
         },
     )
 
@@ -214,7 +214,7 @@ def _describe_items(items: Any) -> list[str]:
     return [digest_json(items[number]) for number in range(min(len(items), 20))]
 
 
-def sections() -> list[str]:
+def list_sections() -> list[str]:
     """Return the names of all sections."""
     forms = [
         f"{recipe} {packing} {form}, {ranks}"
@@ -237,4 +237,4 @@ def sections() -> list[str]:
 
 
 def test_no_other_expectations(workspace: Workspace) -> None:
-    EXPECTED.check_sections(sections())
+    EXPECTED.check_sections(list_sections())

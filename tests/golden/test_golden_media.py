@@ -1,4 +1,4 @@
-"""Stores and batches with images; skipped without the extra ``media``."""
+"""Stores and batches with images; skipped without the ``media`` extra."""
 
 import itertools
 import json
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from batchloom import Loader
-from golden.arrays import describe_batches
+from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
 from golden.interface import MediaOptions
-from golden.normalize import normalize
+from golden.json_normalization import normalize
 from golden.recipes import MEDIA_RECIPES
-from golden.store_files import describe_store
+from golden.store_digests import describe_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 EXPECTED = Expectations("media")
@@ -29,9 +29,9 @@ _RANKS = {"rank 0 of 1": (0, 1), "rank 1 of 2": (1, 2)}
 _FORMS = {"rows": {}, "varlen": {"form": "varlen"}, "alone": {"packing": "none"}}
 
 
-def load(workspace: Workspace, name: str, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
+def make_recipe_loader(workspace: Workspace, name: str, rank: int = 0, world_size: int = 1, **overrides: Any) -> Loader:
     """Return a loader over the store of a recipe."""
-    settings = {**_SETTINGS, **more}
+    settings = {**_SETTINGS, **overrides}
     return Loader(workspace.open(name), rank=rank, world_size=world_size, **settings)
 
 
@@ -46,20 +46,20 @@ def test_the_store_of_a_recipe(workspace: Workspace, name: str) -> None:
 @pytest.mark.parametrize("name", MEDIA_RECIPES)
 def test_batches(workspace: Workspace, name: str, form: str, ranks: str) -> None:
     rank, world_size = _RANKS[ranks]
-    loader = load(workspace, name, rank, world_size, **_FORMS[form])
-    with workspace.entered():
+    loader = make_recipe_loader(workspace, name, rank, world_size, **_FORMS[form])
+    with workspace.enter():
         EXPECTED.check(f"batches: {name}, {form}, {ranks}", describe_batches(loader))
 
 
-def test_a_run_goes_on(workspace: Workspace) -> None:
-    """A run goes on from the state that was pinned."""
-    with workspace.entered():
-        loader = load(workspace, "pictures")
+def test_a_run_resumes(workspace: Workspace) -> None:
+    """A run resumes from the pinned state."""
+    with workspace.enter():
+        loader = make_recipe_loader(workspace, "pictures")
         assert [batch.step for batch in itertools.islice(loader, 4)] == [0, 1, 2, 3]
         EXPECTED.check("state", loader.state_dict())
-        again = load(workspace, "pictures")
-        again.load_state_dict(EXPECTED.read("state"))
-        EXPECTED.check("after the state", describe_batches(again)["steps"])
+        resumed = make_recipe_loader(workspace, "pictures")
+        resumed.load_state_dict(EXPECTED.read("state"))
+        EXPECTED.check("after the state", describe_batches(resumed)["steps"])
 
 
 COMMANDS = ("check stores/pictures", "inspect stores/pictures-embedded --seq-len 256 --first 1")

@@ -1,4 +1,4 @@
-"""JSON of commands, quarantine files and reports; sentences are pinned apart."""
+"""JSON of commands, quarantine files and reports; sentences are pinned separately."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 import batchloom
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.normalize import normalize, sentences
+from golden.json_normalization import normalize, iter_sentences
 from golden.recipes import RECIPES
 
 EXPECTED = Expectations("outputs")
@@ -20,7 +20,7 @@ _SIZES = "--seq-len 512 --global-batch-size 4"
 _MIXTURE = "--mixture stores/jsonl-mapped=0.7,stores/text=0.3,stores/shards"
 _WORLD = "--world-size 2"
 
-# Commands that change nothing: their words without --json, and their exit code where it is not 0.
+# Read-only commands: their words without --json, and their exit code if it is not 0.
 COMMANDS: dict[str, str | tuple[str, int]] = {
     "check: store": "check stores/chat",
     "check: pairs": "check stores/pairs",
@@ -76,7 +76,7 @@ def stores(workspace: Workspace) -> Workspace:
     for name in ("chat", "pairs", "jsonl-mapped", "text", "shards"):
         workspace.prepare(name)
     loader = batchloom.Loader(
-        _mixture_of_commands(workspace),
+        _make_mixture_of_commands(workspace),
         seq_len=512,
         global_batch_size=4,
         steps=50,
@@ -98,26 +98,26 @@ def stores(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def _mixture_of_commands(workspace: Workspace) -> batchloom.Mixture:
+def _make_mixture_of_commands(workspace: Workspace) -> batchloom.Mixture:
     names = ("jsonl-mapped", "text", "shards")
     stores = {name: workspace.open(name) for name in names}
     return batchloom.Mixture({"jsonl-mapped": 0.7, "text": 0.3}, stores=stores)
 
 
 def print_json(workspace: Workspace, command: str | tuple[str, int]) -> Any:
-    """Return what a command prints with --json."""
+    """Return the JSON that a command prints with --json."""
     words, code = command if isinstance(command, tuple) else (command, 0)
     return json.loads(workspace.run(f"{words} --json", code).out)
 
 
 def check_json(workspace: Workspace, section: str, value: Any) -> None:
-    """Compare a JSON value, and the sentences in it, with what is expected of both.
+    """Compare a JSON value, then the sentences in it, with their expectations.
 
-    Sentences come last: where they alone differ, all else is as it was.
+    A failure of the second comparison means that only sentences differ.
     """
     root = str(workspace.root)
     EXPECTED.check(section, normalize(value, root))
-    SENTENCES.check(section, dict(sentences(value, root)))
+    SENTENCES.check(section, dict(iter_sentences(value, root)))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -130,7 +130,7 @@ def test_prepare(workspace: Workspace, name: str) -> None:
     check_json(workspace, f"prepare: {name}", json.loads(workspace.prepare_output(name)))
 
 
-def test_prepare_again_and_in_part(workspace: Workspace) -> None:
+def test_prepare_after_a_dry_run_and_again(workspace: Workspace) -> None:
     words = f"prepare {RECIPES['text'].words} --no-balance-subsets --out parts --workers 1"
     check_json(workspace, "prepare: dry run", print_json(workspace, f"{words} --dry-run"))
     check_json(workspace, "prepare: behind a dry run", print_json(workspace, words))
@@ -138,12 +138,12 @@ def test_prepare_again_and_in_part(workspace: Workspace) -> None:
 
 
 def test_generations(workspace: Workspace) -> None:
-    """The commands that change a store, in the order in which they follow each other."""
-    for name, words in _changes():
+    """Run the commands that change a store, one after the other."""
+    for name, words in _iter_changes():
         check_json(workspace, name, print_json(workspace, words))
 
 
-def _changes() -> Iterator[tuple[str, str]]:
+def _iter_changes() -> Iterator[tuple[str, str]]:
     store, prepare = "outputs/store", "prepare --out outputs/store --no-balance-subsets --workers 1"
     yield "generations: prepare", f"{prepare} news/monday.jsonl --tokenizer bytes"
     yield "generations: append", f"{prepare} news --append"
@@ -182,7 +182,7 @@ def test_converted_rows(workspace: Workspace) -> None:
 
 
 def test_finished_runs(workspace: Workspace) -> None:
-    """Loss curves of two runs, compared."""
+    """Compare the loss curves of two runs."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     words = "compare --runs losses/first.jsonl losses/second.jsonl --tolerance 1e-9 --out compared"
@@ -207,7 +207,7 @@ def test_no_other_expectations(workspace: Workspace) -> None:
         *COMMANDS,
         *(f"prepare: {name}" for name in PREPARED),
         *("prepare: dry run", "prepare: behind a dry run", "prepare: finished already"),
-        *(name for name, _ in _changes()),
+        *(name for name, _ in _iter_changes()),
         *CONVERSIONS,
         *("convert: rows", "compare: runs"),
         *(f"quarantine: {name}" for name in QUARANTINES),

@@ -1,4 +1,4 @@
-"""Plans: fingerprints, step counts, left-out data and the first steps."""
+"""Plans: fingerprints, step counts, unserved data and the first steps."""
 
 import dataclasses
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Plan, PlanError, PlanSpec
-from golden.arrays import describe_batches
+from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.interface import SourceSpec, Stage, mixture_from
+from golden.interface import SourceSpec, Stage, read_mixture
 from golden.mixtures import SOURCES, WEIGHTS, make_mixture
 
 EXPECTED = Expectations("plans")
@@ -83,16 +83,16 @@ EDITS: dict[str, list[dict[str, Any]]] = {
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return what is pinned of a plan."""
+    """Return the pinned properties of a plan."""
     loader = batchloom.Loader(plan, rank=0, world_size=1, output="numpy", prefetch=0)
-    first = [loader.batch(step) for step in range(min(_STEPS, plan.steps))]
+    batches = [loader.batch(step) for step in range(min(_STEPS, plan.steps))]
     return {
         "fingerprint": plan.fingerprint,
         "steps": plan.steps,
         "left out": dataclasses.asdict(plan.left_out()),
         "state at step 3": plan.state(plan.positions_of(3)[0])["check"],
         "journal": [entry["fingerprint"] for entry in plan.journal],
-        "first steps": describe_batches(first)["steps"],
+        "first steps": describe_batches(batches)["steps"],
     }
 
 
@@ -104,7 +104,7 @@ def test_a_plan_of_one_store(workspace: Workspace, name: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["chat", "instructions", "token-rows", "manifest"])
 def test_the_defaults_of_a_store(workspace: Workspace, recipe: str) -> None:
-    """A loader leaves long conversations out and cuts long texts by default."""
+    """By default, a loader drops long conversations and splits long texts."""
     loader = batchloom.Loader(workspace.open(recipe), rank=0, world_size=1, output="numpy", **_SIZES)
     EXPECTED.check(f"defaults of {recipe}", describe_plan(loader.plan))
 
@@ -112,8 +112,8 @@ def test_the_defaults_of_a_store(workspace: Workspace, recipe: str) -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_plan_of_a_mixture(workspace: Workspace, name: str) -> None:
     settings = dict(MIXTURES[name])
-    length = {} if name in _ENDLESS else {"steps": 40}
-    spec = PlanSpec(**_SIZES, **length, **settings.pop("spec", {}))
+    run_length = {} if name in _ENDLESS else {"steps": 40}
+    spec = PlanSpec(**_SIZES, **run_length, **settings.pop("spec", {}))
     plan = Plan(make_mixture(workspace, **settings), spec)
     EXPECTED.check(f"mixture: {name}", describe_plan(plan))
 
@@ -138,8 +138,8 @@ def test_a_mixture_file(workspace: Workspace) -> None:
     for recipe in SOURCES.values():
         workspace.prepare(recipe)
     (workspace.root / "mix.yaml").write_text(MIXTURE_FILE, "utf-8")
-    with workspace.entered():
-        mixture = mixture_from("mix.yaml")
+    with workspace.enter():
+        mixture = read_mixture("mix.yaml")
         EXPECTED.check("mixture file", describe_plan(Plan(mixture, PlanSpec(**_SIZES))))
 
 

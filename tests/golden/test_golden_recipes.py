@@ -1,4 +1,4 @@
-"""Recipe files: output of ``--print-recipe``, and files of the past."""
+"""Recipe files: output of ``--print-recipe``, and recipes of earlier versions."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_a_printed_recipe(workspace: Workspace, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_a_recipe_file_of_the_past(workspace: Workspace, name: str) -> None:
-    """A printed recipe of the past is read as the same recipe."""
+    """A recipe that an earlier version printed is read as the same recipe."""
     if ALL_RECIPES[name].missing:
         pytest.skip(f"{name} needs {', '.join(ALL_RECIPES[name].missing)}")
     lines = EXPECTED.read(name)

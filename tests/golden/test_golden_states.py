@@ -1,4 +1,4 @@
-"""States of runs: their content, and resuming from states of the past."""
+"""States of runs: their content, and resuming from states of earlier versions."""
 
 import itertools
 import json
@@ -10,117 +10,119 @@ import pytest
 import batchloom
 from batchloom import Edit, Loader, StateError
 from batchloom.cli import run_command_line
-from golden.arrays import describe_batches
+from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
 from golden.interface import Augment, SourceSpec, Stage, make_loader, merge_states
 from golden.mixtures import make_mixture
 
 EXPECTED = Expectations("states")
-_DONE, _AFTER = 20, 10
+_STEPS_BEFORE, _STEPS_AFTER = 20, 10
 _ORDER = {"seq_len": 512, "global_batch_size": 4, "steps": 50}
 
 
-def _store(workspace: Workspace, recipe: str = "jsonl-mapped", **settings: Any) -> Loader:
-    return _load(workspace.open(recipe), **_ORDER, **settings)
+def _load_store(workspace: Workspace, recipe: str = "jsonl-mapped", **settings: Any) -> Loader:
+    return _make_numpy_loader(workspace.open(recipe), **_ORDER, **settings)
 
 
-def _load(data: Any, **settings: Any) -> Loader:
-    usual = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
-    return make_loader(data, **{**usual, **settings})
+def _make_numpy_loader(data: Any, **settings: Any) -> Loader:
+    defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
+    return make_loader(data, **{**defaults, **settings})
 
 
-def _edited(workspace: Workspace, **settings: Any) -> Loader:
-    """A mixture whose weights, sizes and documents change while it runs."""
-    return _load(make_mixture(workspace), **_ORDER, **settings)
+def _load_edited_mixture(workspace: Workspace, **settings: Any) -> Loader:
+    """Return a loader over a mixture for a run whose weights, sizes and documents change."""
+    return _make_numpy_loader(make_mixture(workspace), **_ORDER, **settings)
 
 
-def _edit(loader: Loader) -> None:
+def _apply_edits(loader: Loader) -> None:
     loader.edit(Edit(step=5, weights={"web": 1, "wide": 2}, skip=1, note="more of wide"))
     loader.edit(Edit(step=9, ban={"web": [1, 2, 3]}, seq_len=300))
     loader.edit(Edit(step=25, global_batch_size=8))
 
 
-def _staged(workspace: Workspace, **settings: Any) -> Loader:
+def _load_staged_mixture(workspace: Workspace, **settings: Any) -> Loader:
     stages = [Stage(weights={"code": 1, "talk": 1}, step=10)]
     epochs = {"code": 1, "web": 20, "talk": 20}
     sources = {name: SourceSpec(epochs=number) for name, number in epochs.items()}
     mixture = make_mixture(workspace, stages=stages, exhausted="redistribute", sources=sources)
-    return _load(mixture, **_ORDER, **settings)
+    return _make_numpy_loader(mixture, **_ORDER, **settings)
 
 
 RUNS: dict[str, Callable[..., Loader]] = {
-    "store": _store,
-    "store, wrapped": lambda space, **more: _store(space, packing="wrap", **more),
-    "store, first windows": lambda space, **more: _store(space, packing="window_16@1", **more),
-    "store, lanes": lambda space, **more: _store(space, lanes=4, pool_size=8, **more),
-    "store, grouped": lambda space, **more: _store(space, packing="none", group_by_length=10, **more),
-    "store, augmented": lambda space, **more: _store(space, augment=Augment(noise_prob=0.2, seed=5), **more),
-    "store, conversations": lambda space, **more: _store(space, "chat", form="varlen", **more),
-    "mixture": lambda space, **more: _load(make_mixture(space), **_ORDER, **more),
-    "mixture, staged": _staged,
-    "mixture, lanes": lambda space, **more: _load(make_mixture(space), **_ORDER, lanes=2, pool_size=16, **more),
-    "edited run": _edited,
+    "store": _load_store,
+    "store, wrapped": lambda space, **more: _load_store(space, packing="wrap", **more),
+    "store, first windows": lambda space, **more: _load_store(space, packing="window_16@1", **more),
+    "store, lanes": lambda space, **more: _load_store(space, lanes=4, pool_size=8, **more),
+    "store, grouped": lambda space, **more: _load_store(space, packing="none", group_by_length=10, **more),
+    "store, augmented": lambda space, **more: _load_store(space, augment=Augment(noise_prob=0.2, seed=5), **more),
+    "store, conversations": lambda space, **more: _load_store(space, "chat", form="varlen", **more),
+    "mixture": lambda space, **more: _make_numpy_loader(make_mixture(space), **_ORDER, **more),
+    "mixture, staged": _load_staged_mixture,
+    "mixture, lanes": lambda space, **more: _make_numpy_loader(
+        make_mixture(space), **_ORDER, lanes=2, pool_size=16, **more
+    ),
+    "edited run": _load_edited_mixture,
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_goes_on(workspace: Workspace, name: str) -> None:
-    """A run saves the pinned state, and any ranks go on from it."""
+def test_a_run_resumes(workspace: Workspace, name: str) -> None:
+    """A run saves the pinned state, and any number of ranks resumes from it."""
     loader = RUNS[name](workspace)
     if name == "edited run":
-        _edit(loader)
-    state = _state_after(loader, _DONE)
+        _apply_edits(loader)
+    state = _save_state_after(loader, _STEPS_BEFORE)
     EXPECTED.check(f"{name}: state", state)
     saved = EXPECTED.read(f"{name}: state")
     for ranks in ((0, 1), (1, 2)):
-        again = RUNS[name](workspace, rank=ranks[0], world_size=ranks[1])
-        again.load_state_dict(json.loads(json.dumps(saved)))
-        batches = _take(again, _AFTER)
-        assert batches[0].step == _DONE
+        resumed = RUNS[name](workspace, rank=ranks[0], world_size=ranks[1])
+        resumed.load_state_dict(json.loads(json.dumps(saved)))
+        batches = _read_batches(resumed, _STEPS_AFTER)
+        assert batches[0].step == _STEPS_BEFORE
         section = f"{name}: after the state, rank {ranks[0]} of {ranks[1]}"
         EXPECTED.check(section, describe_batches(batches)["steps"])
 
 
-def test_a_state_of_the_first_windows_names_what_goes_on_with_it(
+def test_a_state_of_the_first_window_16_names_its_packing(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``window_16`` had another rule at first, and its fingerprints have this name."""
-    again = _store(workspace, packing="window_16")
-    assert again.plan.identity["spec"]["packing"] == "window_16@2"
+    """Fingerprints of ``window_16@1`` have the name ``window_16``, because it came first."""
+    resumed = _load_store(workspace, packing="window_16")
+    assert resumed.plan.identity["spec"]["packing"] == "window_16@2"
     saved = EXPECTED.read("store, first windows: state")
     with pytest.raises(StateError, match="give packing='window_16@1' to continue it"):
-        again.load_state_dict(saved)
-    again = _store(workspace, packing="window_16@1")
-    assert again.plan.identity["spec"]["packing"] == "window_16"
-    again.load_state_dict(saved)
+        resumed.load_state_dict(saved)
+    resumed = _load_store(workspace, packing="window_16@1")
+    assert resumed.plan.identity["spec"]["packing"] == "window_16"
+    resumed.load_state_dict(saved)
     section = "store, first windows: after the state, rank 0 of 1"
-    EXPECTED.check(section, describe_batches(_take(again, _AFTER))["steps"])
+    EXPECTED.check(section, describe_batches(_read_batches(resumed, _STEPS_AFTER))["steps"])
     (workspace.root / "first.json").write_text(json.dumps(saved), "utf-8")
-    with workspace.entered():
+    with workspace.enter():
         assert run_command_line(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0
     assert saved["fingerprint"] in capsys.readouterr().out
 
 
-def _state_after(loader: Loader, steps: int) -> dict[str, Any]:
-    _take(loader, steps)
+def _save_state_after(loader: Loader, steps: int) -> dict[str, Any]:
+    _read_batches(loader, steps)
     return loader.state_dict()
 
 
-def _take(loader: Loader, count: int) -> list[Any]:
-    """Return the next batches of a loader; its iteration ends there."""
+def _read_batches(loader: Loader, count: int) -> list[Any]:
+    """Return the next batches of a loader, and end its iteration."""
     return list(itertools.islice(loader, count))
 
 
 @pytest.mark.parametrize("saved", ["store", "mixture", "edited run"])
 def test_a_state_of_another_run_is_refused(workspace: Workspace, saved: str) -> None:
-    other = _store(workspace, seed=1)
+    loader = _load_store(workspace, seed=1)
     with pytest.raises(StateError):
-        other.load_state_dict(EXPECTED.read(f"{saved}: state"))
+        loader.load_state_dict(EXPECTED.read(f"{saved}: state"))
 
 
-def _stream(workspace: Workspace) -> Any:
-    with workspace.entered():
+def _open_stream(workspace: Workspace) -> Any:
+    with workspace.enter():
         return batchloom.stream(
             "records.jsonl",
             tokenizer="bytes",
@@ -132,15 +134,18 @@ def _stream(workspace: Workspace) -> Any:
         )
 
 
-def test_a_stream_goes_on(workspace: Workspace) -> None:
-    """States of two ranks make one, and one rank goes on from the pinned one."""
-    with workspace.entered():
-        states = [_state_after(_load(_stream(workspace), rank=rank, world_size=2), _DONE) for rank in (0, 1)]
+def test_a_stream_resumes(workspace: Workspace) -> None:
+    """States of two ranks merge into the pinned one, and one rank resumes from it."""
+    with workspace.enter():
+        states = [
+            _save_state_after(_make_numpy_loader(_open_stream(workspace), rank=rank, world_size=2), _STEPS_BEFORE)
+            for rank in (0, 1)
+        ]
         EXPECTED.check("stream: state", merge_states(states))
-        again = _load(_stream(workspace))
-        again.load_state_dict(EXPECTED.read("stream: state"))
-        batches = _take(again, _AFTER)
-    assert batches[0].step == _DONE
+        resumed = _make_numpy_loader(_open_stream(workspace))
+        resumed.load_state_dict(EXPECTED.read("stream: state"))
+        batches = _read_batches(resumed, _STEPS_AFTER)
+    assert batches[0].step == _STEPS_BEFORE
     EXPECTED.check("stream: after the state", describe_batches(batches)["steps"])
 
 

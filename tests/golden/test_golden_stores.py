@@ -8,7 +8,7 @@ import pytest
 from golden.conftest import Workspace
 from golden.expectations import Expectations, digest, digest_json
 from golden.recipes import RECIPES
-from golden.store_files import describe_store
+from golden.store_digests import describe_store
 
 EXPECTED = Expectations("stores")
 
@@ -18,8 +18,8 @@ def test_the_store_of_a_recipe(workspace: Workspace, name: str) -> None:
     EXPECTED.check(name, describe_store(workspace.root / workspace.prepare(name)))
 
 
-def test_a_store_made_again_from_itself(workspace: Workspace) -> None:
-    """A store, its printed recipe and its manifest give the same store."""
+def test_a_store_prepared_again_from_its_recipe(workspace: Workspace) -> None:
+    """The recipe in the manifest of a store builds the same store."""
     for name in ("jsonl-mapped", "chat-last-turn", "near-by-similarity", "every-setting"):
         first = describe_store(workspace.root / workspace.prepare(name))
         workspace.run(f"prepare --recipe stores/{name} --out again/{name} --workers 1 --json")
@@ -29,7 +29,7 @@ def test_a_store_made_again_from_itself(workspace: Workspace) -> None:
 
 
 def test_balanced_subsets(workspace: Workspace) -> None:
-    """Stores in which documents move between subsets."""
+    """Pin stores in which balancing moves documents between subsets."""
     for name, words in BALANCED.items():
         workspace.run(f"prepare {words} --tokenizer bytes --out balanced/{name} --workers 1 --json")
         EXPECTED.check(name, describe_store(workspace.root / "balanced" / name))
@@ -43,7 +43,7 @@ BALANCED = {
 
 
 def test_generations(workspace: Workspace) -> None:
-    """A store that is appended to, shrunk and compacted; every generation is pinned."""
+    """Pin each generation of a store that is appended to, removed from and compacted."""
     store = "changed/store"
     prepare = f"prepare --out {store} --no-balance-subsets --workers 1 --json"
     workspace.run(f"{prepare} news/monday.jsonl --tokenizer bytes --dedup near --val-fraction 0.1")
@@ -99,7 +99,7 @@ def _describe_file(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Writers of tables put their own version into files.
+    # Writers of tables record their version in the files.
     if path.suffix == ".parquet":
         table = pq.read_table(path)
     elif path.suffix == ".arrow":
@@ -112,14 +112,14 @@ def _describe_file(path: Path) -> Any:
 
 
 def test_a_stream_keeps_its_store(workspace: Workspace) -> None:
-    """The store a stream keeps is that of ``prepare --dedup none``."""
+    """A stream with ``keep`` writes the store of ``prepare --dedup none``."""
     import batchloom
 
     workspace.run(
         "prepare records.jsonl --map text=body --tokenizer bytes --val-fraction 0 --no-dedup "
         "--out kept/expected --workers 1 --json"
     )
-    with workspace.entered():
+    with workspace.enter():
         stream = batchloom.stream(
             "records.jsonl",
             tokenizer="bytes",

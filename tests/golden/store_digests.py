@@ -10,9 +10,9 @@ import xxhash
 
 from golden.expectations import digest, digest_json
 
-# Reports hold times and paths, quarantine files hold sentences: test_golden_outputs has both.
-# Tables of plans appear where another test has looked at a plan.
-_OTHERS = ("report", "quarantine", "plans/")
+# test_golden_outputs covers reports, which hold times and paths, and quarantine files, which hold sentences.
+# Tables of plans appear if another test has built a plan.
+_EXCLUDED = ("report", "quarantine", "plans/")
 _JSON_NAMES = ("dataset_metadata.json", "generations/")
 
 
@@ -21,22 +21,22 @@ def describe_store(folder: Path) -> dict[str, Any]:
     digests: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or name.startswith(_OTHERS):
+        if not path.is_file() or name.startswith(_EXCLUDED):
             continue
         data = path.read_bytes()
         if name.startswith(_JSON_NAMES):
-            data = without_checksum(data)
+            data = remove_checksum(data)
             digests[f"{name} fields"] = _describe_fields(json.loads(data))
         digests[name] = digest(data)
     return digests
 
 
-def without_checksum(data: bytes) -> bytes:
-    """Return a manifest as older versions wrote it, after comparing its checksum with its bytes."""
-    rest, found = re.subn(rb',\n "checksum": "([0-9a-f]{32})"\n}\n$', b"\n}\n", data)
-    assert found == 1
-    assert json.loads(data)["checksum"] == xxhash.xxh3_128_hexdigest(rest)
-    return rest
+def remove_checksum(data: bytes) -> bytes:
+    """Return a manifest in the format without a checksum; check its checksum first."""
+    unsigned, count = re.subn(rb',\n "checksum": "([0-9a-f]{32})"\n}\n$', b"\n}\n", data)
+    assert count == 1
+    assert json.loads(data)["checksum"] == xxhash.xxh3_128_hexdigest(unsigned)
+    return unsigned
 
 
 def _describe_fields(manifest: Mapping[str, Any]) -> dict[str, str]:
