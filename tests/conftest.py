@@ -21,9 +21,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # DataLoader workers are forked. MKL's allocator deadlocks in them if a thread was inside it during the fork.
 os.environ["MKL_DISABLE_FAST_MM"] = "1"
 # fsync takes most of the time of a small store, and a RAM disk has room for stores of this size.
-_MEMORY = Path("/dev/shm")
-if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 << 30:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+_RAM_DISK = Path("/dev/shm")
+if os.access(_RAM_DISK, os.W_OK) and shutil.disk_usage(_RAM_DISK).free > 2 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_RAM_DISK))
 # A shell ignores Ctrl-C for background jobs and their children, and tests send it to processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,7 +53,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    tier, part = config.getoption("--tier"), config.getoption("--slice")
+    tier, slice_text = config.getoption("--tier"), config.getoption("--slice")
     chosen = [
         item
         for item in items
@@ -63,11 +63,11 @@ def pytest_collection_modifyitems(config, items):
             is_property=getattr(getattr(item, "obj", None), "is_hypothesis_test", False),
         )
     ]
-    if part:
-        number, count = tiers.parse_slice(part)
+    if slice_text:
+        number, count = tiers.parse_slice(slice_text)
         chosen = [item for item in chosen if tiers.is_in_slice(item.nodeid, number, count)]
-    kept = set(chosen)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    chosen_items = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen_items])
     items[:] = chosen
 
 
@@ -128,6 +128,6 @@ def _forget_s3_clients():
     # s3fs instances cache their address, credentials and listings; batchloom caches that there are no credentials.
     if s3fs := sys.modules.get("s3fs"):
         s3fs.S3FileSystem.clear_instance_cache()
-    if reach := sys.modules.get("batchloom.remote.client"):
+    if client_module := sys.modules.get("batchloom.remote.client"):
         # A test may have replaced the function by one without a cache.
-        getattr(reach._make_storage_options, "cache_clear", lambda: None)()
+        getattr(client_module._make_storage_options, "cache_clear", lambda: None)()

@@ -57,10 +57,10 @@ def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Pat
     builder = megatron("indexed_dataset").IndexedDatasetBuilder(
         f"{prefix}.bin", dtype=dtype, multimodal=modes is not None
     )
-    kinds = iter(modes or [])
+    sequence_modes = iter(modes or [])
     for document in documents:
         for sequence in document:
-            builder.add_item(torch.tensor(sequence, dtype=torch.int64), next(kinds, 0))
+            builder.add_item(torch.tensor(sequence, dtype=torch.int64), next(sequence_modes, 0))
         builder.end_document()
     builder.finalize(f"{prefix}.idx")
     return prefix

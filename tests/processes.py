@@ -1,8 +1,8 @@
 """Processes forked from a warm interpreter: torch is imported once per session.
 
-A separate Python process spends five to ten seconds on imports if it needs torch and transformers.
-``run_module``, ``run_ranks`` and ``start_processes`` fork from a server that has imported them and
-nothing else, so that a process starts in milliseconds with an interpreter no test has used.
+A separate Python process that needs torch and transformers imports them for five to ten seconds.
+``run_module``, ``run_ranks`` and ``start_processes`` fork from a server that has imported them. A
+process then starts in milliseconds, and no test has used its interpreter before.
 """
 
 import faulthandler
@@ -25,7 +25,7 @@ import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["warm_modules"])
-_HERE = str(Path(__file__).parent)
+_TESTS_FOLDER = str(Path(__file__).parent)
 _TIMEOUT_S = 300.0
 _STACKS_AFTER_S = 240.0
 
@@ -65,8 +65,8 @@ class RunningProcess:
 
 def run_module(module: str, *words: object, env: dict[str, str] | None = None) -> ProcessResult:
     """Run ``python -m module words...`` in a separate process."""
-    with start_processes("-m", module, *words, environments=[env or {}]) as (one,):
-        return one.wait()
+    with start_processes("-m", module, *words, environments=[env or {}]) as (process,):
+        return process.wait()
 
 
 def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
@@ -76,24 +76,24 @@ def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
     """
     with start_processes(*command, environments=rank_environments(ranks)) as processes:
         _join(processes)
-        return [one.wait() for one in processes]
+        return [process.wait() for process in processes]
 
 
 def run_two_ranks(*command: object) -> str:
     """Run two ranks that must succeed; return their output."""
-    done = run_ranks(*command)
-    failed = [one.stderr[-4000:] for one in done if one.returncode]
+    results = run_ranks(*command)
+    failed = [result.stderr[-4000:] for result in results if result.returncode]
     assert not failed, "\n".join(failed)
-    return "".join(one.stdout for one in done)
+    return "".join(result.stdout for result in results)
 
 
 def rank_environments(ranks: int = 2) -> list[dict[str, str]]:
     """Return per rank the environment variables of torch.distributed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
-    return [{**place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [{**address, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 @contextmanager
@@ -104,42 +104,42 @@ def start_processes(*command: object, environments: Sequence[dict[str, str]] = (
     """
     with pytest.MonkeyPatch.context() as patch:
         # The server finds the modules to import through PYTHONPATH only.
-        patch.setenv("PYTHONPATH", _HERE, prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", _TESTS_FOLDER, prepend=os.pathsep)
         multiprocessing.forkserver.ensure_running()
-    words, place = list(map(str, command)), (sys.path, os.getcwd())
+    words, location = list(map(str, command)), (sys.path, os.getcwd())
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for number, env in enumerate(environments):
             output = Path(folder, f"{number}.out"), Path(folder, f"{number}.err")
             for file in output:
                 file.touch()
-            given = (words, {**os.environ, **env}, *place, *output)
-            processes.append(RunningProcess(_CONTEXT.Process(target=_main, args=given), *output))
+            arguments = (words, {**os.environ, **env}, *location, *output)
+            processes.append(RunningProcess(_CONTEXT.Process(target=_main, args=arguments), *output))
         try:
-            for one in processes:
-                one.process.start()
+            for running in processes:
+                running.process.start()
             yield processes
         finally:
-            for one in processes:
-                if one.process.pid is not None:
-                    one.process.kill()
-                    one.process.join()
+            for running in processes:
+                if running.process.pid is not None:
+                    running.process.kill()
+                    running.process.join()
 
 
 def _join(running: list[RunningProcess]) -> None:
     """Wait for all ranks; if one fails, terminate the others, as torchrun does."""
-    processes = [one.process for one in running]
-    waiting = list(processes)
-    while waiting:
-        ready = multiprocessing.connection.wait([one.sentinel for one in waiting], _TIMEOUT_S)
-        assert ready, "\n".join(one.describe_hang() for one in running if one.process.is_alive())
-        waiting = [one for one in waiting if one.sentinel not in ready]
-        if any(one.exitcode for one in processes):
-            for one in waiting:
-                one.terminate()
-            for one in waiting:
-                one.join(10)
-                one.kill()
+    processes = [process.process for process in running]
+    unfinished = list(processes)
+    while unfinished:
+        ended = multiprocessing.connection.wait([process.sentinel for process in unfinished], _TIMEOUT_S)
+        assert ended, "\n".join(process.describe_hang() for process in running if process.process.is_alive())
+        unfinished = [process for process in unfinished if process.sentinel not in ended]
+        if any(process.exitcode for process in processes):
+            for process in unfinished:
+                process.terminate()
+            for process in unfinished:
+                process.join(10)
+                process.kill()
             return
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from batchloom.cli import run_command_line
 
 
-def runs_here(line: str) -> bool:
+def is_batchloom_command(line: str) -> bool:
     """Return whether a line is a single batchloom command without shell syntax."""
     return line.startswith("batchloom ") and not set(line) & set("|><;&$*?#\\\n")
 
@@ -28,8 +28,8 @@ def run_python(text: str) -> None:
 
 def run_shell(text: str) -> None:
     """Run batchloom commands in this process and all other lines in a shell."""
-    for here, lines in groupby(text.splitlines(keepends=True), lambda line: runs_here(line[:-1])):
-        if here:
+    for is_command, lines in groupby(text.splitlines(keepends=True), lambda line: is_batchloom_command(line[:-1])):
+        if is_command:
             for line in lines:
                 code = run_command_line(shlex.split(line)[1:])
                 assert code == 0, line

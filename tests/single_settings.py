@@ -11,13 +11,15 @@ _GROUPS = {"plan": PlanOptions, "batch": BatchOptions}
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of a ``Loader``, with settings moved into their groups."""
-    rest = dict(settings)
+    loader_settings = dict(settings)
     for group, options in _GROUPS.items():
-        own = {one.name: rest.pop(one.name) for one in fields(options) if one.name in rest}
-        if own:
-            assert group not in rest, f"{group} is given, and {', '.join(own)} besides"
-            rest[group] = options(**own)
-    return rest
+        group_values = {
+            field.name: loader_settings.pop(field.name) for field in fields(options) if field.name in loader_settings
+        }
+        if group_values:
+            assert group not in loader_settings, f"{group} is given, and {', '.join(group_values)} besides"
+            loader_settings[group] = options(**group_values)
+    return loader_settings
 
 
 def make_loader(data: Any, **settings: Any) -> Loader:

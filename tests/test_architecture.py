@@ -19,7 +19,7 @@ from batchloom.plan import parse_assumed_stores
 SOURCE = Path(batchloom.__file__).parent
 
 # Packages of batchloom that each package may import, besides itself (DESIGN: data and imports flow one way).
-MAY = {
+ALLOWED_IMPORTS = {
     "core": set(),
     "remote": {"core"},
     "sources": {"core", "remote"},
@@ -52,7 +52,7 @@ MAY = {
     },
 }
 # Packages whose modules are their interface: small libraries, and one module per framework or example.
-OPEN = {"core", "adapters", "examples"}
+OPEN_PACKAGES = {"core", "adapters", "examples"}
 # A mask of flex_attention is a torch type, so batches/masks.py imports torch inside its functions.
 # batches/isolation.py and testing/equivalence.py compare losses of a torch model, for trainers and for users' tests.
 TORCH_FREE_EXCEPT = (
@@ -62,34 +62,34 @@ TORCH_FREE_EXCEPT = (
     # Its class is a torch IterableDataset, and the module is loaded on first use.
     "compat/multimodal_stream.py",
 )
-PLAN_MAY = {"numpy", "batchloom", "lazy_loader"} | (
+ALLOWED_IN_PLAN = {"numpy", "batchloom", "lazy_loader"} | (
     set(sys.stdlib_module_names) - {"os", "pathlib", "time", "random", "io", "socket", "subprocess", "datetime"}
 )
 
 
 @functools.cache
-def nodes(path: Path) -> list[ast.AST]:
+def parse_nodes(path: Path) -> list[ast.AST]:
     """Return every node of a file."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(path: Path) -> list[tuple[int, str]]:
+def list_imports(path: Path) -> list[tuple[int, str]]:
     """Return (line, module) of all imports, including late and type-checking ones."""
-    found = []
-    for node in nodes(path):
+    modules = []
+    for node in parse_nodes(path):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            modules += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             module = node.module or ""
             if module == "batchloom":
-                found += [(node.lineno, f"batchloom.{alias.name}") for alias in node.names]
+                modules += [(node.lineno, f"batchloom.{alias.name}") for alias in node.names]
             else:
-                found.append((node.lineno, module))
-    return found
+                modules.append((node.lineno, module))
+    return modules
 
 
-def package_of(module: str) -> str:
+def get_package(module: str) -> str:
     """Return the top-level package of a module; ``batchloom`` for the public API."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "batchloom"
@@ -98,112 +98,112 @@ def package_of(module: str) -> str:
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
-def wrong_imports(path: Path) -> list[str]:
+def find_forbidden_imports(path: Path) -> list[str]:
     relative = path.relative_to(SOURCE)
     own = relative.parts[0]
     if own in ("__init__.py", "__main__.py"):
         return []
     wrong = []
-    for line, module in imports(path):
+    for line, module in list_imports(path):
         if module.split(".")[0] != "batchloom":
             continue
-        target = package_of(module)
-        if target != own and target not in MAY[own]:
+        target = get_package(module)
+        if target != own and target not in ALLOWED_IMPORTS[own]:
             wrong.append(f"{relative}:{line}: {own} imports {target} ({module})")
     return wrong
 
 
-def test_every_package_has_its_place():
-    assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(MAY)
+def test_every_package_has_import_rules():
+    assert {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ALLOWED_IMPORTS)
 
 
 def test_imports_flow_one_way():
-    assert [line for path in MODULES for line in wrong_imports(path)] == []
+    assert [line for path in MODULES for line in find_forbidden_imports(path)] == []
 
 
-def package_path(path: Path) -> str:
+def get_package_path(path: Path) -> str:
     """Return the dotted name of a file's folder: ``batchloom.store.read``."""
     return ".".join(path.parent.relative_to(SOURCE.parent).parts)
 
 
-PACKAGES = {package_path(path) for path in SOURCE.rglob("__init__.py")}
+PACKAGES = {get_package_path(path) for path in SOURCE.rglob("__init__.py")}
 
 
-def bypassing_imports(path: Path) -> list[str]:
+def find_bypassing_imports(path: Path) -> list[str]:
     """Return imports from other packages that bypass their interface."""
-    own = package_path(path)
+    own = get_package_path(path)
     wrong = []
-    for line, module in imports(path):
+    for line, module in list_imports(path):
         parts = module.split(".")
         if parts[0] != "batchloom" or module in PACKAGES or ".".join(parts[:-1]) == own:
             continue
         # A module next to the sub-packages of a package may be imported by all of them.
-        beside = parts[1] == own.split(".")[1] and len(parts) == 3 if "." in own else False
-        if len(parts) > 2 and parts[1] not in OPEN and not beside:
+        is_adjacent = parts[1] == own.split(".")[1] and len(parts) == 3 if "." in own else False
+        if len(parts) > 2 and parts[1] not in OPEN_PACKAGES and not is_adjacent:
             wrong.append(f"{path.relative_to(SOURCE)}:{line}: {module}")
     return wrong
 
 
 def test_packages_import_each_other_through_interfaces():
     inner = [path for path in MODULES if path.parent != SOURCE]
-    assert [line for path in inner for line in bypassing_imports(path)] == []
+    assert [line for path in inner for line in find_bypassing_imports(path)] == []
 
 
-def homes() -> dict[tuple[str, str], str]:
+def map_exports_to_modules() -> dict[tuple[str, str], str]:
     """Return the module of each name that a package exports."""
     return {
-        (package_path(stub), alias.name): f"{package_path(stub)}.{node.module}"
+        (get_package_path(stub), alias.name): f"{get_package_path(stub)}.{node.module}"
         for stub in SOURCE.rglob("__init__.pyi")
-        for node in nodes(stub)
+        for node in parse_nodes(stub)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
 
 
-def unit_of(module: str) -> str:
+def get_unit(module: str) -> str:
     """Return the sub-package of a module, or the module if it is next to sub-packages."""
     package = module.rpartition(".")[0]
-    inner = any(other.startswith(f"{package}.") for other in PACKAGES)
+    inner = any(name.startswith(f"{package}.") for name in PACKAGES)
     return module if inner else package
 
 
-def import_graph() -> dict[str, set[str]]:
+def build_import_graph() -> dict[str, set[str]]:
     """Return imports between units, including late and type-checking ones."""
-    known, graph = homes(), dict[str, set[str]]()
+    exported, graph = map_exports_to_modules(), dict[str, set[str]]()
     for path in MODULES:
         if path.name == "__init__.py":
             continue
-        own = unit_of(f"{package_path(path)}.{path.stem}")
-        for node in nodes(path):
+        own = get_unit(f"{get_package_path(path)}.{path.stem}")
+        for node in parse_nodes(path):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             for alias in node.names:
-                module = known.get((node.module, alias.name), node.module)
+                module = exported.get((node.module, alias.name), node.module)
                 if module.startswith("batchloom.") and module not in PACKAGES:
-                    graph.setdefault(own, set()).add(unit_of(module))
+                    graph.setdefault(own, set()).add(get_unit(module))
     return {own: {unit for unit in units if unit != own} for own, units in graph.items()}
 
 
 def test_sub_packages_import_each_other_one_way():
-    order = graphlib.TopologicalSorter(import_graph())
+    order = graphlib.TopologicalSorter(build_import_graph())
     order.prepare()  # raises CycleError with the packages of a cycle
 
 
-def module_imports(path: Path) -> set[str]:
+def list_module_imports(path: Path) -> set[str]:
     """Return the batchloom modules that a file imports outside of functions.
 
     Type-checking imports are included.
     """
     inner = {
         id(node)
-        for function in nodes(path)
+        for function in parse_nodes(path)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
-    known = homes()
+    exported = map_exports_to_modules()
     return {
-        known.get((node.module, alias.name), node.module)
-        for node in nodes(path)
+        exported.get((node.module, alias.name), node.module)
+        for node in parse_nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in inner
         for alias in node.names
     }
@@ -214,7 +214,9 @@ def test_modules_of_a_package_import_each_other_one_way(package):
     """Check type-checking imports too: a class that makes another is in its module."""
     paths = [path for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py"]
     assert len(paths) > 20
-    order = graphlib.TopologicalSorter({f"{package_path(path)}.{path.stem}": module_imports(path) for path in paths})
+    order = graphlib.TopologicalSorter(
+        {f"{get_package_path(path)}.{path.stem}": list_module_imports(path) for path in paths}
+    )
     order.prepare()  # raises CycleError with the modules of a cycle
 
 
@@ -238,17 +240,19 @@ def test_a_store_has_few_public_names(tmp_path):
 
 def test_folders_stay_small():
     """Allow at most 20 files per folder."""
-    sizes = {package: len(list(folder.glob("*.py"))) for package, folder in package_folders()}
+    sizes = {package: len(list(folder.glob("*.py"))) for package, folder in list_package_folders()}
     assert {package: size for package, size in sizes.items() if size > 20} == {}
 
 
-def package_folders() -> list[tuple[str, Path]]:
-    return [(package_path(path), path.parent) for path in SOURCE.rglob("__init__.py")]
+def list_package_folders() -> list[tuple[str, Path]]:
+    return [(get_package_path(path), path.parent) for path in SOURCE.rglob("__init__.py")]
 
 
 def test_class_names_are_unique():
     """Compare private names without their underscore: a name has one meaning."""
-    names = Counter(node.name.strip("_") for path in MODULES for node in nodes(path) if isinstance(node, ast.ClassDef))
+    names = Counter(
+        node.name.strip("_") for path in MODULES for node in parse_nodes(path) if isinstance(node, ast.ClassDef)
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -262,19 +266,19 @@ def test_module_names_are_unique():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_the_import_rule_sees_late_imports(tmp_path):
+def test_the_import_rule_detects_late_imports(tmp_path):
     offender = SOURCE / "plan" / "packing" / "permutation.py"
     text = offender.read_text() + "\ndef late():\n    from batchloom.store import reader\n"
     copy = tmp_path / "permutation.py"
     copy.write_text(text)
-    assert (len(text.splitlines()), "batchloom.store") in imports(copy)
+    assert (len(text.splitlines()), "batchloom.store") in list_imports(copy)
 
 
-def test_torch_stays_behind_its_doors():
+def test_few_modules_import_torch():
     wrong = [
         f"{path.relative_to(SOURCE)}:{line}"
         for path in MODULES
-        for line, module in imports(path)
+        for line, module in list_imports(path)
         if module.split(".")[0] == "torch" and not str(path.relative_to(SOURCE)).startswith(TORCH_FREE_EXCEPT)
     ]
     assert wrong == []
@@ -284,8 +288,8 @@ def test_plan_is_arithmetic():
     wrong = [
         f"{path.name}:{line} {module}"
         for path in (SOURCE / "plan").rglob("*.py")
-        for line, module in imports(path)
-        if module.split(".")[0] not in PLAN_MAY
+        for line, module in list_imports(path)
+        if module.split(".")[0] not in ALLOWED_IN_PLAN
     ]
     assert wrong == []
 
@@ -296,7 +300,7 @@ def test_names_and_signatures():
         name = path.relative_to(SOURCE)
         if path.stem in ("utils", "helpers", "common", "manager"):
             problems.append(f"{name}: a name that says nothing")
-        for node in nodes(path):
+        for node in parse_nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # Frameworks pass more keywords every year; a name of "_" marks keywords that are ignored.
                 # A template passes arbitrary keywords to the functions it calls, and typer the options of a command.
@@ -310,7 +314,7 @@ def test_names_and_signatures():
 
 
 # Public entry points, which list the fields of their specs as options of their own.
-DOORS = {
+ENTRY_POINTS = {
     "batches/loading/loader.py": {"__init__"},
     "compat/hub.py": {"create_huggingface_dataset"},
     "compat/multimodal_stream.py": {"__init__"},
@@ -326,59 +330,59 @@ DOORS = {
 MOST_FIELDS = {"Recipe": 14, "DatasetConfig": 13}
 
 
-def many(path: Path) -> list[str]:
+def find_oversized_definitions(path: Path) -> list[str]:
     """Return functions with over 7 parameters and settings with over 12 fields."""
-    name, found = str(path.relative_to(SOURCE)), []
-    for node in nodes(path):
+    name, problems = str(path.relative_to(SOURCE)), []
+    for node in parse_nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             positional = [a for a in node.args.posonlyargs + node.args.args if a.arg != "self"]
-            door = name.startswith("cli/") or node.name in DOORS.get(name, ())
-            options = [] if door else node.args.kwonlyargs
+            is_entry_point = name.startswith("cli/") or node.name in ENTRY_POINTS.get(name, ())
+            options = [] if is_entry_point else node.args.kwonlyargs
             if len(positional) + len(options) > 7:
-                found.append(f"{name}:{node.lineno}: {node.name} has more than 7 parameters")
+                problems.append(f"{name}:{node.lineno}: {node.name} has more than 7 parameters")
         if isinstance(node, ast.ClassDef):
-            methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            methods = {statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)}
             fields = [
-                one
-                for one in node.body
-                if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
+                statement
+                for statement in node.body
+                if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation)
             ]
-            spec = methods & {"__post_init__", "problems", "_contradictions"}
-            if spec and len(fields) > MOST_FIELDS.get(node.name, 12):
-                found.append(f"{name}:{node.lineno}: {node.name} has {len(fields)} fields")
-    return found
+            validators = methods & {"__post_init__", "problems", "_contradictions"}
+            if validators and len(fields) > MOST_FIELDS.get(node.name, 12):
+                problems.append(f"{name}:{node.lineno}: {node.name} has {len(fields)} fields")
+    return problems
 
 
 def test_parameters_and_fields_are_few():
-    assert [line for path in MODULES for line in many(path)] == []
+    assert [line for path in MODULES for line in find_oversized_definitions(path)] == []
 
 
 # Entry points with more than 16 parameters; lower a number with every new group of options.
 MOST_PARAMETERS = {"Loader": 20, "doctor": 20, "stream": 30, "prepare": 37}
 
 
-def long_signatures(path: Path) -> dict[str, int]:
+def count_many_parameters(path: Path) -> dict[str, int]:
     """Return functions with more than 16 parameters; a constructor by its class name."""
     owners = {
         id(function): owner.name
-        for owner in nodes(path)
+        for owner in parse_nodes(path)
         if isinstance(owner, ast.ClassDef)
         for function in owner.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
     }
-    found = {}
-    for node in nodes(path):
+    counts = {}
+    for node in parse_nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-            count = len([one for one in every if one.arg not in ("self", "cls")])
+            parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            count = len([parameter for parameter in parameters if parameter.arg not in ("self", "cls")])
             if count > 16:
-                found[owners.get(id(node), node.name)] = count
-    return found
+                counts[owners.get(id(node), node.name)] = count
+    return counts
 
 
 def test_few_functions_have_many_parameters():
-    long = [long_signatures(path) for path in MODULES if path.relative_to(SOURCE).parts[0] != "cli"]
-    assert {name: count for one in long for name, count in one.items()} == MOST_PARAMETERS
+    signatures_by_file = [count_many_parameters(path) for path in MODULES if path.relative_to(SOURCE).parts[0] != "cli"]
+    assert {name: count for signatures in signatures_by_file for name, count in signatures.items()} == MOST_PARAMETERS
 
 
 def test_a_loader_has_few_public_names():
@@ -388,60 +392,60 @@ def test_a_loader_has_few_public_names():
     assert len([name for name in vars(Loader) if not name.startswith("_")]) <= 20
 
 
-# Modules that hash keys to draw data orders and synthetic data. DRAW lists those that draw with torch:
+# Modules that hash keys to draw data orders and synthetic data. DRAWING_MODULES lists those that draw with torch:
 # initial weights, dropout and the text a trained model generates.
-MAKE_UP = {
+SYNTHESIZING_MODULES = {
     "core/synthetic_data.py",
     "plan/mixture/schedule.py",
     *(f"plan/packing/{name}.py" for name in ("permutation", "pools", "row_order")),
     *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lanes", "length_groups")),
 }
 # Modules that hash existing data with the same functions and draw nothing.
-HASH = {"preparation/dedup/connected_components.py", "preparation/dedup/minhash.py"}
+HASHING_MODULES = {"preparation/dedup/connected_components.py", "preparation/dedup/minhash.py"}
 # Modules that change or move tokens on request.
-CHANGE = {
+CHANGING_MODULES = {
     "batches/assembly/augment.py",
     "batches/assembly/augmentation.py",
     "preparation/documents/fill_in_the_middle.py",
 }
-READ_MADE_UP = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
-DRAW = {
+SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
+DRAWING_MODULES = {
     "train/model/gpt_model.py",
     "train/model/generate.py",
     "examples/job.py",
     "adapters/fsdp2/fsdp2_trainer.py",
 }
-DRAWING = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
+DRAWING_FUNCTIONS = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
     *("normal_", "uniform_", "random_", "randperm", "urandom", "getrandbits", "token_bytes"),
     *("rand_like", "randint_like", "bernoulli", "RandomState", "uuid4"),
 }
 
 
-def drawing(path: Path) -> set[str]:
+def find_random_sources(path: Path) -> set[str]:
     """Return the random sources that a file uses."""
-    modules = {module for _, module in imports(path)}
-    found = {m for m in modules if m.split(".")[0] in ("random", "secrets", "uuid")}
-    for node in nodes(path):
-        if isinstance(node, ast.Attribute) and node.attr in {*DRAWING, "random"}:
-            found.add(node.attr)
-    return found | {m for m in modules if "random" in m.split(".")}
+    modules = {module for _, module in list_imports(path)}
+    sources = {m for m in modules if m.split(".")[0] in ("random", "secrets", "uuid")}
+    for node in parse_nodes(path):
+        if isinstance(node, ast.Attribute) and node.attr in {*DRAWING_FUNCTIONS, "random"}:
+            sources.add(node.attr)
+    return sources | {m for m in modules if "random" in m.split(".")}
 
 
-def users_of(module: str, *names: str) -> set[str]:
+def find_importers(module: str, *names: str) -> set[str]:
     """Return the files that import a batchloom module, or these names of it."""
     return {
         str(path.relative_to(SOURCE))
         for path in MODULES
-        for node in nodes(path)
+        for node in parse_nodes(path)
         if isinstance(node, ast.ImportFrom) and node.module == module
         if not names or {alias.name for alias in node.names} & set(names)
     }
 
 
-def test_one_module_makes_tokens_up():
-    assert {str(p.relative_to(SOURCE)) for p in MODULES if drawing(p)} == DRAW
-    assert users_of("batchloom.core.keyed_hashing") == MAKE_UP | HASH | CHANGE
-    assert users_of("batchloom.core.synthetic_data", "SyntheticDocuments") == READ_MADE_UP
+def test_few_modules_draw_random_data():
+    assert {str(p.relative_to(SOURCE)) for p in MODULES if find_random_sources(p)} == DRAWING_MODULES
+    assert find_importers("batchloom.core.keyed_hashing") == SYNTHESIZING_MODULES | HASHING_MODULES | CHANGING_MODULES
+    assert find_importers("batchloom.core.synthetic_data", "SyntheticDocuments") == SYNTHETIC_DATA_READERS
 
 
 @pytest.mark.parametrize(
@@ -456,22 +460,24 @@ def test_one_module_makes_tokens_up():
         "ids = os.urandom(9)",
     ],
 )
-def test_the_rule_on_made_up_tokens_sees_them(tmp_path, line):
+def test_the_rule_on_random_data_detects_it(tmp_path, line):
     copy = tmp_path / "reader.py"
     text = (SOURCE / "store" / "read" / "store_reader.py").read_text()
     copy.write_text(f"{text}\n\ndef late():\n    {line}\n")
-    assert drawing(copy)
+    assert find_random_sources(copy)
 
 
-def _fresh(code: str) -> str:
+def _run_in_new_process(code: str) -> str:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stdout
 
 
 def test_importing_batchloom_is_light():
-    loaded = json.loads(_fresh("import sys, json; import batchloom; print(json.dumps(sorted(sys.modules)))"))
-    ours = [name for name in loaded if name.startswith("batchloom")]
-    assert ours == ["batchloom"]
+    loaded = json.loads(
+        _run_in_new_process("import sys, json; import batchloom; print(json.dumps(sorted(sys.modules)))")
+    )
+    own_modules = [name for name in loaded if name.startswith("batchloom")]
+    assert own_modules == ["batchloom"]
     for heavy in (
         "torch",
         "pyarrow",
@@ -496,7 +502,7 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
         "output='numpy', rank=0, world_size=1);"
         "next(iter(l)); print(json.dumps(sorted(sys.modules)))"
     )
-    loaded = json.loads(_fresh(code))
+    loaded = json.loads(_run_in_new_process(code))
     for heavy in (
         "torch",
         "pyarrow",
@@ -510,8 +516,10 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
         assert heavy not in loaded
 
 
-def test_the_doors_for_older_scripts_are_light():
-    loaded = json.loads(_fresh("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))"))
+def test_importing_compat_is_light():
+    loaded = json.loads(
+        _run_in_new_process("import sys, json; import batchloom.compat; print(json.dumps(sorted(sys.modules)))")
+    )
     for heavy in ("torch", "pyarrow", "transformers", "datasets", "huggingface_hub"):
         assert heavy not in loaded
 
@@ -545,31 +553,34 @@ MOST_WITH_PRIVATE_IMPORTS = 80
 
 
 @functools.cache
-def interface(package: str) -> set[str]:
+def list_exports(package: str) -> set[str]:
     """Return the names that a package exports."""
     stub = SOURCE.parent / package.replace(".", "/") / "__init__.pyi"
     if not stub.exists():
         return set()
-    return {alias.name for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return {alias.name for node in parse_nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-@pytest.mark.parametrize("stub", sorted(SOURCE.rglob("__init__.pyi")), ids=package_path)
+@pytest.mark.parametrize("stub", sorted(SOURCE.rglob("__init__.pyi")), ids=get_package_path)
 def test_an_interface_holds_what_it_lists(stub):
-    name = package_path(stub)
+    name = get_package_path(stub)
     package = importlib.import_module(name)
-    assert [name for name in interface(name) if not hasattr(package, name)] == []
-    homes = {
-        alias.name: node.module for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names
+    assert [name for name in list_exports(name) if not hasattr(package, name)] == []
+    modules_by_name = {
+        alias.name: node.module
+        for node in parse_nodes(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     # Importing a sub-module of the same name would replace the exported name.
     modules = {path.stem for path in stub.parent.glob("*.py")}
-    assert {name for name in modules & homes.keys() if homes[name] != name} == set()
+    assert {name for name in modules & modules_by_name.keys() if modules_by_name[name] != name} == set()
 
 
-def private_imports(path: Path) -> set[str]:
+def find_private_imports(path: Path) -> set[str]:
     """Return the private modules and names that a test imports."""
-    found = set()
-    for node in nodes(path):
+    private_names = set()
+    for node in parse_nodes(path):
         if isinstance(node, ast.Import):
             names = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -578,15 +589,15 @@ def private_imports(path: Path) -> set[str]:
             continue
         for module, name in names:
             parts = module.split(".")
-            if parts[0] != "batchloom" or len(parts) == 1 or parts[1] in OPEN:
+            if parts[0] != "batchloom" or len(parts) == 1 or parts[1] in OPEN_PACKAGES:
                 continue
-            inside = module not in PACKAGES or (
-                (SOURCE.parent / module.replace(".", "/") / f"{name}.py").exists() and name not in interface(module)
+            is_private = module not in PACKAGES or (
+                (SOURCE.parent / module.replace(".", "/") / f"{name}.py").exists() and name not in list_exports(module)
             )
-            full = f"{module}.{name}" if module in PACKAGES else module
-            if inside and not PUBLIC_MODULES.fullmatch(full):
-                found.add(f"{module}.{name}".removesuffix("."))
-    return found
+            full_name = f"{module}.{name}" if module in PACKAGES else module
+            if is_private and not PUBLIC_MODULES.fullmatch(full_name):
+                private_names.add(f"{module}.{name}".removesuffix("."))
+    return private_names
 
 
 @pytest.mark.parametrize(
@@ -601,23 +612,23 @@ def private_imports(path: Path) -> set[str]:
         ("import batchloom.store.format.manifest", True),
     ],
 )
-def test_the_rule_on_private_imports_sees_them(tmp_path, line, private):
+def test_the_rule_on_private_imports_detects_them(tmp_path, line, private):
     (tmp_path / "test_line.py").write_text(f"def late():\n    {line}\n")
-    assert bool(private_imports(tmp_path / "test_line.py")) == private
+    assert bool(find_private_imports(tmp_path / "test_line.py")) == private
 
 
 def test_most_tests_use_public_names():
     """Limit the files with private imports; only tests of inner algorithms need them."""
-    found = {
-        str(path.relative_to(TESTS)): sorted(private_imports(path))
+    imports_by_file = {
+        str(path.relative_to(TESTS)): sorted(find_private_imports(path))
         for path in sorted(TESTS.rglob("*.py"))
-        if private_imports(path)
+        if find_private_imports(path)
     }
-    assert len(found) <= MOST_WITH_PRIVATE_IMPORTS, json.dumps(found, indent=1)
+    assert len(imports_by_file) <= MOST_WITH_PRIVATE_IMPORTS, json.dumps(imports_by_file, indent=1)
 
 
-def test_docstring_summaries_are_short_and_say_what_a_thing_is():
-    """At most 80 characters, opening with a verb or a noun, not with a question word."""
+def test_docstring_summaries_are_short_and_open_with_a_verb_or_noun():
+    """Limit summaries to 80 characters that do not open with a question word."""
     wrong = []
     for path in MODULES:
         tree = ast.parse(path.read_text())
@@ -631,7 +642,7 @@ def test_docstring_summaries_are_short_and_say_what_a_thing_is():
 
 
 def test_exported_names_have_docstrings():
-    """Internal names may speak for themselves; those of an interface are explained."""
+    """Require docstrings of the names in an interface; internal names may have none."""
     missing = []
     for path in MODULES:
         stub = path.with_name("__init__.pyi")

@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Languages that are not run: setup commands (CI runs them itself), layouts, data.
-SHOWN = {"sh", "text", "json", "yaml", "mermaid"}
+LANGUAGES_NOT_RUN = {"sh", "text", "json", "yaml", "mermaid"}
 
 
-def blocks(page):
+def find_blocks(page):
     return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
 
 
-def name_of(page):
+def get_page_name(page):
     return str(page.relative_to(ROOT))
 
 
@@ -39,23 +39,23 @@ LONG_PAGES = {
     "docs/train.md",
     "docs/worker.md",
 }
-PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in blocks(page)} - SHOWN]
+PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in find_blocks(page)} - LANGUAGES_NOT_RUN]
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_has_a_known_language():
     for page in PAGES:
-        for language, _ in blocks(page):
-            assert language in {"python", "bash"} | SHOWN, f"{page.name}: block of {language!r}"
+        for language, _ in find_blocks(page):
+            assert language in {"python", "bash"} | LANGUAGES_NOT_RUN, f"{page.name}: block of {language!r}"
 
 
-def test_steps_of_cleaning_are_written_as_recipes_read_them():
-    shown = [text for page in PAGES for language, text in blocks(page) if language == "yaml"]
-    steps = [found["clean"] for found in map(yaml.safe_load, shown) if "clean" in found]
+def test_cleaning_steps_are_valid():
+    yaml_blocks = [text for page in PAGES for language, text in find_blocks(page) if language == "yaml"]
+    steps = [settings["clean"] for settings in map(yaml.safe_load, yaml_blocks) if "clean" in settings]
     assert steps
-    assert [find_clean_problems(parse_clean_steps(one)) for one in steps] == [[] for _ in steps]
+    assert [find_clean_problems(parse_clean_steps(clean_steps)) for clean_steps in steps] == [[] for _ in steps]
 
 
-def test_links_between_pages_lead_somewhere():
+def test_linked_pages_exist():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
@@ -63,7 +63,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
-def test_files_of_the_source_that_a_page_names_are_there(page):
+def test_source_files_that_a_page_names_exist(page):
     named = re.findall(r"`(?:src/batchloom/)?([a-z_]+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text())
     outside = ("docs/", "tests/", "bench/", "scripts/")
     inside = [path for path in named if not path.startswith(outside)]
@@ -79,7 +79,7 @@ def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_referenc
     assert {name for name in names if f"`{name}`" not in reference} == set()
 
 
-def page_environment(cache):
+def make_page_environment(cache):
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(cache),
@@ -87,37 +87,40 @@ def page_environment(cache):
     }
 
 
-def runnable(page):
-    return [(language, text) for language, text in blocks(page) if language not in SHOWN]
+def find_runnable_blocks(page):
+    return [(language, text) for language, text in find_blocks(page) if language not in LANGUAGES_NOT_RUN]
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in LONG_PAGES else []) for page in PAGES_WITH_CODE],
-    ids=name_of,
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if get_page_name(page) in LONG_PAGES else [])
+        for page in PAGES_WITH_CODE
+    ],
+    ids=get_page_name,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
     """Run all blocks of a page in one process with most modules imported already.
 
     They start in an empty folder: a page creates the files that it uses.
     """
-    (tmp_path / "blocks.json").write_text(json.dumps(runnable(page)))
+    (tmp_path / "blocks.json").write_text(json.dumps(find_runnable_blocks(page)))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    environment = page_environment(tmp_path / "cache")
-    done = run_module("run_blocks", tmp_path / "blocks.json", env=environment)
-    assert done.returncode == 0, f"{page.name}:\n{done.stdout}\n{done.stderr}"
+    environment = make_page_environment(tmp_path / "cache")
+    result = run_module("run_blocks", tmp_path / "blocks.json", env=environment)
+    assert result.returncode == 0, f"{page.name}:\n{result.stdout}\n{result.stderr}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=name_of)
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=get_page_name)
 def test_blocks_run_as_typed(page, tmp_path):
     """Run each block in a separate process, shell commands in a shell."""
-    environment = {**os.environ, **page_environment(tmp_path / "cache")}
+    environment = {**os.environ, **make_page_environment(tmp_path / "cache")}
     (tmp_path / "empty").mkdir()
-    for language, text in runnable(page):
+    for language, text in find_runnable_blocks(page):
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=tmp_path / "empty",
             env=environment,
@@ -125,4 +128,4 @@ def test_blocks_run_as_typed(page, tmp_path):
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stdout}\n{done.stderr}"
+        assert result.returncode == 0, f"{page.name}:\n{text}\n{result.stdout}\n{result.stderr}"

@@ -19,10 +19,10 @@ from batchloom.core.errors import RecordError, make_record_error
         (make_record_error("d.csv", 7, None, "ragged", 3), "d.csv, line 7: ragged"),
     ],
 )
-def test_a_record_error_says_where(error, sentence):
+def test_a_record_error_names_its_location(error, sentence):
     assert str(error) == sentence
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), vars(again)) == (type(error), sentence, vars(error))
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert (type(unpickled), str(unpickled), vars(unpickled)) == (type(error), sentence, vars(error))
     assert isinstance(error, RecordError)
     assert isinstance(error, json.JSONDecodeError) == ("JSON" in sentence)
     assert isinstance(error, ValueError)

@@ -16,22 +16,22 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_canonical_is_what_the_standard_library_writes_with_sorted_keys(value):
-    said = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert encode_canonical(value) == said.encode()
+def test_canonical_json_equals_the_standard_library_with_sorted_keys(value):
+    expected = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert encode_canonical(value) == expected.encode()
 
 
 @pytest.mark.parametrize("value", [[float("nan")], {"a": [1, {"b": float("inf")}]}])
-def test_what_json_cannot_say_has_no_fingerprint(value):
+def test_numbers_outside_json_have_no_fingerprint(value):
     with pytest.raises(ValueError, match="Out of range float values"):
         fingerprint(value)
 
 
-def test_integers_of_any_size_and_keys_that_are_numbers_are_spelled():
+def test_large_integers_and_integer_keys_are_encoded():
     assert encode_canonical({"b": 2**70, "a": -(2**64)}) == (b'{"a":-18446744073709551616,"b":1180591620717411303424}')
     assert encode_canonical({2: 1}) == b'{"2":1}'
 
 
-def test_half_a_character_has_no_fingerprint():
+def test_an_unpaired_surrogate_has_no_fingerprint():
     with pytest.raises(UnicodeEncodeError):
         fingerprint(["\ud800"])

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
+def run_script_in_folder(tmp_path, monkeypatch):
     """Return a function that runs a script in ``tmp_path``, in a separate process."""
     monkeypatch.chdir(tmp_path)
 
@@ -28,51 +28,51 @@ def script(tmp_path, monkeypatch):
     return run_script
 
 
-def test_there_are_four_short_ones():
+def test_there_are_four_short_scripts():
     sizes = {path.name: path.read_text().count("\n") for path in SCRIPTS.iterdir() if path.is_file()}
     names = ("check_data_loading", "convert_to_jsonl", "prepare_dataset", "train")
     assert set(sizes) == {f"{name}.py" for name in names}
     assert max(sizes.values()) <= 20
 
 
-def test_from_texts_to_a_trained_model(tmp_path, script):
+def test_from_texts_to_a_trained_model(tmp_path, run_script_in_folder):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("\n\n".join(f"{name} says {n}" for n in range(400)))
     prepare = ["--input_files", "a.txt", "b.txt", "--out_dir", "store", "--tokenization", "bytes"]
     options = ["--tokens_per_shard", "4000", "--no_dedup", "--no_normalize"]
-    done = script("prepare_dataset.py", *prepare, *options, "--split_on", "paragraph")
-    assert done.returncode == 0, done.stderr
+    result = run_script_in_folder("prepare_dataset.py", *prepare, *options, "--split_on", "paragraph")
+    assert result.returncode == 0, result.stderr
     recipe = json.loads((tmp_path / "store/dataset_metadata.json").read_text())["recipe"]
     assert (recipe["inputs"], recipe["tokens_per_shard"]) == (["a.txt", "b.txt"], 4000)
     assert (recipe["dedup"], recipe["reading"]["normalize"]) == ("none", False)
 
-    done = script("check_data_loading.py", "store")
-    assert done.returncode == 0, done.stderr
-    assert "first batch: (4, 128)" in done.stdout
-    assert "source=real store/train" in done.stdout
+    result = run_script_in_folder("check_data_loading.py", "store")
+    assert result.returncode == 0, result.stderr
+    assert "first batch: (4, 128)" in result.stdout
+    assert "source=real store/train" in result.stdout
 
     size = ["--max_iters", "1", "--seq_len", "32", "--global_batch_size", "2"]
-    done = script("train.py", "--model_name", "tiny", "--dataset_dir", "store", *size)
-    assert done.returncode == 0, done.stderr
+    result = run_script_in_folder("train.py", "--model_name", "tiny", "--dataset_dir", "store", *size)
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs/tiny/log.jsonl").exists()
 
 
-def test_training_on_a_file_with_a_configuration(tmp_path, script):
+def test_training_on_a_file_with_a_configuration(tmp_path, run_script_in_folder):
     (tmp_path / "in.txt").write_text("some words to learn from. " * 200)
-    shipped = json.loads((SCRIPTS.parent / "configs/tiny.json").read_text())
-    shipped["model"] = {"layers": 1, "heads": 1, "width": 16}
-    (tmp_path / "small.json").write_text(json.dumps(shipped))
+    config = json.loads((SCRIPTS.parent / "configs/tiny.json").read_text())
+    config["model"] = {"layers": 1, "heads": 1, "width": 16}
+    (tmp_path / "small.json").write_text(json.dumps(config))
     words = ["--input_file", "in.txt", "--tokenizer", "bytes", "--config_file", "small.json"]
     size = ["--max_iters", "1", "--seq_len", "16", "--global_batch_size", "2"]
-    done = script("train.py", *words, *size)
-    assert done.returncode == 0, done.stderr
+    result = run_script_in_folder("train.py", *words, *size)
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs/small/log.jsonl").exists()
 
 
-def test_to_json_lines(tmp_path, script):
+def test_to_json_lines(tmp_path, run_script_in_folder):
     (tmp_path / "in.csv").write_text('q,a\n"one, two",3\n')
-    done = script("convert_to_jsonl.py", "--csv", "in.csv", "--output", "out.jsonl")
-    assert done.returncode == 0, done.stderr
+    result = run_script_in_folder("convert_to_jsonl.py", "--csv", "in.csv", "--output", "out.jsonl")
+    assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "out.jsonl").read_text()) == {"q": "one, two", "a": "3"}
 
 
@@ -80,19 +80,19 @@ def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
     """Run the script in a separate process, as a user does."""
     lines = b'{"text": "a"}\n{"text": "b"}\n'
     with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
-        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         words = ["--dataset", "org/plain", "--output", "hub.jsonl"]
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, SCRIPTS / "convert_to_jsonl.py", *words],
-            capture_output=True, text=True, cwd=tmp_path, env=os.environ | known,
+            capture_output=True, text=True, cwd=tmp_path, env=os.environ | environment,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in (tmp_path / "hub.jsonl").read_text().splitlines()]
     assert rows == [{"text": "a"}, {"text": "b"}]
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("data", "code", "message"),
     [
         ("store", 1, "FAULT"),
         ("nowhere", 1, "nowhere"),
@@ -101,7 +101,7 @@ def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
         ("pairs", 1, "holds preferences"),
     ],
 )
-def test_checking_what_gives_no_batch(tmp_path, script, what, code, said):
+def test_checking_data_without_batches(tmp_path, run_script_in_folder, data, code, message):
     (tmp_path / "in.txt").write_text("words")
     pair = {"prompt": "q", "chosen": "yes", "rejected": "no"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
@@ -109,7 +109,7 @@ def test_checking_what_gives_no_batch(tmp_path, script, what, code, said):
     write_store(tmp_path / "unseen", {"val": [[1, 2, 256]]})
     write_store(tmp_path / "store", [[1, 2, 3]])
     (tmp_path / "store/train/shard_00000.bin").write_bytes(b"\0" * 6)
-    done = script("check_data_loading.py", what)
-    assert done.returncode == code
-    assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    result = run_script_in_folder("check_data_loading.py", data)
+    assert result.returncode == code
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr

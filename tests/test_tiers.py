@@ -24,6 +24,6 @@ def test_eight_slices_hold_every_test_once():
 
 def test_a_slice_is_given_as_k_of_n():
     assert parse_slice("3/8") == (3, 8)
-    for wrong in ("0/8", "9/8", "3", "a/b", "-1/8", ""):
+    for text in ("0/8", "9/8", "3", "a/b", "-1/8", ""):
         with pytest.raises(ValueError, match="is not K/N"):
-            parse_slice(wrong)
+            parse_slice(text)

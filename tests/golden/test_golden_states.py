@@ -31,7 +31,7 @@ def _make_numpy_loader(data: Any, **settings: Any) -> Loader:
 
 
 def _load_edited_mixture(workspace: Workspace, **settings: Any) -> Loader:
-    """Return a loader over a mixture for a run whose weights, sizes and documents change."""
+    """Return a loader over a mixture whose weights, sizes and documents change."""
     return _make_numpy_loader(make_mixture(workspace), **_ORDER, **settings)
 
 
@@ -87,7 +87,7 @@ def test_a_run_resumes(workspace: Workspace, name: str) -> None:
 def test_a_state_of_the_first_window_16_names_its_packing(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fingerprints of ``window_16@1`` have the name ``window_16``, because it came first."""
+    """Fingerprints of ``window_16@1`` have its first name, ``window_16``."""
     resumed = _load_store(workspace, packing="window_16")
     assert resumed.plan.identity["spec"]["packing"] == "window_16@2"
     saved = EXPECTED.read("store, first windows: state")

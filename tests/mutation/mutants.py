@@ -1,4 +1,6 @@
-"""Table of faults for ``run.py`` to plant in the source; some test must notice each of them.
+"""Table of faults that ``run.py`` plants in the source.
+
+Some test must notice each of them.
 
 A change could introduce every fault by mistake, and a user would report it: a token at the wrong
 place, a lost record, damage that is accepted.
@@ -45,17 +47,17 @@ def mutate_source(source: str, mutants: Iterable[Mutant]) -> str:
             raise ValueError(f"{mutant.name}: its text occurs {count} times in {mutant.file}")
         start = source.index(mutant.old)
         edits.append((start, start + len(mutant.old), mutant))
-    pieces, done = [], 0
+    parts, position = [], 0
     for start, stop, mutant in sorted(edits, key=lambda edit: edit[0]):
-        if start < done:
+        if start < position:
             raise ValueError(f"{mutant.name}: it overlaps another mutant of {mutant.file}")
-        pieces += [source[done:start], mutant.new]
-        done = stop
-    return "".join([*pieces, source[done:]])
+        parts += [source[position:start], mutant.new]
+        position = stop
+    return "".join([*parts, source[position:]])
 
 
 def apply_mutants(package: Path, mutants: Iterable[Mutant]) -> None:
-    """Plant mutants in a copy of ``src/batchloom``, and delete the bytecode of the files they change."""
+    """Plant mutants in a copy of ``src/batchloom``, and delete stale bytecode."""
     by_file: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         by_file.setdefault(mutant.file, []).append(mutant)
@@ -69,7 +71,7 @@ def apply_mutants(package: Path, mutants: Iterable[Mutant]) -> None:
 PLAN = (
     # A document longer than seq_len loses its first sequence and serves its end twice.
     Mutant(
-        "cut-piece-one-sequence-late",
+        "cut-document-one-sequence-late",
         "plan/packing/strategies.py",
         "starts=np.concatenate([starts, chunk_index * seq_len]),",
         "starts=np.concatenate([starts, (chunk_index + 1) * seq_len]),",
@@ -107,7 +109,7 @@ PLAN = (
         "is_after_ban = np.repeat(positions > position, np.diff(rows.pointers))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
     ),
-    # A longer run goes on behind the last sequence of a shorter one, in the middle of a step.
+    # A longer run resumes after the last sequence of a shorter one, in the middle of a step.
     Mutant(
         "resumed-position-inside-a-step",
         "plan/order/plan_state.py",
@@ -131,7 +133,7 @@ PLAN = (
         "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
     ),
-    # New weights hold one step later than the edit says.
+    # New weights apply one step later than the edit says.
     Mutant(
         "weights-edit-one-step-late",
         "plan/order/timeline.py",
@@ -155,7 +157,7 @@ PLAN = (
         "fitted_lengths[fitted_lengths >= spec.seq_len] = 0",
         ("plan/test_plan.py", "plan/test_pools.py"),
     ),
-    # An edit of seq_len joins pieces of a document although a piece between them was served.
+    # An edit of seq_len merges parts of a document although a part between them was served.
     Mutant(
         "repacked-gap-ignored",
         "plan/packing/row_order.py",
@@ -190,7 +192,7 @@ BATCHES = (
         "targets[:] = ids",
         ("batches/test_assemble.py", "batches/test_forms.py"),
     ),
-    # The mask of shifted labels lies one token behind the labels it belongs to.
+    # The mask of shifted labels is one token behind its labels.
     Mutant(
         "loss-mask-shifted-by-one",
         "batches/assembly/batch_assembly.py",
@@ -246,7 +248,7 @@ BATCHES = (
         "return int(rows.lengths.sum())",
         ("batches/test_parallel.py", "batches/test_metrics.py"),
     ),
-    # A damaged table of counts is taken as it is.
+    # A damaged table of counts is accepted.
     Mutant(
         "count-table-checksum-not-compared",
         "batches/loading/pool_tables.py",
@@ -361,7 +363,7 @@ STORE = (
         "if expected_checksums is None or len(data):",
         ("store/test_remote.py", "store/test_remote_faults.py"),
     ),
-    # A block that was damaged in the cache is served, though it is to be checked when first read.
+    # A block that was damaged in the cache is served, although its first read should verify it.
     Mutant(
         "cached-block-not-verified",
         "store/read/remote_blocks.py",
@@ -437,7 +439,7 @@ PREPARATION = (
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
         ("preparation/test_many_files.py",),
     ),
-    # The order of the quarantine depends on timing, and so on the number of workers.
+    # The order of the quarantine depends on timing and the number of workers.
     Mutant(
         "quarantine-out-of-order",
         "preparation/units/unit_files.py",
@@ -508,7 +510,7 @@ CHAT = (
         "if not message:",
         ("chat/test_record_keys.py", "chat/test_turns.py"),
     ),
-    # A key of another library that changes what is trained is ignored without a word.
+    # A key of another library that changes the loss mask is ignored without an error.
     Mutant(
         "unsupported-key-ignored",
         "chat/schema/record_keys.py",
@@ -543,7 +545,7 @@ CHAT = (
 )
 
 STREAMS = (
-    # A stream that goes on from a state repeats the last document before it.
+    # A stream that resumes from a state repeats the last document before it.
     Mutant(
         "resumed-record-repeated",
         "streaming/lane.py",
@@ -551,7 +553,7 @@ STREAMS = (
         "skip = 0",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
-    # States of ranks that stand at different steps are merged into one.
+    # States of ranks at different steps are merged into one.
     Mutant(
         "states-of-different-steps-merged",
         "streaming/stream_state.py",
@@ -561,15 +563,15 @@ STREAMS = (
     ),
     # The end of each large file is never streamed.
     Mutant(
-        "last-stretch-of-file-lost",
+        "last-record-range-of-file-lost",
         "streaming/record_ranges.py",
         "pairwise([*range(part.start, part.stop, step), part.stop]):",
         "pairwise(range(part.start, part.stop, step)):",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
-    # A stream that goes on inside a stretch keeps it for the store without its first records.
+    # A stream that resumes inside a record range keeps it for the store without its first records.
     Mutant(
-        "partial-stretch-kept",
+        "partial-record-range-kept",
         "streaming/lane.py",
         "if self._keep is not None and begin.epoch == 0 and from_start:",
         "if self._keep is not None and begin.epoch == 0:",

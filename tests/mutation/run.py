@@ -41,7 +41,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one mutant: ``caught``, ``timeout`` (also caught), ``survived`` or ``error``."""
+    """Result of a mutant: ``caught``, ``timeout`` (caught too), ``survived``, ``error``."""
 
     name: str
     file: str
@@ -62,11 +62,11 @@ class CopyRunner:
         compileall.compile_dir(self._source, quiet=2)
         words = [sys.executable, "-c", "import batchloom; print(batchloom.__file__)"]
         environment = self._environment(self._source)
-        found = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+        result = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
         # An editable install must not hide the copies, or every mutant would survive.
-        if not Path(found.stdout.strip()).is_relative_to(self._source):
-            place = found.stdout.strip() or found.stderr
-            raise SystemExit(f"import batchloom finds {place} and not the copy in {self._source}")
+        if not Path(result.stdout.strip()).is_relative_to(self._source):
+            location = result.stdout.strip() or result.stderr
+            raise SystemExit(f"import batchloom finds {location} and not the copy in {self._source}")
 
     def _environment(self, source: Path) -> dict[str, str]:
         """Return the environment in which tests import the copy ``source``."""
@@ -75,15 +75,15 @@ class CopyRunner:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
-            # Examples that fail on a mutant are no examples for the repository.
+            # Examples that fail on a mutant must not enter the database of the repository.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
         }
-        # Processes that tests start would otherwise compile all modules again, each of them.
+        # Otherwise every process that a test starts would compile all modules again.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return environment
 
     def run(self, mutants: Sequence[Mutant], words: Sequence[str], timeout: float) -> tuple:
-        """Return the exit status of pytest with these mutants (None: timeout) and its output."""
+        """Return pytest's exit status (None: timeout) and output with these mutants."""
         copy = Path(tempfile.mkdtemp(dir=self._folder))
         try:
             shutil.copytree(self._source, copy / "src")
@@ -138,7 +138,7 @@ def classify_run(status: int | None, output: str) -> tuple[str, list[str]]:
 
 
 def try_mutant(runner: CopyRunner, mutant: Mutant, options: argparse.Namespace) -> Outcome:
-    """Run the hinted tests of a mutant, and with ``--whole`` all tests where it survives them."""
+    """Run the hinted tests of a mutant; with ``--whole`` run all if it survives."""
     began = time.monotonic()
     hints = [f"tests/{hint}" for hint in mutant.tests]
     try:
@@ -147,7 +147,7 @@ def try_mutant(runner: CopyRunner, mutant: Mutant, options: argparse.Namespace) 
             run = runner.run([mutant], ["-x", *ALL_TESTS], options.whole_timeout)
             result, failed = classify_run(*run)
     except (ValueError, FileNotFoundError) as error:
-        # The source has changed, and the text of the mutant is no longer in it.
+        # The source has changed and no longer contains the text of the mutant.
         result, failed = "error", [str(error)]
     seconds, first = round(time.monotonic() - began, 1), "".join(failed[:1])
     print(f"{result:9} {mutant.name} ({seconds:.0f} s) {first}", flush=True)
@@ -158,7 +158,7 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
     """Print the outcomes as a table, and the number of each result."""
     rows = [("name", "file", "result", "caught by", "seconds")]
     for outcome in outcomes:
-        # The message of an error has many lines, and was printed before.
+        # The message of an error has many lines, and is printed already.
         first = "" if outcome.result == "error" else outcome.caught_by
         seconds = str(outcome.seconds)
         rows.append((outcome.name, outcome.file, outcome.result, first, seconds))
@@ -193,7 +193,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Try the mutants that are asked for, and return the exit status."""
+    """Try the requested mutants, and return the exit status."""
     options = parse_arguments()
     # A kill ends the tests, too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -218,7 +218,7 @@ def main() -> int:
             try:
                 outcomes = list(pool.map(lambda m: try_mutant(runner, m, options), mutants))
             finally:
-                # After Ctrl-C no other mutant begins.
+                # After Ctrl-C no other mutant starts.
                 pool.shutdown(wait=False, cancel_futures=True)
                 runner.end()
                 pool.shutdown()

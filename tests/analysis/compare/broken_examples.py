@@ -35,7 +35,7 @@ def reverse_rows(loader, batch):
 
 
 def skip_batch(loader, batch):
-    """Return the next batch, as after resuming from the fetched step instead of the trained one."""
+    """Return the next batch, as after resuming from the last fetched step."""
     return dict(loader.batch(batch.step + 1))
 
 

@@ -1,4 +1,4 @@
-"""Command line of ``batchloom compare``: examples, finished runs, reports and plots."""
+"""Command line of ``batchloom compare``: examples, runs, reports and plots."""
 
 import contextlib
 import json
@@ -361,7 +361,7 @@ def test_numbers_are_right_aligned(tmp_path):
 
 @pytest.fixture
 def draw_axes(monkeypatch, tmp_path):
-    """Return a function that draws a comparison and returns the axes of the saved figure."""
+    """Return a function that draws a comparison and returns the figure's axes."""
 
     def draw(result):
         saved_figures = []

@@ -144,7 +144,7 @@ def test_the_csv_of_lightning(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_steps_of_lightning_are_counted_from_1(tmp_path):
-    """Run Lightning's trainer with both loggers: step 1 has the first optimizer step's loss."""
+    """Step 1 has the loss of the first optimizer step, with both loggers of Lightning."""
     torch = pytest.importorskip("torch")
     lightning = pytest.importorskip("lightning.pytorch")
 

@@ -311,7 +311,7 @@ def test_wrong_options_and_missing_inputs(tmp_path):
 
 
 def write_large_input(folder, kind, count=60_000):
-    """Write an input that ``sample_inputs`` does not read in full; return it and its records."""
+    """Write an input that is too large to be read in full; return path and records."""
     random = Random(0)
     rows = [
         {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."} for n in range(count)
