@@ -53,7 +53,7 @@ def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[.
 
 
 def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
-    """List the declared fields of a settings class and its nested ones, by path; inherited fields come last."""
+    """List the declared fields of a settings class by path, inherited ones last."""
     declared = {field.name: field for field in list_settings(cls)}
     options: list[tuple[tuple[str, ...], SettingField]] = []
     hints = get_type_hints(cls, include_extras=True)

@@ -203,7 +203,7 @@ def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> li
 
 
 def convert_int_settings(spec: object) -> list[str]:
-    """Convert the declared integer fields of a frozen value to plain ints; return the problems."""
+    """Convert declared integer fields to plain ints; return the problems."""
     return coerce_int_fields(
         spec,
         {

@@ -397,7 +397,7 @@ def make_settings(plain: Mapping[str, Any], changes: Mapping[str, Any], path: st
 
 
 def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain settings with overrides; a group keeps the values that are not overridden."""
+    """Return plain settings with overrides, merged group by group."""
     merged = {**plain, **changes}
     for group in _GROUPS:
         values, group_changes = plain.get(group, {}), changes.get(group)

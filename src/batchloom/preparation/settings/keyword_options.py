@@ -1,4 +1,4 @@
-"""Keyword arguments of ``prepare``, ``stream`` and ``doctor``: the fields of a recipe, with short forms.
+"""Keyword arguments of ``prepare``, ``stream`` and ``doctor``.
 
 Each is a field of :class:`Recipe`, :class:`ReadRecipe` or :class:`ChatRecipe`, which document and check it.
 """
@@ -55,7 +55,7 @@ class PrepareOptions(StreamedOptions, total=False):
 
 
 def check_option_names(function: str, options: Mapping[str, object], declared: type) -> None:
-    """Raise ``TypeError`` for a keyword argument that is not declared, with the nearest name.
+    """Raise ``TypeError`` for an undeclared keyword argument; name the nearest.
 
     Args:
         function: name of the called function.
