@@ -130,16 +130,17 @@ PACKAGES = {get_package_path(path) for path in SOURCE.rglob("__init__.py")}
 
 
 def find_bypassing_imports(path: Path) -> list[str]:
-    """Return imports from other packages that bypass their interface."""
-    own = get_package_path(path)
+    """Return imports from other top-level packages that bypass their interface.
+
+    Inside a top-level package, modules import each other directly: a reader sees where a name is defined.
+    """
+    own = path.relative_to(SOURCE).parts[0]
     wrong = []
     for line, module in list_imports(path):
         parts = module.split(".")
-        if parts[0] != "batchloom" or module in PACKAGES or ".".join(parts[:-1]) == own:
+        if parts[0] != "batchloom" or len(parts) == 2 or module in PACKAGES:
             continue
-        # A module next to the sub-packages of a package may be imported by all of them.
-        is_adjacent = parts[1] == own.split(".")[1] and len(parts) == 3 if "." in own else False
-        if len(parts) > 2 and parts[1] not in OPEN_PACKAGES and not is_adjacent:
+        if parts[1] != own and parts[1] not in OPEN_PACKAGES:
             wrong.append(f"{path.relative_to(SOURCE)}:{line}: {module}")
     return wrong
 

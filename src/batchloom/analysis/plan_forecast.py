@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.plan_questions import (
+from batchloom.analysis.plan_questions.source_measure import (
     MixingMeasure,
     SourceEpochStatistics,
     measure_mixing,

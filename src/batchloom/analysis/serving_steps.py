@@ -3,13 +3,9 @@
 import json
 from dataclasses import dataclass
 
-from batchloom.analysis.plan_questions import (
-    assign_step_ranks,
-    ensure_tables,
-    explain_unserved,
-    get_plan,
-    resolve_world,
-)
+from batchloom.analysis.plan_questions.pool_counts import ensure_tables
+from batchloom.analysis.plan_questions.rank_rows import assign_step_ranks, get_plan, resolve_world
+from batchloom.analysis.plan_questions.unserved import explain_unserved
 from batchloom.batches import Loader
 from batchloom.core.errors import InputError
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest

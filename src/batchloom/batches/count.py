@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from batchloom.batches.loading import load_table, lock_table, table_folders, write_table
+from batchloom.batches.loading.pool_tables import load_table, lock_table, table_folders, write_table
 from batchloom.core.settings import from_plain
 from batchloom.plan import PlanSpec
 from batchloom.plan.order import SourceOrder

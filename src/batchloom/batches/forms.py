@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly import IGNORE_INDEX, Batch, BatchLayout, to_torch
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, BatchLayout
+from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.masks import compute_visibility, missing_layout_error, whole_rows_error
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches.assembly import IGNORE_INDEX, Batch, BatchLayout
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, BatchLayout
 from batchloom.store import Store
 
 LogitsFunction = Callable[[Batch], Tensor]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchloom.batches.assembly import Batch
+from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import quote_value, suggest
 

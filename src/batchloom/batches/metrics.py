@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from batchloom.batches.assembly import IGNORE_INDEX, Batch
-from batchloom.batches.loading import Loader
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch
+from batchloom.batches.loading.loader import Loader
 from batchloom.batches.metrics_exchange import MetricsExchange, open_default_store
 from batchloom.batches.step_facts import StepFacts, collect_step_facts
 from batchloom.core.errors import PlanError, SettingsError

@@ -5,13 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading import (
-    Loader,
-    assign_balanced_ranks,
-    is_replicated,
-    make_rank_share,
-    select_rank_rows,
-)
+from batchloom.batches.loading.combined_store import is_replicated
+from batchloom.batches.loading.loader import Loader
+from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
 from batchloom.plan import compute_row_costs
 from batchloom.plan.order import Imbalance
 from batchloom.plan.packing import Rows, align_lengths

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import batchloom
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.store.maintain import VerificationResult

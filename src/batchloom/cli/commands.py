@@ -19,7 +19,8 @@ from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
-from batchloom.cli.terminal import SingleOptionCommand, redact_urls
+from batchloom.cli.terminal.option_once import SingleOptionCommand
+from batchloom.cli.terminal.secrets import redact_urls
 from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from batchloom.analysis.compare import compare_runs, read_loss_curve, require_compare_packages
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path

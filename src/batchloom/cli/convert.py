@@ -8,7 +8,7 @@ import typer
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import ProgressDisplay, unescape_marker
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import ConversionResult

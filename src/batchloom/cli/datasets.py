@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 import batchloom
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 
 
 def datasets(

@@ -16,7 +16,9 @@ from batchloom.analysis.doctor import (
 )
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plain_console, print_preview, redact_urls
+from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal.preview_output import print_preview
+from batchloom.cli.terminal.secrets import redact_urls
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import Recipe

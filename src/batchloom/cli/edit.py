@@ -8,7 +8,7 @@ import typer
 
 from batchloom import Edit
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count

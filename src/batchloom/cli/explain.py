@@ -11,7 +11,8 @@ import batchloom
 from batchloom.analysis import ExplainedSequence, ExplainedSpan, ServedSequence, find_serving_steps
 from batchloom.analysis.plan_questions import PlanRequest, is_endless, make_data_label, resolve_plan
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plain_console, plan_options as order
+from batchloom.cli.terminal import plan_options as order
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.wording import escape_unprintable, format_count
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, final
 
 import typer
 
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.wording import format_count, format_size
 from batchloom.store import export_store
 

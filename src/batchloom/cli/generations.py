@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from batchloom.cli.prepare import ProgressDisplay, parse_size, print_result
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import batchloom
 from batchloom.analysis import Inspection
-from batchloom.cli.terminal import plain_console
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest

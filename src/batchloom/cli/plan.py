@@ -21,7 +21,8 @@ from batchloom.analysis.plan_questions import (
     write_tables,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plain_console, plan_options as order
+from batchloom.cli.terminal import plan_options as order
+from batchloom.cli.terminal.console import plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import escape_unprintable, format_count
 

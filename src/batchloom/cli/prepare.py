@@ -14,7 +14,8 @@ from rich.table import Table
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plain_console, print_profile
+from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal.profile_output import print_profile
 from batchloom.core.files import decode_file_name
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size

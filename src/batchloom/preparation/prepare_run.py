@@ -14,55 +14,30 @@ from msgspec.structs import replace
 from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.files import decode_file_name
 from batchloom.core.wording import format_count
-from batchloom.preparation.documents import (
-    PLAIN_TEXT_NOTE,
-    RecordParsers,
-    check_no_mixed_preferences,
-    choose_dtype_name,
-    choose_job_tokenizer,
-    make_fim_cutter,
-)
-from batchloom.preparation.phases import (
-    CompletedJob,
-    PhaseResults,
-    PhaseRunner,
-    RunContext,
-    finish_store,
-    make_manifest,
-    move_store,
-)
-from batchloom.preparation.report import (
-    Listener,
-    Note,
-    PrepareReport,
-    PrepareResult,
-    Progress,
-    ReportContent,
-    encode_report,
-    make_result,
-    subtract_base,
-    write_report_page,
-)
-from batchloom.preparation.request import (
-    check_same_preferences,
-    describe_input_locations,
-    recipe_settings_for_report,
-)
+from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
+from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_no_mixed_preferences
+from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, choose_job_tokenizer
+from batchloom.preparation.phases.finish import CompletedJob, finish_store, make_manifest, move_store
+from batchloom.preparation.phases.phase_runner import PhaseResults, PhaseRunner, RunContext
+from batchloom.preparation.report.html_report import write_report_page
+from batchloom.preparation.report.prepare_result import PrepareResult, make_result, subtract_base
+from batchloom.preparation.report.progress import Listener, Note, Progress
+from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report
+from batchloom.preparation.request.append_checks import check_same_preferences
+from batchloom.preparation.request.recipe_file import recipe_settings_for_report
+from batchloom.preparation.request.recipe_of_store import describe_input_locations
 from batchloom.preparation.rerun import (
     begin_or_resume,
     hash_sources,
     make_job_identity,
     make_report_sources,
 )
-from batchloom.preparation.settings import (
-    Recipe,
-    build_step_indexes,
-    check_files_unchanged,
-    compute_recipe_fingerprint,
-    describe_unused_weights,
-)
-from batchloom.preparation.units import STAGES, StageTime, WorkFolder, add_stage_times
-from batchloom.preparation.workers import RunSettings
+from batchloom.preparation.settings.evaluation_sets import build_step_indexes, check_files_unchanged
+from batchloom.preparation.settings.read_recipe import describe_unused_weights
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.units.stopwatch import STAGES, StageTime, add_stage_times
+from batchloom.preparation.units.work_folder import WorkFolder
+from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.store import (
     PAGE_NAME,

@@ -17,8 +17,8 @@ from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.core.partial_files import PARTIAL_SUFFIX
 from batchloom.preparation.rerun import describe_job_differences
-from batchloom.preparation.settings import Recipe
-from batchloom.preparation.units import JobIdentity
+from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.units.work_folder import JobIdentity
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.store import (
     MANIFEST_NAME,

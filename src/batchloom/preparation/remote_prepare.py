@@ -28,17 +28,12 @@ from batchloom.preparation.remote_output import (
     read_remote_manifest,
     release_claim,
 )
-from batchloom.preparation.report import (
-    Listener,
-    Note,
-    PrepareResult,
-    Progress,
-    make_result,
-    parse_report,
-    read_report,
-    write_report_page,
-)
-from batchloom.preparation.request import PrepareRequest, list_inputs
+from batchloom.preparation.report.html_report import write_report_page
+from batchloom.preparation.report.prepare_result import PrepareResult, make_result
+from batchloom.preparation.report.progress import Listener, Note, Progress
+from batchloom.preparation.report.report import parse_report, read_report
+from batchloom.preparation.request.inputs import list_inputs
+from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import (
     check_same_finished_job,
     find_finished_store,
@@ -46,15 +41,15 @@ from batchloom.preparation.rerun import (
     hash_sources,
     make_job_identity,
 )
-from batchloom.preparation.settings import Recipe
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.synthetic_run import (
     check_same_data,
     parse_synthetic_input,
     synthetic_to_plain,
     write_synthetic,
 )
-from batchloom.preparation.units import SPOOL_NAME, WORK_VERSION, JobIdentity
-from batchloom.preparation.workers import RunSettings
+from batchloom.preparation.units.work_folder import SPOOL_NAME, WORK_VERSION, JobIdentity
+from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool

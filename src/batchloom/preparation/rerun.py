@@ -11,20 +11,15 @@ import xxhash
 from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import decode_file_name, make_absolute, refuse_url
-from batchloom.preparation.report import PrepareReport, ReportedSource, read_report
-from batchloom.preparation.settings import (
+from batchloom.preparation.report.report import PrepareReport, ReportedSource, read_report
+from batchloom.preparation.settings.recipe import (
     Recipe,
     compute_recipe_fingerprint,
     list_recipe_differences,
     recipe_to_plain,
 )
-from batchloom.preparation.units import (
-    WORK_VERSION,
-    JobIdentity,
-    WorkFolder,
-    combine_part_hashes,
-    has_learned_tokenizer,
-)
+from batchloom.preparation.units.units import combine_part_hashes
+from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
 from batchloom.sources import PartStream, SourceListing, strip_wildcard_part
 from batchloom.sources.files import DetectedFile, Source
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors

@@ -18,13 +18,16 @@ from batchloom.core.synthetic_data import (
     SyntheticSpec,
     parse_synthetic_spec,
 )
-from batchloom.preparation.documents import SubsetRule
-from batchloom.preparation.imports import TokenBatch, hash_ids
-from batchloom.preparation.phases import ShardSettings, SubsetWriter, make_subset_entry, move_store
-from batchloom.preparation.report import Listener, Note, PrepareResult, Progress, make_result
+from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.imports.token_pass import TokenBatch, hash_ids
+from batchloom.preparation.phases.finish import make_subset_entry, move_store
+from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
+from batchloom.preparation.report.prepare_result import PrepareResult, make_result
+from batchloom.preparation.report.progress import Listener, Note, Progress
 from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
-from batchloom.preparation.settings import Recipe, flatten_settings
-from batchloom.preparation.units import ROW, WORK_VERSION, JobIdentity, WorkFolder
+from batchloom.preparation.settings.recipe import Recipe, flatten_settings
+from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import (
     MANIFEST_NAME,
     REPORT_NAME,

@@ -2,7 +2,7 @@
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import RecordError, make_record_error
-from batchloom.sources.files import ReadRules, Source, choose_read_method
+from batchloom.sources.files.source_rules import ReadRules, Source, choose_read_method
 
 _MAX_SNIPPET_LENGTH = 60
 

@@ -36,42 +36,39 @@ from batchloom.remote import (
     stat_remote,
     supports_ranges,
 )
-from batchloom.sources.files import (
-    Archive,
-    DeclaredInput,
+from batchloom.sources.files.archives import Archive
+from batchloom.sources.files.content_detection import (
     DetectedFile,
-    FileDetection,
-    HubDatasetName,
-    LinkBounds,
-    Source,
-    Spool,
-    UniqueNames,
-    describe_format_mismatch,
-    detect_archive_by_name,
     detect_declared_kind,
     detect_file_kind,
-    detect_kind_by_name,
+    list_archive_sources,
+)
+from batchloom.sources.files.dataset_names import list_preset_names
+from batchloom.sources.files.declared_formats import (
+    DeclaredInput,
+    describe_format_mismatch,
+    get_declared_input,
+    matches_format,
+    reraise_with_location,
+)
+from batchloom.sources.files.file_kinds import FileDetection, detect_archive_by_name, detect_kind_by_name, needs_content
+from batchloom.sources.files.hub_datasets import (
+    HubDatasetName,
     download_to_cache,
     find_hub_name,
-    find_saved_split,
-    get_declared_input,
     get_pinned_revision,
-    is_saved_dataset,
-    list_archive_sources,
     list_hub_files,
-    list_paths_and_labels,
-    list_preset_names,
-    list_saved_files,
-    matches_format,
-    needs_content,
     parse_hub_name,
     pin_revision,
-    prefetch_files,
-    prefetch_inputs,
-    reraise_with_location,
     strip_revision,
 )
-from batchloom.sources.formats import find_unread_suffixes
+from batchloom.sources.files.link_bounds import LinkBounds
+from batchloom.sources.files.prefetch import prefetch_files, prefetch_inputs
+from batchloom.sources.files.saved_datasets import find_saved_split, is_saved_dataset, list_saved_files
+from batchloom.sources.files.source_names import UniqueNames, list_paths_and_labels
+from batchloom.sources.files.source_rules import Source
+from batchloom.sources.files.spool import Spool
+from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 
 # A folder with this file is a store, which is not an input.
 STORE_MARKER_NAME = "dataset_metadata.json"

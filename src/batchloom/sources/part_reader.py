@@ -6,9 +6,9 @@ from typing import Self, final
 
 from batchloom.core.document import Records
 from batchloom.core.errors import InputError
-from batchloom.sources.files import (
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import (
     PartStart,
-    PartStream,
     ReadMethod,
     ReadRules,
     Source,
@@ -16,15 +16,11 @@ from batchloom.sources.files import (
     choose_read_method,
     is_splittable,
 )
-from batchloom.sources.formats import (
-    read_csv,
-    read_cut,
-    read_delimited,
-    read_json,
-    read_jsonl,
-    read_samples,
-    read_text_file,
-)
+from batchloom.sources.formats.csv_format import read_csv
+from batchloom.sources.formats.json_list_format import read_json
+from batchloom.sources.formats.jsonl_format import read_jsonl
+from batchloom.sources.formats.text_format import read_cut, read_delimited, read_text_file
+from batchloom.sources.formats.webdataset_format import read_samples
 from batchloom.sources.record_bounds import RecordBounds, open_table
 
 # Readers that need only the bytes of a part.

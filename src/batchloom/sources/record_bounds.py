@@ -8,26 +8,22 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, final
 
-from batchloom.sources.files import (
+from batchloom.sources.files.part_stream import open_source
+from batchloom.sources.files.source_rules import (
     PartStart,
     ReadMethod,
     ReadRules,
     Source,
     choose_read_method,
     is_sequential,
-    open_source,
 )
-from batchloom.sources.formats import (
-    KnownCut,
-    SequentialCuts,
-    find_best_cut,
-    find_character_start,
-    make_delimiter,
-    require_no_crash,
-)
+from batchloom.sources.formats.delimiters import make_delimiter
+from batchloom.sources.formats.ordered_cuts import KnownCut, SequentialCuts
+from batchloom.sources.formats.table_probe import require_no_crash
+from batchloom.sources.formats.text_cuts import find_best_cut, find_character_start
 
 if TYPE_CHECKING:
-    from batchloom.sources.formats import TableReader
+    from batchloom.sources.formats.table_format import TableReader
 
 _FIRST_SEARCH_BYTES = 64 << 10
 _MAX_SEARCH_BYTES = 8 << 20
@@ -42,7 +38,7 @@ def open_table(source: Source) -> "TableReader":
     file = open_source(source)
     try:
         require_no_crash(source, file)
-        from batchloom.sources.formats import TableReader  # noqa: PLC0415 - pyarrow takes half a second
+        from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - pyarrow takes half a second
 
         return TableReader(source, file)
     except BaseException:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from batchloom.core.fingerprint import derive_key
-from batchloom.sources.files import (
+from batchloom.sources.files.source_rules import (
     ReadRules,
     Source,
     SourcePart,

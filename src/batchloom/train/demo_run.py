@@ -19,7 +19,7 @@ from batchloom import Loader, Store, open_store
 from batchloom.core.errors import InputMissingError, OutputError, TrainError
 from batchloom.train.distributed import join_ranks
 from batchloom.train.loop import TrainResult, train
-from batchloom.train.model import continue_text
+from batchloom.train.model.generate import continue_text
 from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import PrintLine, RunLog

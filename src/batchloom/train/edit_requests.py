@@ -28,7 +28,7 @@ from batchloom.core.errors import (
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import check_journal, fsync_path, write_json
-from batchloom.train.data import describe_mixture
+from batchloom.train.data.mixture_report import describe_mixture
 from batchloom.train.distributed import find_differing_rank
 from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
 from batchloom.train.run import TrainRun, check_edited_plan

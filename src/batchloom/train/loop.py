@@ -21,20 +21,13 @@ from batchloom import Loader, Store
 from batchloom.batches import Batch, Meter
 from batchloom.core.errors import TrainError
 from batchloom.train.checkpoint import has_only_finite, read_checkpoint_step
-from batchloom.train.data import (
-    as_stream,
-    finish_stream_store,
-    make_model_inputs,
-    merge_loader_state,
-    write_processor_files,
-)
+from batchloom.train.data.stream_run import as_stream, finish_stream_store, merge_loader_state
+from batchloom.train.data.train_media import make_model_inputs, write_processor_files
 from batchloom.train.edit_requests import EditInbox, apply_pending_edits
-from batchloom.train.model import (
-    IGNORED_LABEL,
-    PretrainedModel,
-    copy_tokenizer,
-    explain_memory_errors,
-)
+from batchloom.train.model.gpt_model import IGNORED_LABEL
+from batchloom.train.model.memory_estimate import explain_memory_errors
+from batchloom.train.model.model_folder import copy_tokenizer
+from batchloom.train.model.pretrained import PretrainedModel
 from batchloom.train.model_build import TrainableModel
 from batchloom.train.run import TrainRun, open_run_folder
 from batchloom.train.train_log import draw_loss_curve

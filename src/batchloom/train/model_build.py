@@ -11,19 +11,17 @@ from torch.nn.parallel import DistributedDataParallel
 from batchloom import Loader, Store
 from batchloom.batches import DocumentRows
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.train.data import check_media_isolation, check_media_model
+from batchloom.train.data.train_media import check_media_isolation, check_media_model
 from batchloom.train.distributed import RankGroup
-from batchloom.train.model import (
-    GPT,
+from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
+from batchloom.train.model.memory_estimate import explain_memory_errors
+from batchloom.train.model.model_folder import describe_tokenizer_difference
+from batchloom.train.model.pretrained import (
     PretrainedModel,
     build_meta_model,
     check_size,
-    describe_tokenizer_difference,
-    estimate_parameter_count,
-    explain_memory_errors,
     get_max_positions,
     load_pretrained,
-    pad_vocabulary,
 )
 from batchloom.train.train_log import RunLog
 from batchloom.train.train_settings import (

@@ -16,18 +16,20 @@ from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import load_checkpoint
-from batchloom.train.data import (
+from batchloom.train.data.mixture_report import describe_mixture
+from batchloom.train.data.stream_run import (
     StreamData,
     StreamRequest,
     announce_stream,
     as_store,
     as_stream,
     check_run_stream,
-    describe_mixture,
-    holds_media,
 )
+from batchloom.train.data.train_media import holds_media
 from batchloom.train.distributed import RankGroup, find_differing_rank
-from batchloom.train.model import check_memory, compute_folder_fingerprint, make_parameter_groups
+from batchloom.train.model.gpt_model import make_parameter_groups
+from batchloom.train.model.memory_estimate import check_memory
+from batchloom.train.model.model_folder import compute_folder_fingerprint
 from batchloom.train.model_build import TrainableModel, build_model, outline_model
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import RunLog, truncate_log

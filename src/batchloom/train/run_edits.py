@@ -22,7 +22,7 @@ from batchloom.train.checkpoint import (
     read_checkpoint_step,
     write_state,
 )
-from batchloom.train.data import describe_mixture, open_mixture_generations
+from batchloom.train.data.mixture_report import describe_mixture, open_mixture_generations
 from batchloom.train.distributed import join_ranks
 from batchloom.train.edit_requests import (
     list_pending_requests,

@@ -8,18 +8,14 @@ from typing import Any
 from batchloom import DatasetConfig, Mixture
 from batchloom.core.errors import SettingsError
 from batchloom.train.checkpoint import read_checkpoint_step
-from batchloom.train.data import (
-    StreamRequest,
-    choose_synthetic_data,
-    choose_tokenizer,
-    describe_order,
-    open_mixture_generations,
-    prepare_dataset_store,
-    prepare_temporary_store,
-)
+from batchloom.train.data.dataset_run import choose_tokenizer, describe_order, prepare_dataset_store
+from batchloom.train.data.memory_store import prepare_temporary_store
+from batchloom.train.data.missing_data import choose_synthetic_data
+from batchloom.train.data.mixture_report import open_mixture_generations
+from batchloom.train.data.stream_run import StreamRequest
 from batchloom.train.distributed import RankGroup, join_ranks
 from batchloom.train.loop import TrainResult, train
-from batchloom.train.model import get_max_positions, read_model_config
+from batchloom.train.model.pretrained import get_max_positions, read_model_config
 from batchloom.train.request import DEFAULT_MODEL, TrainRequest
 from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import RunFolder

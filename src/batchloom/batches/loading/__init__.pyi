@@ -5,7 +5,7 @@ from .collate import (
     take_single_row as take_single_row,
 )
 from .combined_store import is_replicated as is_replicated
-from .loader import Loader as Loader, LoaderTemplate as LoaderTemplate, lose_track as lose_track
+from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track
 from .loader_data import (
     check_no_preferences as check_no_preferences,
     default_overlong as default_overlong,
@@ -21,10 +21,5 @@ from .pool_tables import (
     wait_for_table as wait_for_table,
     write_table as write_table,
 )
-from .rank_share import (
-    assign_balanced_ranks as assign_balanced_ranks,
-    make_rank_share as make_rank_share,
-    make_run_share as make_run_share,
-    select_rank_rows as select_rank_rows,
-)
+from .rank_share import make_run_share as make_run_share
 from .stream_steps import RawStream as RawStream

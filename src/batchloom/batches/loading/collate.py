@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from batchloom.batches.assembly import Batch, to_torch
-from batchloom.batches.media import stack_by_row
+from batchloom.batches.assembly.batch_assembly import Batch
+from batchloom.batches.assembly.device import to_torch
+from batchloom.batches.media.batch_media import stack_by_row
 from batchloom.media import get_model_traits, join_features
 from batchloom.store import Store, StoreMedia
 from batchloom.store.read import has_media

@@ -8,12 +8,14 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from batchloom.batches.assembly import Batch, BatchLayout, Ids, TokenReader, assemble_rows, to_torch
+from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, TokenReader, assemble_rows
+from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.loading.combined_store import CombinedStore, stores_of
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.media_rules import make_stream_media
 from batchloom.batches.loading.stream_steps import RawStream
-from batchloom.batches.media import BatchMedia, make_media_of_stores
+from batchloom.batches.media.batch_media import BatchMedia
+from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia

@@ -12,25 +12,19 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly import (
+from batchloom.batches.assembly.augment import Augment, add_augment_state, make_augmentation, remove_augment_state
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, TokenReader
+from batchloom.batches.assembly.batch_spec import (
     DEFAULT_BATCH_OPTIONS,
     DEFAULT_MEDIA_SPEC,
-    IGNORE_INDEX,
-    Augment,
-    Batch,
     BatchOptions,
     BatchSpec,
     Form,
     Labels,
     MediaOptions,
     Output,
-    StagedBatch,
-    TokenReader,
-    add_augment_state,
-    make_augmentation,
-    make_stager,
-    remove_augment_state,
 )
+from batchloom.batches.assembly.device import StagedBatch, make_stager
 from batchloom.batches.loading.combined_store import CombinedStore, is_replicated, stores_of
 from batchloom.batches.loading.data_source import describe_data_source
 from batchloom.batches.loading.id_range import check_id_range
@@ -91,7 +85,7 @@ from batchloom.batches.loading.stream_steps import (
     release_step,
 )
 from batchloom.batches.loading.world import find_world
-from batchloom.batches.media import replace_missing_documents, resume_with_missing
+from batchloom.batches.media.missing_media_edits import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import PlanError, StateError
 from batchloom.core.settings import as_int, quote_value

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from batchloom.batches.assembly import TokenizerSource
+from batchloom.batches.assembly.augment import TokenizerSource
 from batchloom.batches.loading.combined_store import CombinedStore, combine_stores
 from batchloom.batches.loading.loader_options import PlanArguments
 from batchloom.batches.loading.stream_steps import RawStream

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from batchloom.batches.assembly import BatchOptions, BatchSpec
+from batchloom.batches.assembly.batch_spec import BatchOptions, BatchSpec
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.plan import PlanSpec

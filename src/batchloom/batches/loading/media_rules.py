@@ -5,16 +5,12 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from batchloom.batches.assembly import BatchSpec, Ids, TokenReader
+from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
+from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.batches.loading.loader_data import get_overlong_policies
 from batchloom.batches.loading.stream_steps import RawStream
-from batchloom.batches.media import (
-    BatchMedia,
-    BatchMedium,
-    MediaSource,
-    ProcessorContext,
-    make_media_of_stores,
-)
+from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, MediaSource, ProcessorContext
+from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan import Mixture, Plan
 from batchloom.plan.packing import Rows

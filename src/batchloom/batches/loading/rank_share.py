@@ -7,15 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly import (
-    Augmentation,
-    BatchLayout,
-    BatchSpec,
-    TokenReader,
-    assemble_rows,
-    assemble_varlen,
-    augment_batch,
-)
+from batchloom.batches.assembly.augment import Augmentation
+from batchloom.batches.assembly.augmentation import augment_batch
+from batchloom.batches.assembly.batch_assembly import BatchLayout, TokenReader, assemble_rows, assemble_varlen
+from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
-from batchloom.batches.assembly import BatchSpec, TokenReader
+from batchloom.batches.assembly.batch_assembly import TokenReader
+from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan import PlanSpec
 from batchloom.plan.packing import Rows

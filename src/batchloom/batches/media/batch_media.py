@@ -11,14 +11,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
-from batchloom.batches.assembly import (
-    BatchLayout,
-    Ids,
-    MediaOffsets,
-    MediaOffsetsByName,
-    MediaOptions,
-    TokenReader,
-)
+from batchloom.batches.assembly.batch_assembly import BatchLayout, Ids, MediaOffsets, MediaOffsetsByName, TokenReader
+from batchloom.batches.assembly.batch_spec import MediaOptions
 from batchloom.batches.media.array_reuse import ArrayPool
 from batchloom.batches.media.feature_join import FeatureJoin, FeatureShapes
 from batchloom.batches.producer_thread import PendingItem

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
+from batchloom.batches.assembly.batch_spec import DEFAULT_MEDIA_SPEC
 from batchloom.batches.media.batch_media import BatchMedia
 from batchloom.batches.media.media_stores import StoreSource, make_media_of_stores
 from batchloom.core.errors import StoreError

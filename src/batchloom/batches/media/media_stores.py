@@ -6,7 +6,8 @@ from typing import final
 
 import numpy as np
 
-from batchloom.batches.assembly import Ids, MediaOptions, TokenReader
+from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
+from batchloom.batches.assembly.batch_spec import MediaOptions
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, ProcessorContext
 from batchloom.core.errors import PlanError
 from batchloom.media import MediaLimits

@@ -4,12 +4,8 @@ from .placeholders import (
     PlaceholderSpan as PlaceholderSpan,
     expand_placeholders as expand_placeholders,
 )
-from .rendering import (
-    ConversationRenderer as ConversationRenderer,
-    ConversationText as ConversationText,
-)
+from .rendering import ConversationRenderer as ConversationRenderer, ConversationText as ConversationText
 from .trained_spans import (
-    TRAIN_ON as TRAIN_ON,
     CharacterSpan as CharacterSpan,
     NothingTrainedError as NothingTrainedError,
     TrainOn as TrainOn,

@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol
 from batchloom.core.errors import PlanError
 from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest
 from batchloom.plan.mixture.schedule import MAX_SOURCES
-from batchloom.plan.packing import DocumentLengths, OverlongMode
+from batchloom.plan.packing.plan_spec import OverlongMode
+from batchloom.plan.packing.pools import DocumentLengths
 
 WeightUnit = Literal["tokens", "documents", "epochs"]
 ExhaustedPolicy = Literal["repeat", "stop", "redistribute"]

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.plan.mixture.mixture_spec import MIN_WEIGHT, PlanStore, Weights, WeightUnit
-from batchloom.plan.packing import PlanSpec, Pools
+from batchloom.plan.packing.plan_spec import PlanSpec
+from batchloom.plan.packing.pools import Pools
 
 MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20
 _MAX_SHARE_ERROR = 0.01

@@ -9,7 +9,7 @@ from batchloom.plan.order.plan import Plan
 from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.timeline import TimelineSegment
-from batchloom.plan.packing import Rows
+from batchloom.plan.packing.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

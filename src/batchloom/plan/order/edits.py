@@ -13,8 +13,8 @@ from batchloom.core.settings import (
     raise_problems,
     suggest,
 )
-from batchloom.plan.mixture import Weights, list_weight_problems
-from batchloom.plan.packing import PlanSpec, describe_window_conflict, list_window_problems
+from batchloom.plan.mixture.mixture_spec import Weights, list_weight_problems
+from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict, list_window_problems
 
 _BOUNDS = {
     "step": (0, 1 << 48),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.wording import format_count
-from batchloom.plan.mixture import PlanStore
+from batchloom.plan.mixture.mixture_spec import PlanStore
 from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.lanes import (
     LANE_POOL_SIZE,
@@ -34,14 +34,8 @@ from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
 from batchloom.plan.order.timeline import StepRange, build_run_layout
-from batchloom.plan.packing import (
-    ORDER_VERSION,
-    PlanSpec,
-    Rows,
-    join_rows,
-    reorder_rows,
-    slice_rows,
-)
+from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, slice_rows
 
 _MAX_CACHED_POOLS = 2
 

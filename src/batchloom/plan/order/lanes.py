@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
-from batchloom.plan.packing import Permutation, PlanSpec, Rows, fit_lengths, pack_rows
+from batchloom.plan.packing.permutation import Permutation
+from batchloom.plan.packing.plan_spec import PlanSpec
+from batchloom.plan.packing.row_order import fit_lengths, pack_rows
+from batchloom.plan.packing.rows import Rows
 
 # Increment this number whenever the order of any stream changes.
 LANES_VERSION = 1

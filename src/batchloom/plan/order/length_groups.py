@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.order.row_windows import RowWindows
-from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
+from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, slice_rows
 
 Ints = NDArray[np.int64]
 

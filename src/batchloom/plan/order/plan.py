@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture import Mixture, PlanStore
+from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
 from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan_identity import PlanIdentity
@@ -13,7 +13,9 @@ from batchloom.plan.order.plan_state import build_state, resume_from_state
 from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Rows
+from batchloom.plan.packing.plan_spec import PlanSpec
+from batchloom.plan.packing.pools import ExcludedDocuments
+from batchloom.plan.packing.rows import Rows
 
 
 @final

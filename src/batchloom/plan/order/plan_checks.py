@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture import Mixture, PlanStore, Weights, uses_size_weights
+from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore, Weights, uses_size_weights
 from batchloom.plan.order.edits import Edit, check_edit
-from batchloom.plan.packing import PlanSpec
+from batchloom.plan.packing.plan_spec import PlanSpec
 
 _CAPPED_HINT = (
     "are limited by most_epochs for the run's original number of tokens; an edit of batch size, seq_len or skip "

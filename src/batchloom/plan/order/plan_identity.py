@@ -5,10 +5,10 @@ from typing import Any, final
 
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import to_plain
-from batchloom.plan.mixture import Mixture, list_weighted_sources
+from batchloom.plan.mixture.mixture_spec import Mixture, list_weighted_sources
 from batchloom.plan.order.edits import edit_to_plain
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.packing import ORDER_VERSION, PlanSpec
+from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 
 # These fields may change between a run and its continuation without changing the order.
 _NON_ORDER_FIELDS = ("epochs", "steps", "last")

@@ -8,14 +8,14 @@ import numpy as np
 
 from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.plan.mixture import Mixture
+from batchloom.plan.mixture.mixture_spec import Mixture
 from batchloom.plan.order.plan_identity import PlanIdentity
 from batchloom.plan.order.run_positions import RunPositions
 from batchloom.plan.order.source_cuts import SourceCut
 from batchloom.plan.order.source_order import Cursor, compute_quotas
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment
-from batchloom.plan.packing import ORDER_VERSION
+from batchloom.plan.packing.plan_spec import ORDER_VERSION
 
 
 def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan.packing import Rows
+from batchloom.plan.packing.rows import Rows
 
 # Cost of each row, [B]; for several kinds of work [K, B].
 Costs = NDArray[np.int64]

@@ -5,10 +5,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan.mixture import Mixture
+from batchloom.plan.mixture.mixture_spec import Mixture
 from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.timeline import TimelineSegment
-from batchloom.plan.packing import Rows, join_rows, reorder_rows, set_source, slice_rows
+from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, set_source, slice_rows
 
 # Each source costs some microseconds per window, so with several sources a window exceeds the request.
 _WINDOW_ROWS = 8192

@@ -7,14 +7,9 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.plan.order.source_order import Cursor, SourceOrder
-from batchloom.plan.packing import (
-    PlanSpec,
-    Rows,
-    join_rows,
-    reorder_rows,
-    repack_rows,
-    slice_rows,
-)
+from batchloom.plan.packing.plan_spec import PlanSpec
+from batchloom.plan.packing.row_order import repack_rows
+from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, slice_rows
 
 Ints = NDArray[np.int64]
 

@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture import PlanStore
-from batchloom.plan.packing import ORDER_VERSION, PlanSpec, Pools, Rows, slice_rows
+from batchloom.plan.mixture.mixture_spec import PlanStore
+from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.packing.pools import Pools
+from batchloom.plan.packing.rows import Rows, slice_rows
 
 Ints = NDArray[np.int64]
 

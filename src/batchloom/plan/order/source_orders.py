@@ -9,17 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture import (
+from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore, SourceSpec, Weights, list_weighted_sources
+from batchloom.plan.mixture.period_shares import (
     EpochCap,
-    Mixture,
-    PlanStore,
-    SourceSpec,
     SourceStatistics,
-    Weights,
     apportion,
     compute_sequence_shares,
     flatten_weights,
-    list_weighted_sources,
     measure_source,
 )
 from batchloom.plan.order.edits import Edit
@@ -31,7 +27,8 @@ from batchloom.plan.order.source_order import (
     compute_quotas,
 )
 from batchloom.plan.order.timeline import StepRange, Timeline, build_run_layout
-from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Pools, describe_window_conflict
+from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
+from batchloom.plan.packing.pools import ExcludedDocuments, Pools
 
 SOURCE = "data"
 

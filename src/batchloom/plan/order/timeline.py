@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture import Schedule, Stage, Weights, make_schedule
+from batchloom.plan.mixture.mixture_spec import Stage, Weights
+from batchloom.plan.mixture.schedule import Schedule, make_schedule
 from batchloom.plan.order.edits import Edit
 
 Ints = NDArray[np.int64]

@@ -36,11 +36,12 @@ from batchloom.preparation.conversion.row_types import (
     describe_type_changes,
     format_column_path,
 )
-from batchloom.preparation.documents import read_sample_rows
-from batchloom.preparation.report import JobCounters, Listener, Note, Phase
-from batchloom.preparation.request import check_no_manifests
-from batchloom.preparation.settings import ReadRecipe, Recipe, as_recipe_inputs, is_valid_path
-from batchloom.preparation.units import encode_quarantine_line
+from batchloom.preparation.documents.record_parsers import read_sample_rows
+from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
+from batchloom.preparation.request.manifest_inputs import check_no_manifests
+from batchloom.preparation.settings.read_recipe import ReadRecipe
+from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
+from batchloom.preparation.units.quarantine import encode_quarantine_line
 from batchloom.sources import (
     DeclaredInput,
     PartReader,

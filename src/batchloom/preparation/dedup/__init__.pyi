@@ -5,26 +5,16 @@ from .duplicate_search import (
     read_unit_duplicates as read_unit_duplicates,
     search_duplicates as search_duplicates,
 )
-from .key_files import map_records as map_records
-from .line_dedup import (
-    LineDeduplicator as LineDeduplicator,
-    RepeatUnit as RepeatUnit,
-    hash_segments as hash_segments,
-)
+from .line_dedup import LineDeduplicator as LineDeduplicator, hash_segments as hash_segments
 from .minhash import (
-    MINHASH_VERSION as MINHASH_VERSION,
     NO_KEY as NO_KEY,
     choose_banding as choose_banding,
     compute_signatures as compute_signatures,
     match_probability as match_probability,
 )
-from .near_duplicates import (
-    map_signatures as map_signatures,
-    write_signature_keys as write_signature_keys,
-)
-from .seen_texts import SeenBatch as SeenBatch, SeenTexts as SeenTexts
+from .near_duplicates import map_signatures as map_signatures, write_signature_keys as write_signature_keys
+from .seen_texts import SeenTexts as SeenTexts
 from .sorted_keys import (
-    KEY as KEY,
     SIGNATURE_KEY as SIGNATURE_KEY,
     count_keys as count_keys,
     count_partitions as count_partitions,

@@ -1,14 +1,7 @@
-from .chat_encoding import ChatEncoder as ChatEncoder
-from .conversation_encoder import EncodeFault as EncodeFault
 from .direct_encoding import (
     DirectEncoding as DirectEncoding,
     EncodedDocuments as EncodedDocuments,
     encode_directly as encode_directly,
-)
-from .document_arrays import (
-    BAD_LABEL as BAD_LABEL,
-    make_duplicate_keys as make_duplicate_keys,
-    strip_control_tokens as strip_control_tokens,
 )
 from .document_encoder import (
     EncodeContext as EncodeContext,
@@ -16,36 +9,23 @@ from .document_encoder import (
     fault_rule as fault_rule,
     normalize_records as normalize_records,
 )
-from .fill_in_the_middle import make_fim_cutter as make_fim_cutter
 from .input_walk import ParsedRecords as ParsedRecords, iter_parsed_records as iter_parsed_records
-from .media_processor import (
-    get_processor_state as get_processor_state,
-    open_job_processor as open_job_processor,
-)
+from .media_processor import get_processor_state as get_processor_state, open_job_processor as open_job_processor
 from .media_tokens import PlacedMedium as PlacedMedium
 from .record_parsers import (
-    PLAIN_TEXT_NOTE as PLAIN_TEXT_NOTE,
     TEMPLATED_KINDS as TEMPLATED_KINDS,
     RecordParser as RecordParser,
     RecordParsers as RecordParsers,
     check_no_mixed_preferences as check_no_mixed_preferences,
-    describe_preferences as describe_preferences,
     iter_texts as iter_texts,
     make_record_parser as make_record_parser,
     read_sample_rows as read_sample_rows,
 )
-from .subsets import (
-    SmallestHashes as SmallestHashes,
-    SubsetRule as SubsetRule,
-    hash_to_unit_interval as hash_to_unit_interval,
-)
+from .subsets import SubsetRule as SubsetRule, hash_to_unit_interval as hash_to_unit_interval
 from .token_encoder import (
     EncodedBatch as EncodedBatch,
     compute_document_keys as compute_document_keys,
     estimate_characters as estimate_characters,
-    hash_and_measure as hash_and_measure,
-    make_snippet as make_snippet,
-    split_digests as split_digests,
 )
 from .tokenizer_choice import (
     choose_dtype_name as choose_dtype_name,

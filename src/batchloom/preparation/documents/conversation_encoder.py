@@ -22,12 +22,8 @@ from batchloom.preparation.documents.media_tokens import (
     truncate_media,
     write_expansions,
 )
-from batchloom.preparation.settings import (
-    ChatRules,
-    OverlongError,
-    count_fitting_tokens,
-    split_at_limit,
-)
+from batchloom.preparation.settings.chat_rules import ChatRules
+from batchloom.preparation.settings.overlong_policy import OverlongError, count_fitting_tokens, split_at_limit
 
 
 class EncodeFault(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from batchloom.core.conversation import InterleavedText, PreferencePair
 from batchloom.core.document import Records
-from batchloom.preparation.dedup import RepeatUnit
+from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
 from batchloom.preparation.documents.conversation_encoder import EncodeFault
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter
@@ -29,7 +29,7 @@ from batchloom.preparation.documents.token_encoder import (
     encode_token_rows,
     make_snippet,
 )
-from batchloom.preparation.settings import DedupRecipe
+from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.sources import ReadRules, RecordBounds
 from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer

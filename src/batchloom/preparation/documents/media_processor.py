@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.media import MediaProcessor, open_processor, read_processor_files
-from batchloom.preparation.settings import MediaRecipe, find_processor_folder
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.processor_lookup import find_processor_folder
 from batchloom.tokens import read_sidecar_hints
 
 

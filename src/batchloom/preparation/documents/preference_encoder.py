@@ -17,7 +17,8 @@ from batchloom.preparation.documents.conversation_encoder import (
 )
 from batchloom.preparation.documents.document_arrays import add_control_tokens
 from batchloom.preparation.documents.token_encoder import EncodedBatch
-from batchloom.preparation.settings import ChatRules, OverlongError
+from batchloom.preparation.settings.chat_rules import ChatRules
+from batchloom.preparation.settings.overlong_policy import OverlongError
 from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
 from batchloom.tokens import Tokenizer
 

@@ -42,7 +42,9 @@ from batchloom.preparation.documents.caption_files import (
     make_captioned,
 )
 from batchloom.preparation.documents.media_processor import open_job_processor
-from batchloom.preparation.settings import ChatRecipe, ChatRules, MediaRecipe, Recipe
+from batchloom.preparation.settings.chat_rules import ChatRules
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source
 from batchloom.sources.formats import SNIPPET_BYTES

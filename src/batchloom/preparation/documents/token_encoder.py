@@ -31,7 +31,7 @@ from batchloom.preparation.documents.fill_in_the_middle import (
     insert_sentinels,
 )
 from batchloom.preparation.documents.media_tokens import PlacedMedium
-from batchloom.preparation.settings import ChatRules
+from batchloom.preparation.settings.chat_rules import ChatRules
 from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer
 

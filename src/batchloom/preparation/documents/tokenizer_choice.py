@@ -23,7 +23,7 @@ from batchloom.preparation.documents.text_sample import (
     limit_distinct_texts,
     sample_texts,
 )
-from batchloom.preparation.settings import Recipe
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.sources.files import Source
 from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.tokens import (

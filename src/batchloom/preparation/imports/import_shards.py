@@ -12,7 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, OutputError
-from batchloom.preparation.documents import SmallestHashes, SubsetRule
+from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule
 from batchloom.preparation.imports.token_files import TokenFile
 from batchloom.preparation.imports.token_pass import (
     EdgeTokens,
@@ -21,8 +21,8 @@ from batchloom.preparation.imports.token_pass import (
     hash_ids,
     iter_token_batches,
 )
-from batchloom.preparation.phases import ShardSettings, SubsetWriter
-from batchloom.preparation.units import ROW
+from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
+from batchloom.preparation.units.unit_files import ROW
 from batchloom.store import ShardEntry, map_file, wrap_write_errors
 from batchloom.store.format import (
     SUBSETS,

@@ -26,26 +26,15 @@ from batchloom.preparation.imports.token_files import (
     open_token_file,
 )
 from batchloom.preparation.imports.token_pass import TokenBatch, VocabularyCheck
-from batchloom.preparation.phases import make_subset_entry, move_store
-from batchloom.preparation.report import (
-    Listener,
-    Note,
-    PrepareResult,
-    Progress,
-    ReportedSource,
-    log_note,
-    make_result,
-    read_report,
-)
+from batchloom.preparation.phases.finish import make_subset_entry, move_store
+from batchloom.preparation.report.prepare_result import PrepareResult, make_result
+from batchloom.preparation.report.progress import Listener, Note, Progress, log_note
+from batchloom.preparation.report.report import ReportedSource, read_report
 from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
-from batchloom.preparation.settings import as_recipe_inputs
-from batchloom.preparation.units import (
-    WORK_VERSION,
-    JobIdentity,
-    WorkFolder,
-    combine_part_hashes,
-    describe_missed_shares,
-)
+from batchloom.preparation.settings.recipe import as_recipe_inputs
+from batchloom.preparation.units.subset_balance import describe_missed_shares
+from batchloom.preparation.units.units import combine_part_hashes
+from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import (
     MANIFEST_NAME,
     REPORT_NAME,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.preparation.imports.token_files import TokenFile
-from batchloom.preparation.units import concatenate_ranges
+from batchloom.preparation.units.unit_files import concatenate_ranges
 
 _MAX_BATCH_DOCUMENTS = 1 << 16
 _MAX_BATCH_TOKENS = 1 << 21

@@ -11,13 +11,13 @@ import numpy as np
 from batchloom.core.errors import StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
 from batchloom.core.wording import format_count
-from batchloom.preparation.dedup import write_keys
-from batchloom.preparation.documents import make_duplicate_keys
+from batchloom.preparation.dedup.sorted_keys import write_keys
+from batchloom.preparation.documents.document_arrays import make_duplicate_keys
 from batchloom.preparation.phases.duplicate_tasks import StoredSignatures
-from batchloom.preparation.report import read_report
+from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
-from batchloom.preparation.settings import DedupRecipe
-from batchloom.preparation.units import WorkFolder
+from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Source
 from batchloom.store import (

@@ -9,25 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.files import read_regular_file, release_pages
-from batchloom.preparation.dedup import DUPLICATE
-from batchloom.preparation.documents import SubsetRule
-from batchloom.preparation.report import (
+from batchloom.preparation.dedup.duplicate_search import DUPLICATE
+from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.report.report_pairs import (
     DuplicateExample,
     DuplicatePair,
     DuplicatePairCounter,
     OmittedRows,
     group_sources,
 )
-from batchloom.preparation.units import (
-    MAX_SAMPLES,
-    ROW,
-    ROWS_NAME,
-    TokenizedUnit,
-    open_attempt_file,
-    stored_lengths,
-    tokens_file_name,
-    translate_read_errors,
-)
+from batchloom.preparation.units.unit_files import ROW, ROWS_NAME, stored_lengths, tokens_file_name
+from batchloom.preparation.units.unit_report import MAX_SAMPLES
+from batchloom.preparation.units.work_folder import TokenizedUnit, open_attempt_file, translate_read_errors
 from batchloom.store import write_file
 from batchloom.store.format import SUBSETS
 from batchloom.tokens import Tokenizer

@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
-from batchloom.preparation.dedup import read_unit_duplicates
-from batchloom.preparation.documents import SmallestHashes, SubsetRule
-from batchloom.preparation.units import (
+from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
+from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule
+from batchloom.preparation.units.shard_cutter import ShardCutter
+from batchloom.preparation.units.subset_balance import MoveCandidates, balance_subsets, misses_share
+from batchloom.preparation.units.unit_files import (
     DEDUP_COUNTS_NAME,
     DROPPED_NAME,
     ROW,
     ROWS_NAME,
+    mark_first_of_records,
+)
+from batchloom.preparation.units.work_folder import (
     Decision,
-    MoveCandidates,
     PartDedupCounts,
-    ShardCutter,
     UnitDedupCounts,
     attempt_folder,
-    balance_subsets,
-    mark_first_of_records,
-    misses_share,
     move_into_place,
     translate_read_errors,
 )

@@ -5,23 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from batchloom.preparation.dedup import (
-    KEY,
-    SIGNATURE_KEY,
-    find_components,
-    map_records,
-    map_signatures,
-    search_duplicates,
-    write_signature_keys,
-)
-from batchloom.preparation.units import (
-    ROW,
-    ROWS_NAME,
-    SIGNATURES_NAME,
-    attempt_folder,
-    move_into_place,
-    open_attempt_file,
-)
+from batchloom.preparation.dedup.connected_components import find_components
+from batchloom.preparation.dedup.duplicate_search import search_duplicates
+from batchloom.preparation.dedup.key_files import map_records
+from batchloom.preparation.dedup.near_duplicates import map_signatures, write_signature_keys
+from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY
+from batchloom.preparation.units.unit_files import ROW, ROWS_NAME, SIGNATURES_NAME
+from batchloom.preparation.units.work_folder import attempt_folder, move_into_place, open_attempt_file
 from batchloom.store import map_signature_file
 from batchloom.store.write import make_folder, sync_folder
 

@@ -9,18 +9,15 @@ from pathlib import Path
 import msgspec
 
 from batchloom.core.partial_files import PARTIAL_SUFFIX
-from batchloom.preparation.documents import RecordParsers, get_processor_state
+from batchloom.preparation.documents.media_processor import get_processor_state
+from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.phases.phase_runner import PhaseResults
-from batchloom.preparation.report import PrepareReport, encode_report, write_report_page
-from batchloom.preparation.settings import Recipe, compute_recipe_fingerprint, recipe_to_plain
-from batchloom.preparation.units import (
-    PartCounts,
-    PartDedupCounts,
-    WorkFolder,
-    combine_part_hashes,
-    encode_quarantine_line,
-    read_bad_records,
-)
+from batchloom.preparation.report.html_report import write_report_page
+from batchloom.preparation.report.report import PrepareReport, encode_report
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
+from batchloom.preparation.units.quarantine import encode_quarantine_line
+from batchloom.preparation.units.units import combine_part_hashes
+from batchloom.preparation.units.work_folder import PartCounts, PartDedupCounts, WorkFolder, read_bad_records
 from batchloom.sources import ReadRules
 from batchloom.sources.files import Source
 from batchloom.store import (

@@ -4,9 +4,11 @@ from collections import Counter
 from typing import Any, final
 
 from batchloom.core.document import Records
-from batchloom.preparation.dedup import LineDeduplicator
-from batchloom.preparation.documents import RecordParser, normalize_records
-from batchloom.preparation.units import DropSample, StepFlow, Stopwatch, UnitStatistics
+from batchloom.preparation.dedup.line_dedup import LineDeduplicator
+from batchloom.preparation.documents.document_encoder import normalize_records
+from batchloom.preparation.documents.record_parsers import RecordParser
+from batchloom.preparation.units.stopwatch import Stopwatch
+from batchloom.preparation.units.unit_report import DropSample, StepFlow, UnitStatistics
 from batchloom.text import TextCleaner
 
 # Drop reason of a document that consists of repeated lines or paragraphs alone.

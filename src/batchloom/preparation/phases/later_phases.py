@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.dedup import KEY, SIGNATURE_KEY, count_keys, count_partitions
+from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY, count_keys, count_partitions
 from batchloom.preparation.phases.append import BaseGenerations
 from batchloom.preparation.phases.duplicate_resolution import (
     ResolveDuplicatesTask,
@@ -26,12 +26,12 @@ from batchloom.preparation.phases.duplicate_tasks import (
     SortStoredSignaturesTask,
 )
 from batchloom.preparation.phases.unit_shards import ShardSettings, WriteShardsTask
-from batchloom.preparation.settings import DedupRecipe
-from batchloom.preparation.units import (
+from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.units.crash_isolation import CrashTracker
+from batchloom.preparation.units.unit_files import KEYS_NAME
+from batchloom.preparation.units.work_folder import (
     DUPLICATES_SUFFIX,
-    KEYS_NAME,
     KEYS_SUFFIX,
-    CrashTracker,
     Decision,
     TokenizedUnit,
     UnitDedupCounts,
@@ -39,7 +39,8 @@ from batchloom.preparation.units import (
     read_dedup_counts,
     read_unit_shards,
 )
-from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
+from batchloom.preparation.workers.protocols import Executor, TaskMessage
+from batchloom.preparation.workers.task_retry import iter_task_events
 from batchloom.store import ShardEntry, write_file
 
 # No single document can crash these tasks, so deaths come from the machine.

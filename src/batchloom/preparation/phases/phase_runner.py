@@ -11,15 +11,11 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.wording import format_count
-from batchloom.preparation.documents import (
-    ChatEncoder,
-    EncodeContext,
-    RecordParsers,
-    SubsetRule,
-    choose_dtype_name,
-    choose_job_template,
-    find_unused_columns,
-)
+from batchloom.preparation.documents.chat_encoding import ChatEncoder
+from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, choose_job_template, find_unused_columns
 from batchloom.preparation.phases.append import BaseGenerations, read_base_generations
 from batchloom.preparation.phases.dedup_report import (
     DuplicatePairReader,
@@ -37,51 +33,40 @@ from batchloom.preparation.phases.later_phases import (
 )
 from batchloom.preparation.phases.tokenize_phase import TokenizePhase, run_tokenize_phase
 from batchloom.preparation.phases.worker_setup import WorkerSetup, make_task_function
-from batchloom.preparation.report import (
-    JobCounters,
-    Listener,
-    Progress,
-    ReportContent,
-    build_content,
-)
-from batchloom.preparation.request import describe_input_locations
-from batchloom.preparation.settings import Recipe, build_step_indexes, compute_recipe_fingerprint
-from batchloom.preparation.units import (
-    STREAM_BATCHES_FOLDER,
+from batchloom.preparation.report.progress import JobCounters, Listener, Progress
+from batchloom.preparation.report.report import ReportContent, build_content
+from batchloom.preparation.request.recipe_of_store import describe_input_locations
+from batchloom.preparation.settings.evaluation_sets import build_step_indexes
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
+from batchloom.preparation.units.part_cuts import make_cuts_tasks, select_unit_cuts
+from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, AdoptionContext, adopt_unit
+from batchloom.preparation.units.subset_balance import describe_missed_shares
+from batchloom.preparation.units.tasks import SegmentKeysTask, UnitTask
+from batchloom.preparation.units.unit_report import StepFlow, UnitReport
+from batchloom.preparation.units.units import compute_unit_identity, plan_units
+from batchloom.preparation.units.work_folder import (
     WORK_VERSION,
-    AdoptionContext,
-    CrashTracker,
     Decision,
     ExcludedRecords,
-    RecordExcludedError,
-    SegmentKeysTask,
-    StepFlow,
     TokenizedUnit,
     UnitDedupCounts,
     UnitFacts,
-    UnitReport,
-    UnitTask,
     WorkFolder,
-    adopt_unit,
-    compute_unit_identity,
-    describe_missed_shares,
-    make_cuts_tasks,
-    plan_units,
     read_unit_facts,
-    select_unit_cuts,
 )
-from batchloom.preparation.workers import (
-    Executor,
+from batchloom.preparation.workers.executors import (
     ExecutorRequest,
-    PrestartedWorkers,
-    RunSettings,
     choose_worker_count,
-    collect_versions,
-    count_cores,
     make_executor,
     prestart_workers,
     runs_inline,
 )
+from batchloom.preparation.workers.machine_limits import count_cores
+from batchloom.preparation.workers.process_pool import PrestartedWorkers
+from batchloom.preparation.workers.protocols import Executor
+from batchloom.preparation.workers.run_settings import RunSettings
+from batchloom.preparation.workers.versions import collect_versions
 from batchloom.sources import ReadRules, SourceListing, format_record_name
 from batchloom.sources.files import PartStart
 from batchloom.store import Manifest

@@ -1,17 +1,15 @@
 """Before phase A, per unit: keys of lines or paragraphs, to find repeated ones."""
 
-from batchloom.preparation.dedup import hash_segments, open_key_writer
-from batchloom.preparation.documents import EncodeContext
+from batchloom.preparation.dedup.line_dedup import hash_segments
+from batchloom.preparation.dedup.sorted_keys import open_key_writer
+from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.phases.ingest import RecordIngester
-from batchloom.preparation.units import (
-    CrashIsolation,
-    CrashMarker,
-    SegmentKeysTask,
-    Stopwatch,
-    UnitStatistics,
-    open_attempt_file,
-)
-from batchloom.preparation.workers import MessageCallback
+from batchloom.preparation.units.crash_isolation import CrashIsolation
+from batchloom.preparation.units.stopwatch import Stopwatch
+from batchloom.preparation.units.tasks import CrashMarker, SegmentKeysTask
+from batchloom.preparation.units.unit_report import UnitStatistics
+from batchloom.preparation.units.work_folder import open_attempt_file
+from batchloom.preparation.workers.protocols import MessageCallback
 from batchloom.sources import PartReader, prefetch_sources
 
 

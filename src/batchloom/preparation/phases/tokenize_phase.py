@@ -4,18 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.preparation.report import JobCounters
-from batchloom.preparation.units import (
-    CrashMarker,
-    CrashTracker,
-    Unit,
-    UnitFacts,
-    UnitProgress,
-    UnitReportMerger,
-    UnitTask,
-    UnusableError,
-)
-from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
+from batchloom.preparation.report.progress import JobCounters
+from batchloom.preparation.units.crash_isolation import CrashTracker
+from batchloom.preparation.units.tasks import CrashMarker, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.unit_report import UnitReportMerger
+from batchloom.preparation.units.units import Unit
+from batchloom.preparation.units.work_folder import UnitFacts
+from batchloom.preparation.workers.protocols import Executor, TaskMessage
+from batchloom.preparation.workers.task_retry import iter_task_events
 from batchloom.sources import ReadRules, make_bad_record_error
 
 

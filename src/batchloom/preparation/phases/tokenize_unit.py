@@ -13,45 +13,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.preparation.dedup import LineDeduplicator, SeenBatch, SeenTexts
-from batchloom.preparation.documents import (
-    EncodeContext,
+from batchloom.preparation.dedup.line_dedup import LineDeduplicator
+from batchloom.preparation.dedup.seen_texts import SeenBatch, SeenTexts
+from batchloom.preparation.documents.conversation_encoder import EncodeFault
+from batchloom.preparation.documents.document_encoder import EncodeContext, encode_documents, fault_rule
+from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.record_parsers import RecordParser
+from batchloom.preparation.documents.token_encoder import (
     EncodedBatch,
-    EncodeFault,
-    PlacedMedium,
-    RecordParser,
-    encode_documents,
     estimate_characters,
-    fault_rule,
     hash_and_measure,
     split_digests,
 )
 from batchloom.preparation.phases.ingest import RecordIngester
-from batchloom.preparation.settings import OverlongError
-from batchloom.preparation.units import (
-    FACTS_NAME,
-    ROW,
-    CrashIsolation,
-    CrashMarker,
-    DropSample,
+from batchloom.preparation.settings.overlong_policy import OverlongError
+from batchloom.preparation.units.crash_isolation import CrashIsolation
+from batchloom.preparation.units.quarantine import ReasonCounts, count_reason
+from batchloom.preparation.units.stopwatch import Stopwatch
+from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
+from batchloom.preparation.units.unit_report import DropSample, SourceCounts, StepFlow, UnitStatistics
+from batchloom.preparation.units.work_folder import (
     PartCounts,
-    ReasonCounts,
-    RecordPosition,
-    SourceCounts,
-    StepFlow,
-    Stopwatch,
     UnitFacts,
-    UnitFiles,
-    UnitProgress,
-    UnitStatistics,
-    UnitTask,
-    UnusableError,
     attempt_folder,
-    count_reason,
     move_into_place,
     read_unit_facts,
 )
-from batchloom.preparation.workers import MessageCallback
+from batchloom.preparation.workers.protocols import MessageCallback
 from batchloom.sources import PartReader, SourcePart, prefetch_sources
 from batchloom.store import write_file
 from batchloom.store.write import make_folder, sync_folder

@@ -14,24 +14,26 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
 from batchloom.core.partial_files import PARTIAL_SUFFIX
-from batchloom.preparation.documents import SubsetRule
+from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import iter_rows_with_reasons, iter_unit_rows
-from batchloom.preparation.units import (
-    MEDIA_NAMES,
+from batchloom.preparation.units.media_files import MEDIA_NAMES
+from batchloom.preparation.units.shard_cutter import ShardCutter
+from batchloom.preparation.units.unit_files import (
     ROWS_NAME,
     SHARDS_NAME,
     SIGNATURES_NAME,
-    ShardCutter,
-    attempt_folder,
-    move_into_place,
-    read_unit_media,
-    read_unit_shards,
     split_ranges,
     stored_lengths,
     tokens_file_name,
     trained_file_name,
+)
+from batchloom.preparation.units.work_folder import (
+    attempt_folder,
+    move_into_place,
+    read_unit_shards,
     translate_read_errors,
 )
+from batchloom.preparation.units.written_media import read_unit_media
 from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_write_errors, write_file
 from batchloom.store.format import (
     SUBSETS,

@@ -9,15 +9,12 @@ from typing import Any
 import msgspec
 
 from batchloom.core.files import read_regular_file
-from batchloom.preparation.documents import (
-    ChatEncoder,
-    EncodeContext,
-    RecordParsers,
-    SubsetRule,
-    make_chat_encoder,
-    make_fim_cutter,
-    make_media_encoder,
-)
+from batchloom.preparation.documents.chat_encoding import ChatEncoder
+from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
+from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.phases.duplicate_resolution import (
     ResolveDuplicatesTask,
     resolve_unit_duplicates,
@@ -35,15 +32,12 @@ from batchloom.preparation.phases.duplicate_tasks import (
 from batchloom.preparation.phases.repeated_lines import write_segment_keys
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit
 from batchloom.preparation.phases.unit_shards import WriteShardsTask, write_unit_shards
-from batchloom.preparation.settings import Recipe
-from batchloom.preparation.units import (
-    FindCutsTask,
-    SegmentKeysTask,
-    UnitTask,
-    find_part_cuts,
-    translate_read_errors,
-)
-from batchloom.preparation.workers import MessageCallback, TaskFunction, check_versions
+from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.units.part_cuts import FindCutsTask, find_part_cuts
+from batchloom.preparation.units.tasks import SegmentKeysTask, UnitTask
+from batchloom.preparation.units.work_folder import translate_read_errors
+from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
+from batchloom.preparation.workers.versions import check_versions
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.text import CleanStep, TextCleaner

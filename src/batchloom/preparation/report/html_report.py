@@ -12,7 +12,8 @@ from batchloom.core.html_page import render_page
 from batchloom.core.wording import format_count, format_duration, format_size
 from batchloom.preparation.report.report import PrepareReport, ReportContent
 from batchloom.preparation.report.report_charts import Bar, draw_horizontal_bars, draw_vertical_bars
-from batchloom.preparation.units import SourceCounts, StageTime
+from batchloom.preparation.units.stopwatch import StageTime
+from batchloom.preparation.units.unit_report import SourceCounts
 from batchloom.store import write_file
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")

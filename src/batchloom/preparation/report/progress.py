@@ -8,8 +8,8 @@ from typing import Literal, final
 
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.wording import format_count
-from batchloom.preparation.settings import count_allowed_bad
-from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad_records
+from batchloom.preparation.settings.recipe import count_allowed_bad
+from batchloom.preparation.units.quarantine import ReasonCounts, count_reason, describe_bad_records
 
 Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
 

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from batchloom.core.addresses import is_url
 from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
 from batchloom.preparation.report.report_pairs import MAX_ROWS, DuplicatePair, OmittedRows
-from batchloom.preparation.units import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
+from batchloom.preparation.units.stopwatch import StageTime
+from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StepFlow, UnitReport
 from batchloom.sources.files import Compression, FileKind
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
 from batchloom.store.format import StoreCounts, format_generation_file_name

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.units import MAX_SAMPLES, format_snippet
+from batchloom.preparation.units.unit_report import MAX_SAMPLES, format_snippet
 
 # Maximum rows of sources, reasons, pairs and languages. The other rows are only counted.
 MAX_ROWS = 50

@@ -6,8 +6,9 @@ from typing import Any
 
 from batchloom.core.errors import InputError, StoreConflictError
 from batchloom.core.synthetic_data import SYNTHETIC
-from batchloom.preparation.documents import RecordParsers, describe_preferences
-from batchloom.preparation.settings import Recipe, compute_processor_fingerprint, recipe_to_plain
+from batchloom.preparation.documents.record_parsers import RecordParsers, describe_preferences
+from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
+from batchloom.preparation.settings.recipe import Recipe, recipe_to_plain
 from batchloom.sources.files import Source
 from batchloom.store import Manifest
 from batchloom.store.format import choose_token_dtype

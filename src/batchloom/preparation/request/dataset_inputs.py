@@ -17,15 +17,15 @@ from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.media import FrameSampling
 from batchloom.preparation.request.manifest_inputs import is_manifest_path
-from batchloom.preparation.settings import (
+from batchloom.preparation.settings.dataset_config import (
     FORM_BY_FORMAT,
     MULTIMODAL_TYPES,
-    ConfigLocation,
     DatasetConfig,
     DatasetEntry,
     DatasetType,
-    SourceRecipe,
 )
+from batchloom.preparation.settings.dataset_file import ConfigLocation
+from batchloom.preparation.settings.read_recipe import SourceRecipe
 from batchloom.sources import describe_missing_input, parse_hub_name, strip_wildcard_part
 from batchloom.sources.files import LinkBounds, find_hub_name, find_preset, is_inside
 

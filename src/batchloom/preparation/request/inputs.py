@@ -11,18 +11,14 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
 from batchloom.media import FrameSampling
 from batchloom.preparation.request.manifest_inputs import is_manifest_path
-from batchloom.preparation.settings import (
-    MediaRecipe,
-    ReadRecipe,
-    Recipe,
-    SourceRecipe,
-    as_recipe_inputs,
-)
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
 from batchloom.sources import SourceListing, list_sources
 from batchloom.sources.files import DetectedFile, Spool
 
 if TYPE_CHECKING:
-    from batchloom.preparation.settings import DatasetConfig
+    from batchloom.preparation.settings.dataset_config import DatasetConfig
 
 # DatasetConfig is quoted, because its module is only loaded when needed.
 InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]

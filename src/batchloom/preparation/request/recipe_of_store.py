@@ -21,11 +21,9 @@ from batchloom.core.files import (
 from batchloom.core.settings import from_plain, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.preparation.request.recipe_file import SETTINGS, RawRecipe
-from batchloom.preparation.settings import (
-    SourceRecipe,
-    compute_processor_fingerprint,
-    flatten_settings,
-)
+from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
+from batchloom.preparation.settings.read_recipe import SourceRecipe
+from batchloom.preparation.settings.recipe import flatten_settings
 from batchloom.sources import parse_hub_name, strip_wildcard_part
 from batchloom.sources.files import InputFormat, detect_kind_by_name
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, read_manifest

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import Setting, as_int, find_problems, is_bool, quote_value
-from batchloom.preparation.dedup import MINHASH_VERSION, RepeatUnit, choose_banding
+from batchloom.preparation.dedup.line_dedup import RepeatUnit
+from batchloom.preparation.dedup.minhash import MINHASH_VERSION, choose_banding
 from batchloom.store.format import Banding
 
 DedupMode = Literal["none", "exact", "lines", "paragraphs", "near"]

@@ -7,7 +7,7 @@ from typing import TypeVar, final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.documents import make_snippet
+from batchloom.preparation.documents.token_encoder import make_snippet
 from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, SegmentKeysTask, UnitTask
 from batchloom.preparation.units.units import Unit
 

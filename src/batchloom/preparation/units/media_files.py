@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.medium import MEDIUM_KINDS
-from batchloom.preparation.documents import PlacedMedium
+from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.store import MEDIA_ROW_DTYPE, NOT_STORED, wrap_write_errors
 from batchloom.store.format import encode_facts, get_facts_kind
 

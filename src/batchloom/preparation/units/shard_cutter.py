@@ -5,7 +5,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.settings import SHARD_DOCUMENTS
+from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
 from batchloom.store import CHOSEN
 
 

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
-from batchloom.preparation.documents import PlacedMedium, RecordParsers, SubsetRule
-from batchloom.preparation.settings import DedupRecipe
+from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.preparation.units.media_files import UnitMediaWriter
 from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
 from batchloom.preparation.units.unit_report import UnitReportMerger

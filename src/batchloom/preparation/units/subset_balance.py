@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.wording import format_count
-from batchloom.preparation.documents import hash_to_unit_interval
+from batchloom.preparation.documents.subsets import hash_to_unit_interval
 
 # Tolerated relative deviation of a token share from the requested one.
 TOLERANCE = 0.2

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.core.medium import Medium, MediumInfo
-from batchloom.preparation.documents import PlacedMedium
+from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.units.media_files import MEDIA_NAMES
 from batchloom.preparation.units.work_folder import translate_read_errors
 from batchloom.store import MEDIA_ROW_DTYPE, MediaRows, ShardMedia

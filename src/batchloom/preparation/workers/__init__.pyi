@@ -1,12 +1,3 @@
-from .executors import (
-    ExecutionSettings as ExecutionSettings,
-    ExecutorName as ExecutorName,
-    ExecutorRequest as ExecutorRequest,
-    choose_worker_count as choose_worker_count,
-    make_executor as make_executor,
-    prestart_workers as prestart_workers,
-    runs_inline as runs_inline,
-)
 from .inline_executor import InlineExecutor as InlineExecutor
 from .machine_limits import (
     compute_worker_count as compute_worker_count,
@@ -15,7 +6,6 @@ from .machine_limits import (
 )
 from .process_pool import PrestartedWorkers as PrestartedWorkers, ProcessPool as ProcessPool
 from .protocols import (
-    Executor as Executor,
     MessageCallback as MessageCallback,
     TaskFunction as TaskFunction,
     TaskLoss as TaskLoss,
@@ -23,11 +13,6 @@ from .protocols import (
     TaskResult as TaskResult,
 )
 from .ray_cluster import RayClusterSettings as RayClusterSettings, RayExecutor as RayExecutor
-from .run_settings import RunSettings as RunSettings
 from .task_retry import iter_task_events as iter_task_events
 from .versions import check_versions as check_versions, collect_versions as collect_versions
-from .worker_results import (
-    TaskFailure as TaskFailure,
-    encode_failure as encode_failure,
-    restore_error as restore_error,
-)
+from .worker_results import TaskFailure as TaskFailure, encode_failure as encode_failure, restore_error as restore_error

@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from batchloom.preparation.units import UNIT_BYTES
+from batchloom.preparation.units.units import UNIT_BYTES
 from batchloom.preparation.workers.executors import ExecutionSettings
 from batchloom.sources import ReadLimits
 

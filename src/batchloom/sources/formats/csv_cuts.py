@@ -10,7 +10,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import PartStart, ReadRules, Source
 from batchloom.sources.formats.csv_format import CsvHeader, iter_row_ends
 
 _CHUNK_BYTES, _MAX_SCAN_BYTES = 1 << 20, 8 << 20

@@ -10,7 +10,8 @@ import numpy as np
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
-from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import PartStart, ReadRules, Source
 from batchloom.sources.formats.json_text import refuse_wide_encoding
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,

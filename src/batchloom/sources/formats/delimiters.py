@@ -3,7 +3,7 @@
 import re
 from typing import Protocol, final
 
-from batchloom.sources.files import ReadMethod, ReadRules
+from batchloom.sources.files.source_rules import ReadMethod, ReadRules
 
 _BLANKS = re.compile(rb"[ \t\r]*")
 _BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")

@@ -9,7 +9,8 @@ import re
 
 import numpy as np
 
-from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import PartStart, ReadRules, Source
 from batchloom.sources.formats.json_list_format import find_elements, open_list
 from batchloom.sources.formats.json_text import OPENING, JsonTextWindow
 

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files import WRAPPERS, PartStart, PartStream, ReadRules, scan_brackets
+from batchloom.sources.files.json_scan import scan_brackets
+from batchloom.sources.files.json_shape import WRAPPERS
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import PartStart, ReadRules
 from batchloom.sources.formats.json_rows import JsonRowReader, count_leading_bytes
 from batchloom.sources.formats.json_text import OPENING, QUOTE, JsonTextWindow
 from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record

@@ -8,7 +8,7 @@ import msgspec
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import RecordError, make_record_error
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files import ReadRules
+from batchloom.sources.files.source_rules import ReadRules
 from batchloom.sources.formats.record_faults import (
     MissingFieldError,
     describe_wide_encoding,

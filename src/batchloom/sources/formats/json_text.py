@@ -6,7 +6,9 @@ from typing import NoReturn, final
 import numpy as np
 
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError, InvalidJsonError
-from batchloom.sources.files import BOM, PartStart, PartStream, scan_brackets
+from batchloom.sources.files.json_scan import scan_brackets
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import BOM, PartStart
 from batchloom.sources.formats.record_faults import describe_wide_encoding
 
 _CHUNK_BYTES = 1 << 20

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.sources.files import BOM, PartStream, ReadRules
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import BOM, ReadRules
 from batchloom.sources.formats.delimiters import FixedDelimiter
 from batchloom.sources.formats.json_rows import JsonRowReader
 from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks

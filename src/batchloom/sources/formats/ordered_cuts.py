@@ -7,7 +7,7 @@ the last one, so all parts of a source in order cost a single pass.
 from bisect import bisect_left, bisect_right
 from typing import final
 
-from batchloom.sources.files import PartStart, ReadRules, Source, choose_read_method
+from batchloom.sources.files.source_rules import PartStart, ReadRules, Source, choose_read_method
 from batchloom.sources.formats.csv_cuts import find_row_cut
 from batchloom.sources.formats.csv_format import CsvHeader, read_csv_header
 from batchloom.sources.formats.json_list_cuts import find_list_cut

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from batchloom.sources.files import PartStream, ReadLimits
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import ReadLimits
 from batchloom.sources.formats.delimiters import Delimiter
 from batchloom.sources.formats.record_faults import SNIPPET_BYTES
 

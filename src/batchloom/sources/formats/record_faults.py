@@ -12,7 +12,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import INVALID_JSON_PREFIX
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import describe_json_type
-from batchloom.sources.files import describe_other_format
+from batchloom.sources.files.file_kinds import describe_other_format
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32

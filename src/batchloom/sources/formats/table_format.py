@@ -22,14 +22,10 @@ from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import BYTES_REMEDY
-from batchloom.sources.files import (
-    BOMB_BYTES,
-    BOMB_RATIO,
-    ReadOnlyFile,
-    ReadRules,
-    Source,
-    find_local_path,
-)
+from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
+from batchloom.sources.files.decompression import ReadOnlyFile
+from batchloom.sources.files.file_opening import find_local_path
+from batchloom.sources.files.source_rules import ReadRules, Source
 from batchloom.sources.formats.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, list_messages
 from batchloom.sources.formats.arrow_values import is_binary_type, is_text_type, to_plain_batch
 from batchloom.sources.formats.parquet_footer import read_row_groups

@@ -21,7 +21,8 @@ from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
 from batchloom.core.worker_process import is_worker
-from batchloom.sources.files import ReadOnlyFile, ReadRules, Source
+from batchloom.sources.files.decompression import ReadOnlyFile
+from batchloom.sources.files.source_rules import ReadRules, Source
 
 _MAX_ATTEMPTS = 3
 # The search path is set before anything of batchloom is imported.

@@ -2,7 +2,7 @@
 
 import re
 
-from batchloom.sources.files import ReadLimits
+from batchloom.sources.files.source_rules import ReadLimits
 
 _BLANK_LINE_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
 

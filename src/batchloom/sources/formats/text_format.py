@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from batchloom.core.document import Records
-from batchloom.sources.files import BOM, PartStream, ReadMethod, ReadRules
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import BOM, ReadMethod, ReadRules
 from batchloom.sources.formats.delimiters import Delimiter, make_delimiter
 from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks
 from batchloom.sources.formats.record_faults import (

@@ -14,9 +14,10 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.core.errors import InputError
-from batchloom.store.format import SIDE_NAMES
-from batchloom.store.read import DocumentRange, Store, iter_document_ranges, to_int32
-from batchloom.store.write import write_chunks, write_file
+from batchloom.store.format.pair_index import SIDE_NAMES
+from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import write_chunks, write_file
 
 ProgressCallback = Callable[[int], None]
 

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom.store.format import SIDE_NAMES
-from batchloom.store.read import DocumentRange, Store, iter_document_ranges, to_int32
-from batchloom.store.write import wrap_write_errors, write_file
+from batchloom.store.format.pair_index import SIDE_NAMES
+from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import wrap_write_errors, write_file
 
 ProgressCallback = Callable[[int], None]
 

@@ -16,8 +16,10 @@ from batchloom.core.partial_files import PARTIAL_SUFFIX
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.export.export_mds import export_mds
 from batchloom.store.export.export_tokens import export_flat, export_merged, export_shards
-from batchloom.store.read import Store, open_store, refuse_media
-from batchloom.store.write import make_folder, sync_folder, wrap_write_errors
+from batchloom.store.read.standalone_shard import refuse_media
+from batchloom.store.read.store_opening import open_store
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors
 
 ExportTarget = Literal["megatron", "flat", "parquet", "hf", "mds"]
 EXPORT_TARGETS = ("megatron", "flat", "parquet", "hf", "mds")

@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format import (
-    CHECK_REMEDY,
-    compute_checksum,
-    iter_index_chunks,
-    iter_mask_chunks,
-    map_file,
-)
-from batchloom.store.read import DocumentRange, Store, iter_document_ranges
-from batchloom.store.write import wrap_write_errors, write_chunks, write_file
+from batchloom.store.format.file_header import CHECK_REMEDY
+from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.loss_mask import iter_mask_chunks
+from batchloom.store.format.megatron_index import iter_index_chunks, map_file
+from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import wrap_write_errors, write_chunks, write_file
 
 ProgressCallback = Callable[[int], None]
 

@@ -15,21 +15,13 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import refuse_url
-from batchloom.store.format import (
-    LayerEntry,
-    Manifest,
-    PairIndex,
-    ShardEntry,
-    ShardMedia,
-    SourceEntry,
-    StoreCounts,
-    SubsetEntry,
-    format_shard_name,
-    map_media,
-    map_signature_file,
-    read_manifest,
-    resolve_store_folder,
-)
+from batchloom.store.format.generation_history import LayerEntry
+from batchloom.store.format.layout import format_shard_name
+from batchloom.store.format.manifest import Manifest, ShardEntry, SourceEntry, StoreCounts, SubsetEntry, read_manifest
+from batchloom.store.format.media_index import ShardMedia, map_media
+from batchloom.store.format.minhash_signatures import map_signature_file
+from batchloom.store.format.missing_store import resolve_store_folder
+from batchloom.store.format.pair_index import PairIndex
 from batchloom.store.maintain.generations import (
     commit_manifest,
     delete_stale_files,
@@ -39,8 +31,10 @@ from batchloom.store.maintain.generations import (
     refuse_unfinished,
     write_generation_report,
 )
-from batchloom.store.read import Store, iter_document_ranges, open_store
-from batchloom.store.write import LengthsWriter, ShardWriter, sync_folder
+from batchloom.store.read.document_walk import iter_document_ranges
+from batchloom.store.read.store_opening import open_store
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import LengthsWriter, ShardWriter, sync_folder
 
 REASON = "removed"
 

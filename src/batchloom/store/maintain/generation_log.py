@@ -7,12 +7,9 @@ from pathlib import Path
 import msgspec
 
 from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file, refuse_url
-from batchloom.store.format import (
-    REPORT_NAME,
-    format_generation_file_name,
-    read_manifest,
-    resolve_store_folder,
-)
+from batchloom.store.format.layout import REPORT_NAME, format_generation_file_name
+from batchloom.store.format.manifest import read_manifest
+from batchloom.store.format.missing_store import resolve_store_folder
 
 
 @dataclass(frozen=True, slots=True)

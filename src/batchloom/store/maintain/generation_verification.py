@@ -7,16 +7,11 @@ import xxhash
 from msgspec.structs import replace
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format import (
-    GenerationEntry,
-    Manifest,
-    SubsetEntry,
-    make_generation_entry,
-    map_file,
-    map_lengths,
-    map_removed,
-    read_manifest,
-)
+from batchloom.store.format.generation_history import GenerationEntry
+from batchloom.store.format.manifest import Manifest, SubsetEntry, make_generation_entry, read_manifest
+from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.removed_documents import map_removed
+from batchloom.store.format.store_lengths import map_lengths
 from batchloom.store.maintain.generations import list_generation_files
 
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.core.locks import lock_exclusively
-from batchloom.store.format import (
+from batchloom.store.format.generation_history import GenerationKind, LayerEntry
+from batchloom.store.format.layout import (
     GENERATIONS_NAME,
     LOCK_NAME,
     MANIFEST_NAME,
@@ -30,24 +31,24 @@ from batchloom.store.format import (
     REPORT_NAME,
     SUBSETS,
     WORK_NAME,
-    GenerationKind,
-    LayerEntry,
+    format_generation_file_name,
+    format_generation_name,
+)
+from batchloom.store.format.manifest import (
     Manifest,
     StoreCounts,
     SubsetEntry,
     compute_content_checksum,
     decode_manifest,
     encode_manifest,
-    format_generation_file_name,
-    format_generation_name,
     make_generation_entry,
-    map_pair_index,
-    map_provenance,
-    map_removed,
     read_manifest,
     seal_manifest,
 )
-from batchloom.store.write import make_folder, sync_folder, wrap_write_errors, write_file
+from batchloom.store.format.pair_index import map_pair_index
+from batchloom.store.format.provenance import map_provenance
+from batchloom.store.format.removed_documents import map_removed
+from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors, write_file
 
 # Files that the store itself writes next to its manifest. Other files in its folder must not be deleted.
 _OWNED_FILE_PATTERNS = {

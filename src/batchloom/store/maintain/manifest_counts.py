@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.format import QUARANTINE_NAME, Manifest, map_file, map_lengths, map_provenance
+from batchloom.store.format.layout import QUARANTINE_NAME
+from batchloom.store.format.manifest import Manifest
+from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.provenance import map_provenance
+from batchloom.store.format.store_lengths import map_lengths
 from batchloom.store.maintain.generations import list_sidecars
 
 _CHUNK_BYTES = 8 << 20

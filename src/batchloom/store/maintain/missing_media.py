@@ -7,7 +7,7 @@ import msgspec
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
-from batchloom.store.write import write_file
+from batchloom.store.write.store_writer import write_file
 
 _VERSION = 1
 

@@ -18,17 +18,14 @@ from batchloom.remote import (
     make_remote_error,
     run_with_retries,
 )
-from batchloom.store.format import (
-    MANIFEST_NAME,
-    PROCESSOR_NAME,
-    TOKENIZER_NAME,
-    ShardEntry,
-    format_generation_name,
-    read_manifest,
-)
+from batchloom.store.format.layout import MANIFEST_NAME, PROCESSOR_NAME, TOKENIZER_NAME, format_generation_name
+from batchloom.store.format.manifest import ShardEntry, read_manifest
 from batchloom.store.maintain.generations import list_generation_files, list_sidecars
 from batchloom.store.maintain.verification import VerificationResult, describe_use, verify_store
-from batchloom.store.read import MAX_FETCH_ATTEMPTS, Store, open_remote_manifest, open_store
+from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS
+from batchloom.store.read.remote_store import open_remote_manifest
+from batchloom.store.read.store_opening import open_store
+from batchloom.store.read.store_reader import Store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

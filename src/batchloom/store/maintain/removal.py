@@ -15,15 +15,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import refuse_url
-from batchloom.store.format import (
-    Manifest,
-    RemovedEntry,
-    encode_removed,
-    format_removed_name,
-    mask_removed,
-    read_manifest,
-    resolve_store_folder,
-)
+from batchloom.store.format.generation_history import RemovedEntry
+from batchloom.store.format.layout import format_removed_name
+from batchloom.store.format.manifest import Manifest, read_manifest
+from batchloom.store.format.missing_store import resolve_store_folder
+from batchloom.store.format.removed_documents import encode_removed, mask_removed
 from batchloom.store.maintain.generations import (
     commit_manifest,
     lock_store,
@@ -37,8 +33,9 @@ from batchloom.store.maintain.selection import (
     add_named_documents,
     add_named_sources,
 )
-from batchloom.store.read import Store, open_store
-from batchloom.store.write import sync_folder, write_file
+from batchloom.store.read.store_opening import open_store
+from batchloom.store.read.store_reader import Store
+from batchloom.store.write.store_writer import sync_folder, write_file
 
 _BATCH_DOCUMENTS = 1024
 

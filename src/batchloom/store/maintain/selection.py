@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format import SUBSETS, Manifest, ProvenanceTable
+from batchloom.store.format.layout import SUBSETS
+from batchloom.store.format.manifest import Manifest
+from batchloom.store.format.provenance import ProvenanceTable
 
 _NUMBER_PATTERN = re.compile(rf"({'|'.join(SUBSETS)}):(\d{{1,18}})")
 _HASH_PATTERN = re.compile(r"[0-9a-fA-F]{32}")

@@ -13,38 +13,24 @@ from numpy.typing import NDArray
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
-from batchloom.store.format import (
-    COUNTED_ENTRY_BYTES,
-    LENGTHS_NAME,
-    SMALL_FILE_LIMIT,
-    TOKEN_DTYPES,
-    BlockChecksums,
-    Manifest,
-    ShardEntry,
-    SubsetEntry,
-    compute_file_checksums,
-    compute_pair_numbers,
-    find_blobs_fault,
-    map_file,
-    map_index,
-    map_lengths,
-    map_mask,
-    map_media,
-    map_pair_index,
-    map_provenance,
-    map_signature_file,
-    mask_removed,
-    read_manifest,
-)
+from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
+from batchloom.store.format.layout import LENGTHS_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
+from batchloom.store.format.loss_mask import map_mask
+from batchloom.store.format.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
+from batchloom.store.format.media_index import find_blobs_fault, map_media
+from batchloom.store.format.megatron_index import map_file, map_index
+from batchloom.store.format.minhash_signatures import map_signature_file
+from batchloom.store.format.pair_index import compute_pair_numbers, map_pair_index
+from batchloom.store.format.provenance import map_provenance
+from batchloom.store.format.removed_documents import mask_removed
+from batchloom.store.format.store_lengths import map_lengths
 from batchloom.store.maintain.generation_verification import list_older_faults, list_removed_faults
 from batchloom.store.maintain.manifest_counts import list_count_faults
-from batchloom.store.read import (
-    Store,
-    decode_beginning,
-    is_synthetic,
-    open_store,
-    read_processor_state,
-)
+from batchloom.store.read.store_opening import open_store
+from batchloom.store.read.store_reader import Store
+from batchloom.store.read.stored_media import read_processor_state
+from batchloom.store.read.synthetic_store import is_synthetic
+from batchloom.store.read.text_beginning import decode_beginning
 
 _CHUNK_BYTES = 8 << 20
 _SAMPLED_IDS = 64

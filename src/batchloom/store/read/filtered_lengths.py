@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.format import StoreLengths
+from batchloom.store.format.store_lengths import StoreLengths
 from batchloom.store.read.remote_lengths import RemoteLengths
 
 Ids = NDArray[np.int64]

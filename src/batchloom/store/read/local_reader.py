@@ -10,30 +10,16 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format import (
-    CHECK_REMEDY,
-    PLAIN_ENTRY_BYTES,
-    SMALL_FILE_LIMIT,
-    ChecksumFile,
-    LossMask,
-    Manifest,
-    MediaRows,
-    PairIndex,
-    ProvenanceTable,
-    SubsetEntry,
-    check_known_parts,
-    compute_checksum,
-    compute_subset_fingerprint,
-    map_checksum_file,
-    map_file,
-    map_mask,
-    map_media,
-    map_pair_index,
-    map_provenance,
-    map_removed,
-    read_blob,
-    read_manifest,
-)
+from batchloom.store.format.block_checksums import PLAIN_ENTRY_BYTES, ChecksumFile, map_checksum_file
+from batchloom.store.format.file_header import CHECK_REMEDY
+from batchloom.store.format.layout import SMALL_FILE_LIMIT, compute_checksum
+from batchloom.store.format.loss_mask import LossMask, map_mask
+from batchloom.store.format.manifest import Manifest, SubsetEntry, compute_subset_fingerprint, read_manifest
+from batchloom.store.format.media_index import MediaRows, map_media, read_blob
+from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.pair_index import PairIndex, map_pair_index
+from batchloom.store.format.provenance import ProvenanceTable, check_known_parts, map_provenance
+from batchloom.store.format.removed_documents import map_removed
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import (
     MappedShards,

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.store.format import Manifest, MegatronIndex, compute_checksum, map_file, map_index
+from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.manifest import Manifest
+from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
 
 _CHUNK_DOCUMENTS = 1 << 20
 _MAX_MAPPED = 2048

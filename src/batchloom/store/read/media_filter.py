@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format import StoreLengths
+from batchloom.store.format.store_lengths import StoreLengths
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format import DocumentProvenance, StoreLengths, make_part_table
+from batchloom.store.format.provenance import DocumentProvenance, make_part_table
+from batchloom.store.format.store_lengths import StoreLengths
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store

@@ -40,7 +40,8 @@ from batchloom.remote import (
     subtract_intervals,
     view_ranges,
 )
-from batchloom.store.format import compute_block_checksums, compute_checksum, parse_root_checksums
+from batchloom.store.format.block_checksums import compute_block_checksums, parse_root_checksums
+from batchloom.store.format.layout import compute_checksum
 from batchloom.store.read.remote_file_table import RemoteFileTable, RemoteStoreFile
 
 # Maximum blocks of a request (1 MiB), and approximate blocks of a cache file (8 MiB).

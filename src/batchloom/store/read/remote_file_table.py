@@ -11,20 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.remote import BLOCK_BYTES, Intervals, merge_intervals
-from batchloom.store.format import (
+from batchloom.store.format.block_checksums import (
     COUNTED_ENTRY_BYTES,
-    HEADER,
-    PAIR_ROW_BYTES,
     PLAIN_ENTRY_BYTES,
-    PROVENANCE_ROW_BYTES,
-    TOKEN_DTYPES,
-    LayerEntry,
-    Manifest,
-    ShardEntry,
-    SubsetEntry,
     count_entries,
     count_header_bytes,
 )
+from batchloom.store.format.file_header import HEADER
+from batchloom.store.format.generation_history import LayerEntry
+from batchloom.store.format.layout import TOKEN_DTYPES
+from batchloom.store.format.manifest import Manifest, ShardEntry, SubsetEntry
+from batchloom.store.format.pair_index import PAIR_ROW_BYTES
+from batchloom.store.format.provenance import PROVENANCE_ROW_BYTES
 
 # whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
 CheckMethod = Literal["whole", "blocks", "entries", "nothing"]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format import StoreLengths
+from batchloom.store.format.store_lengths import StoreLengths
 from batchloom.store.read.remote_blocks import RemoteBlocks
 
 _LENGTHS_PER_BLOCK = BLOCK_BYTES // 4

@@ -26,28 +26,19 @@ from batchloom.remote import (
     merge_intervals,
     run_with_retries,
 )
-from batchloom.store.format import (
-    MANIFEST_NAME,
-    NOT_STORED,
-    SMALL_FILE_LIMIT,
-    TOKEN_DTYPES,
-    LossMask,
-    Manifest,
-    MediaRows,
-    PairIndex,
+from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
+from batchloom.store.format.loss_mask import LossMask, parse_mask
+from batchloom.store.format.manifest import Manifest, compute_subset_fingerprint, read_generation_manifest
+from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
+from batchloom.store.format.pair_index import PairIndex, parse_pair_index
+from batchloom.store.format.provenance import (
     ProvenanceTable,
     check_known_parts,
-    compute_subset_fingerprint,
     locate_provenance_columns,
-    make_span_error,
-    mask_removed,
-    parse_mask,
-    parse_media,
-    parse_pair_index,
     parse_provenance,
-    parse_removed,
-    read_generation_manifest,
 )
+from batchloom.store.format.removed_documents import mask_removed, parse_removed
+from batchloom.store.format.store_lengths import make_span_error
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import (
     MappedShards,

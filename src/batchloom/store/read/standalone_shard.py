@@ -4,7 +4,8 @@ from pathlib import Path
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.synthetic_data import SYNTHETIC
-from batchloom.store.format import MANIFEST_NAME, SUBSETS, Manifest, read_manifest
+from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS
+from batchloom.store.format.manifest import Manifest, read_manifest
 from batchloom.store.read.synthetic_store import is_synthetic
 
 

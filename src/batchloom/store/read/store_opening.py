@@ -9,16 +9,10 @@ from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import describe_os_error, refuse_url
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.synthetic_data import parse_synthetic_spec
-from batchloom.store.format import (
-    SUBSETS,
-    TOKEN_DTYPES,
-    Manifest,
-    StoreLengths,
-    SubsetEntry,
-    make_missing_store_error,
-    map_lengths,
-    read_manifest,
-)
+from batchloom.store.format.layout import SUBSETS, TOKEN_DTYPES
+from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
+from batchloom.store.format.missing_store import make_missing_store_error
+from batchloom.store.format.store_lengths import StoreLengths, map_lengths
 from batchloom.store.read.local_reader import FirstRead, LocalReader
 from batchloom.store.read.mapped_shards import MappedShards, ShardLocation, ShardTable, map_prefix
 from batchloom.store.read.media_filter import filter_by_media, normalize_media_filter

@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import as_int, quote_value
-from batchloom.store.format import (
-    DocumentProvenance,
+from batchloom.store.format.manifest import (
     Manifest,
-    PairIndex,
-    PreferenceKind,
-    ProvenanceTable,
     compute_filtered_fingerprint,
     find_generation,
-    make_part_table,
-    mask_removed,
     read_recorded_weights,
 )
+from batchloom.store.format.pair_index import PairIndex, PreferenceKind
+from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
+from batchloom.store.format.removed_documents import mask_removed
 from batchloom.store.read.filtered_lengths import FilteredLengths, count_trained_tokens
 from batchloom.store.read.mapped_shards import MappedShard
 from batchloom.store.read.subset_reader import LengthReader, SubsetReader

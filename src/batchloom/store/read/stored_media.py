@@ -13,17 +13,10 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, MediumKind
-from batchloom.store.format import (
-    PROCESSOR_NAME,
-    REPORT_NAME,
-    MediaRows,
-    ProcessorEntry,
-    StoredMedium,
-    compute_checksum,
-    format_generation_file_name,
-    make_stored_media,
-    mask_removed,
-)
+from batchloom.store.format.layout import PROCESSOR_NAME, REPORT_NAME, compute_checksum, format_generation_file_name
+from batchloom.store.format.manifest import ProcessorEntry
+from batchloom.store.format.media_index import MediaRows, StoredMedium, make_stored_media
+from batchloom.store.format.removed_documents import mask_removed
 from batchloom.store.read.store_reader import Store
 
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"

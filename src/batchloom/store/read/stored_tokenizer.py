@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
-from batchloom.store.format import TOKENIZER_NAME, TokenizerEntry
+from batchloom.store.format.layout import TOKENIZER_NAME
+from batchloom.store.format.manifest import TokenizerEntry
 from batchloom.tokens import Tokenizer, restore_tokenizer
 
 _RESTORE_REMEDY = "restore it from the original store"

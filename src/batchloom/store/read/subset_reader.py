@@ -7,15 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format import (
-    LossMask,
-    Manifest,
-    MediaRows,
-    PairIndex,
-    ProvenanceTable,
-    make_span_error,
-    mask_removed,
-)
+from batchloom.store.format.loss_mask import LossMask
+from batchloom.store.format.manifest import Manifest
+from batchloom.store.format.media_index import MediaRows
+from batchloom.store.format.pair_index import PairIndex
+from batchloom.store.format.provenance import ProvenanceTable
+from batchloom.store.format.removed_documents import mask_removed
+from batchloom.store.format.store_lengths import make_span_error
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
 from batchloom.tokens import Tokenizer

@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, SyntheticDocuments, SyntheticSpec
-from batchloom.store.format import (
-    FORMAT_VERSION,
+from batchloom.store.format.layout import FORMAT_VERSION, choose_token_dtype, compute_checksum
+from batchloom.store.format.manifest import (
     Manifest,
-    MediaRows,
-    PairIndex,
     PartEntry,
-    ProvenanceTable,
     SourceEntry,
     StoreCounts,
     SubsetEntry,
-    choose_token_dtype,
-    compute_checksum,
-    make_missing_store_error,
     make_tokenizer_entry,
 )
+from batchloom.store.format.media_index import MediaRows
+from batchloom.store.format.missing_store import make_missing_store_error
+from batchloom.store.format.pair_index import PairIndex
+from batchloom.store.format.provenance import ProvenanceTable
 from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
 from batchloom.store.read.subset_reader import all_trained, refuse_ranges_beyond

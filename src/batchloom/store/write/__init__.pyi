@@ -3,16 +3,11 @@ from .store_writer import (
     ShardWriter as ShardWriter,
     make_folder as make_folder,
     sync_folder as sync_folder,
-    wrap_write_errors as wrap_write_errors,
     write_checksum_file as write_checksum_file,
     write_chunks as write_chunks,
-    write_file as write_file,
     write_mask as write_mask,
     write_media as write_media,
     write_pair_index as write_pair_index,
     write_signatures as write_signatures,
 )
-from .stream_ranges import (
-    compute_range_bounds as compute_range_bounds,
-    write_range_bounds as write_range_bounds,
-)
+from .stream_ranges import compute_range_bounds as compute_range_bounds, write_range_bounds as write_range_bounds

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from batchloom.text.normalization import normalize
-from batchloom.text.quality import U64
+from batchloom.text.quality.word_statistics import U64
 
 WordPositions = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ import xxhash
 
 from batchloom.core.errors import InputError
 from batchloom.text.decontamination.ngrams import NgramHashes, WordPositions, hash_words
-from batchloom.text.quality import U64
+from batchloom.text.quality.word_statistics import U64
 
 MAX_SETS = 1 << 16
 

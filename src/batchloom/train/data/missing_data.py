@@ -9,7 +9,7 @@ from batchloom.core.errors import StoreMissingError, TrainError
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.train.data.memory_store import describe_missing_input
 from batchloom.train.distributed import RankGroup
-from batchloom.train.model import read_model_config
+from batchloom.train.model.pretrained import read_model_config
 from batchloom.train.train_settings import PretrainedSettings, TrainSettings
 
 _LOG = logging.getLogger("batchloom")

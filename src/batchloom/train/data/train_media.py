@@ -10,7 +10,8 @@ from batchloom import Loader, Mixture, Store
 from batchloom.batches import Batch, DocumentRows, add_model_masks, measure_batch_leakage
 from batchloom.core.errors import InputError, TrainError
 from batchloom.train.data.stream_run import as_stream
-from batchloom.train.model import PretrainedModel, is_out_of_memory
+from batchloom.train.model.memory_estimate import is_out_of_memory
+from batchloom.train.model.pretrained import PretrainedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
