@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom.remote import block_file as blocks, client as reach
-from sources.web import serving
+from sources.web_server import serving
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import re
 from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote
 
-from sources.web import Handler, Web, serving
+from sources.web_server import Handler, Web, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NEXT_COMMIT = "89abcdef0123456789abcdef0123456789abcdef"

@@ -18,7 +18,7 @@ import zstandard
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
 from batchloom.sources.files import archives
-from sources.reading import Read
+from sources.source_reading import Read
 
 ROWS = [{"text": f"row {i}", "n": i} for i in range(3000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -14,7 +14,7 @@ import zstandard
 
 from batchloom import InputError
 from batchloom.sources.files import archives, part_stream as streams
-from sources.reading import Read
+from sources.source_reading import Read
 
 LINES = b"".join(b'{"text": "document %d"}\n' % number for number in range(60))
 

@@ -13,7 +13,7 @@ import pyarrow.parquet.encryption as pe
 import pytest
 
 from batchloom import BatchloomError, InputError
-from sources.reading import Read
+from sources.source_reading import Read
 
 ROWS = [{"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for n in range(60)]
 TABLE = pa.Table.from_pylist(ROWS)

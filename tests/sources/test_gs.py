@@ -19,8 +19,8 @@ from batchloom.remote import (
 from batchloom.sources import list_sources
 from preparation.s3_relay import Fault, relaying
 from preparation.stores import make, tree
-from sources.reading import Read
-from sources.web import Handler, serving
+from sources.source_reading import Read
+from sources.web_server import Handler, serving
 
 # Read when gcsfs is imported: otherwise it looks for the kind of a bucket by gRPC, which no emulator speaks.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

@@ -9,7 +9,7 @@ from batchloom import InputError
 from batchloom.core.errors import InvalidJsonError, RecordError
 from batchloom.sources import ReadLimits
 from batchloom.sources.files import scan_brackets
-from sources.reading import Read
+from sources.source_reading import Read
 from tiers import examples
 
 ROWS = [{"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]} for i in range(300)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from batchloom import BatchloomError
-from sources.reading import Read
+from sources.source_reading import Read
 from sources.test_archives import PACK, make
 from sources.test_tables import write as write_table
 from tiers import examples

@@ -13,7 +13,7 @@ import pytest
 from batchloom import InputError
 from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
-from sources.reading import Read
+from sources.source_reading import Read
 
 ROWS = [{"text": f"row {i} é", "n": i, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for i in range(2000)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -179,7 +179,7 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path, form):
                 writer.write_table(pa.table([texts, range(10_000)], schema=schema))
     code = (
         "import sys\n"
-        "from sources.reading import *\n"
+        "from sources.source_reading import *\n"
         "(s,) = list_sources([sys.argv[1]]).sources\n"
         "n = 0\n"
         "for field in (None, 'text'):\n"

@@ -17,9 +17,9 @@ from batchloom.cli import run_command_line
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
 from preparation.s3_relay import Fault
-from sources.web import Handler, Web, serving
-from store.far import behind_relay, to_bucket
-from store.test_hostile import edit_manifest
+from sources.web_server import Handler, Web, serving
+from store.remote_stores import behind_relay, to_bucket
+from store.test_damaged_stores import edit_manifest
 
 NAME = "dataset_metadata.json"
 DOCUMENTS = {"train": [[72, 105, 256], [256], [1, 2, 3, 4, 256]], "val": [[7, 256]]}

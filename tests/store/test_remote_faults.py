@@ -12,8 +12,8 @@ from batchloom.core.errors import AccessError, DownloadError
 from batchloom.testing import write_store
 from preparation.s3_relay import Fault
 from processes import run_ranks, start_processes
-from store.far import SECRET, behind_relay, documents, kept, retry_at_once, same_batches, to_bucket
-from store.far_rank import SETTINGS, digests
+from store.remote_stores import SECRET, behind_relay, documents, kept, retry_at_once, same_batches, to_bucket
+from store.remote_rank import SETTINGS, digests
 
 DOCUMENTS = documents(450)
 SLOW = pytest.mark.slow
@@ -135,7 +135,7 @@ def test_what_never_answers_is_told(near, relay, tmp_path, impatient):
 def ranks(tmp_path, nodes, per_node, url=URL, limit=()):
     """Run every rank of every node as a process; return what each wrote."""
     total = nodes * per_node
-    done = run_ranks("-m", "store.far_rank", url, tmp_path, per_node, *limit, ranks=total)
+    done = run_ranks("-m", "store.remote_rank", url, tmp_path, per_node, *limit, ranks=total)
     assert [one.returncode for one in done] == [0] * total, [one.stderr for one in done]
     return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(total)]
 
@@ -187,7 +187,7 @@ def test_ranks_whose_cache_holds_less_than_they_look_ahead(s3, relay, tmp_path):
 def test_a_process_that_is_killed_half_way_leaves_what_others_can_use(near, relay, tmp_path, seconds):
     relay.delay = 0.05
     alone = {"RANK": "0", "WORLD_SIZE": "1"}
-    with start_processes("-m", "store.far_rank", URL, tmp_path, 1, environments=[alone]) as (one,):
+    with start_processes("-m", "store.remote_rank", URL, tmp_path, 1, environments=[alone]) as (one,):
         while not relay.asked:
             time.sleep(0.01)
         time.sleep(seconds)

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom import InputError
 from batchloom.sources import ReadLimits, ReadRules, RecordBounds, list_sources
 from batchloom.sources.formats import csv_cuts as row_cuts
-from sources.reading import Read
+from sources.source_reading import Read
 from tiers import examples
 
 SMALL = ReadLimits(record_bytes=150)

@@ -9,7 +9,7 @@ import pytest
 from batchloom import InputError
 from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
-from sources.reading import Read
+from sources.source_reading import Read
 
 
 def write(tmp_path, text, name="a.csv"):

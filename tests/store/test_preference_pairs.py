@@ -15,7 +15,7 @@ from batchloom.store import (
     remove_documents,
     verify_store,
 )
-from store.test_hostile import cut, edit_manifest, patch, pipe, shard
+from store.test_damaged_stores import cut, edit_manifest, patch, pipe, shard
 
 PAIRS, MASK = "train/shard_00000.pairs", "train/shard_00000.mask"
 HEAD = 32

@@ -27,7 +27,7 @@ from batchloom.store import (
 )
 from batchloom.store.read import remote_blocks as far, remote_store as far_store
 from batchloom.testing import append_documents, write_store
-from store.far import documents, kept, same_batches, to_memory
+from store.remote_stores import documents, kept, same_batches, to_memory
 
 DOCUMENTS = documents()
 PLAIN = {"seq_len": 256, "global_batch_size": 8, "output": "numpy", "rank": 0, "world_size": 1}
@@ -345,7 +345,7 @@ def test_a_cache_on_a_disk_that_is_full(near, url, tmp_path):
         "import resource, signal, sys, numpy as np\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
-        "from store.far import to_memory\n"
+        "from store.remote_stores import to_memory\n"
         "from batchloom import open_store\n"
         "near = open_store(sys.argv[1])\n"
         "far = open_store(to_memory(sys.argv[1], 'full'), cache=sys.argv[2])\n"

@@ -26,7 +26,7 @@ from batchloom.core.errors import (
 from batchloom.remote import client as reach, open_remote_file
 from batchloom.sources import ReadLimits, list_sources, make_input_labels
 from preparation.stores import make, texts, tree
-from sources.reading import Read
+from sources.source_reading import Read
 from sources.test_archives import NAMES, make as pack
 from sources.test_tables import FORMS, write
 

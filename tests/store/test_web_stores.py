@@ -5,7 +5,7 @@ import pytest
 from batchloom import check, open_store
 from batchloom.core.errors import DownloadError
 from batchloom.testing import write_store
-from sources.web import Handler, Web, serving
+from sources.web_server import Handler, Web, serving
 
 DOCUMENTS = [[*f"Text number {n} of the store.".encode(), 256] for n in range(60)]
 PAGE = b"<!DOCTYPE html><title>Please log in</title>"

@@ -7,7 +7,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
-from sources.reading import Read
+from sources.source_reading import Read
 
 
 def save(folder, rows, shards=2):

@@ -13,7 +13,7 @@ from batchloom.core.errors import AccessError
 from batchloom.remote import block_file as blocks, read_cache as kept
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
 from preparation.stores import make, tree
-from sources.reading import Read
+from sources.source_reading import Read
 from sources.test_tables import FORMS, write
 
 SECRET = "SECRET"

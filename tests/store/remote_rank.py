@@ -1,6 +1,6 @@
 """One rank of a node: reads every batch of a remote store and writes what it held.
 
-``python -m store.far_rank URL FOLDER PER_NODE [LIMIT]``; RANK and WORLD_SIZE say which rank it is.
+``python -m store.remote_rank URL FOLDER PER_NODE [LIMIT]``; RANK and WORLD_SIZE say which rank it is.
 """
 
 import json
@@ -13,7 +13,7 @@ import xxhash
 
 from batchloom import Loader, open_store
 from batchloom.batches import PlanOptions
-from store.far import retry_at_once
+from store.remote_stores import retry_at_once
 
 SETTINGS = {
     "seq_len": 256,

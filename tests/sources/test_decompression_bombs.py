@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from batchloom import InputError
-from sources.reading import Read
-from sources.test_streams import packed
+from sources.source_reading import Read
+from sources.test_part_streams import packed
 
 # A thousand times what 34 kB of zstd hold at most.
 UNPACKED = 1 << 30
