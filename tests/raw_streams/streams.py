@@ -1,4 +1,4 @@
-"""Streams over small inputs, and the sequences they give."""
+"""Streams over small inputs, and the sequences they yield."""
 
 import json
 import random
@@ -23,9 +23,9 @@ LIMITS = ReadLimits(
 )
 
 
-def texts(count: int, seed: int = 0, words: int = 40) -> list[str]:
-    chance = random.Random(seed)
-    return [f"text {n} of {seed}: " + "word " * chance.randint(1, words) for n in range(count)]
+def make_texts(count: int, seed: int = 0, words: int = 40) -> list[str]:
+    rng = random.Random(seed)
+    return [f"text {n} of {seed}: " + "word " * rng.randint(1, words) for n in range(count)]
 
 
 def write_lines(path: Path, rows: list[dict]) -> Path:
@@ -34,39 +34,39 @@ def write_lines(path: Path, rows: list[dict]) -> Path:
 
 
 def write_texts(path: Path, count: int, seed: int = 0, words: int = 40) -> Path:
-    return write_lines(path, [{"text": text} for text in texts(count, seed, words)])
+    return write_lines(path, [{"text": text} for text in make_texts(count, seed, words)])
 
 
-def table(rows: list[str], folder: Path) -> Path:
+def write_table(rows: list[str], folder: Path) -> Path:
     pq.write_table(pa.table({"text": rows}), folder / "rows.parquet", row_group_size=7)
     return folder / "rows.parquet"
 
 
-def small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **order) -> Stream:
-    """A stream whose units are small, so that few texts make many."""
+def small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **plan_settings) -> Stream:
+    """Open a stream of small units, so that few texts form many units."""
     recipe = recipe or Recipe(inputs=("-",), tokenizer="bytes", dedup=DedupRecipe(mode="none"))
-    wanted = {
+    plan = {
         "seq_len": 32,
         "global_batch_size": 8,
         "steps": STEPS,
         "pool_size": 16,
         "seed": 3,
-        **order,
+        **plan_settings,
     }
     run = RunSettings(unit_bytes=unit_bytes, limits=LIMITS)
     settings = StreamSettings(workers=workers, keep=keep, run=run)
-    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), StreamOrder(**wanted), settings)
+    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), StreamOrder(**plan), settings)
 
 
-def rows_of(stream: Stream, world: int = 1, state=None) -> dict:
-    """(step, row) to the ids, labels and positions of every row of all ranks, in the order of positions."""
-    found = {}
+def collect_rows(stream: Stream, world: int = 1, state=None) -> dict:
+    """Map (step, row) to the ids, labels and positions of every row of all ranks."""
+    rows = {}
     for rank in range(world):
         loader = Loader(stream, rank=rank, world_size=world, output="numpy", prefetch=0)
         if state is not None:
             loader.load_state_dict(state)
         for batch in loader:
             for row in range(len(batch["input_ids"])):
-                place = batch.step, row * world + rank
-                found[place] = tuple(batch[key][row].tolist() for key in sorted(batch))
-    return found
+                position = batch.step, row * world + rank
+                rows[position] = tuple(batch[key][row].tolist() for key in sorted(batch))
+    return rows

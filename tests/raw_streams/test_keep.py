@@ -36,19 +36,19 @@ from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
 from raw_streams.streams import (
     LIMITS,
-    rows_of,
+    collect_rows,
+    make_texts,
     small_stream,
-    table,
-    texts,
     write_lines,
+    write_table,
     write_texts,
 )
 
-LONG = {"steps": 120, "seq_len": 128}
+LONG_RUN = {"steps": 120, "seq_len": 128}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a store but those that may differ between two runs."""
+    """Read every file of a store except those that may differ between two runs."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -68,15 +68,15 @@ def make_inputs(folder: Path, kind: str) -> Path:
         for number in range(3):
             write_texts(folder / f"{number}.jsonl", 150, seed=number)
     elif kind == "text":
-        (folder / "long.txt").write_text("\n\n".join(texts(300)))
+        (folder / "long.txt").write_text("\n\n".join(make_texts(300)))
         (folder / "short.txt").write_text("a short text")
     elif kind == "mixed":
         write_texts(folder / "a.jsonl", 200)
         (folder / "b.jsonl.gz").write_bytes(
-            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts(80, 5)).encode())
+            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in make_texts(80, 5)).encode())
         )
-        (folder / "c.csv").write_text("text\n" + "".join(f'"{t}\n"\n' for t in texts(90, 6)))
-        table(texts(60, 7), folder)
+        (folder / "c.csv").write_text("text\n" + "".join(f'"{t}\n"\n' for t in make_texts(90, 6)))
+        write_table(make_texts(60, 7), folder)
     elif kind == "chat":
         rows = [
             {
@@ -89,7 +89,7 @@ def make_inputs(folder: Path, kind: str) -> Path:
         ]
         write_lines(folder / "chat.jsonl", rows)
     elif kind == "bad":
-        rows = [json.dumps({"text": t}) for t in texts(200)]
+        rows = [json.dumps({"text": t}) for t in make_texts(200)]
         rows[20:20] = ["{"]
         rows[150:150] = ['{"text": "a']
         (folder / "bad.jsonl").write_text("\n".join(rows) + "\n")
@@ -98,7 +98,7 @@ def make_inputs(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("kind", ["jsonl", "text", "mixed", "chat", "bad"])
-def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
+def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
     inputs, out = make_inputs(tmp_path / "inputs", kind), tmp_path / "kept"
     chat = ChatRecipe(max_tokens=60, overlong="split") if kind == "chat" else ChatRecipe()
     recipe = Recipe(
@@ -108,8 +108,8 @@ def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
         val_fraction=0.1,
         chat=chat,
     )
-    stream = small_stream(inputs, keep=out, recipe=recipe, lanes=2, **LONG)
-    streamed = rows_of(stream, world)
+    stream = small_stream(inputs, keep=out, recipe=recipe, lanes=2, **LONG_RUN)
+    streamed = collect_rows(stream, world)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
     adopted = [note for note in notes if "already read by a stream" in note]
@@ -130,103 +130,103 @@ def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
     assert tuple(loader[40]["input_ids"][1].tolist()) == tuple(streamed[40, 2][0])
 
 
-def test_an_epoch_that_was_read_whole_needs_no_reading(tmp_path):
+def test_a_completed_epoch_is_not_read_again(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = small_stream(inputs, keep=out, lanes=2, **{**LONG, "steps": 200})
-    rows_of(stream)
+    stream = small_stream(inputs, keep=out, lanes=2, **{**LONG_RUN, "steps": 200})
+    collect_rows(stream)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
     assert any(f"Resuming: {len(stream._units)} of {len(stream._units)} units were already read" in n for n in notes)
 
 
-def test_what_was_not_read_is_read_by_prepare(tmp_path):
+def test_finish_reads_the_remaining_units(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
     stream = small_stream(inputs, keep=out, lanes=2, steps=3)
-    rows_of(stream)
+    collect_rows(stream)
     assert not stream.finish(workers=1).already_done
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
-    again = small_stream(inputs, keep=out, lanes=2, steps=3)
-    assert rows_of(again) == rows_of(small_stream(inputs, lanes=2, steps=3))
-    assert again.finish(workers=1).already_done
+    repeated = small_stream(inputs, keep=out, lanes=2, steps=3)
+    assert collect_rows(repeated) == collect_rows(small_stream(inputs, lanes=2, steps=3))
+    assert repeated.finish(workers=1).already_done
 
 
-def test_a_stream_goes_on_keeping_after_it_was_stopped(tmp_path):
+def test_a_resumed_stream_keeps_its_units(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    whole = rows_of(small_stream(inputs, lanes=2, **LONG))
-    loader = Loader(small_stream(inputs, keep=out, lanes=2, **LONG), output="numpy", prefetch=0)
+    expected = collect_rows(small_stream(inputs, lanes=2, **LONG_RUN))
+    loader = Loader(small_stream(inputs, keep=out, lanes=2, **LONG_RUN), output="numpy", prefetch=0)
     for batch in loader:
         if batch.step == 30:
             break
     assert list((out / ".work" / STREAM_BATCHES_FOLDER).rglob("stretch.json"))
-    stream = small_stream(inputs, keep=out, lanes=2, **LONG)
-    rest = rows_of(stream, state=loader.state_dict())
-    assert rest == {place: row for place, row in whole.items() if place[0] > 30}
+    stream = small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
+    resumed = collect_rows(stream, state=loader.state_dict())
+    assert resumed == {position: row for position, row in expected.items() if position[0] > 30}
     stream.finish(workers=1)
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
 
 
-def test_a_stream_that_goes_on_without_keeping_says_what_it_leaves(tmp_path, caplog):
+def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    asked = {"lanes": 2, "steps": 20}
+    plan_settings = {"lanes": 2, "steps": 20}
 
-    def go_on(state, at, **request):
-        loader = Loader(small_stream(inputs, **asked, **request), output="numpy", prefetch=0)
+    def resume(state, last_step, **options):
+        loader = Loader(small_stream(inputs, **plan_settings, **options), output="numpy", prefetch=0)
         if state is not None:
             loader.load_state_dict(state)
-        return next(loader.state_dict() for batch in loader if batch.step == at)
+        return next(loader.state_dict() for batch in loader if batch.step == last_step)
 
-    states = [go_on(None, 5, keep=out)]
-    states.append(go_on(states[0], 9, keep=out))
+    states = [resume(None, 5, keep=out)]
+    states.append(resume(states[0], 9, keep=out))
     assert "and from here on it does not" not in caplog.text
-    states.append(go_on(states[1], 12))
+    states.append(resume(states[1], 12))
     assert caplog.text.count(f"and from here on it does not. Give keep={out} (--keep) to continue") == 1
-    go_on(states[2], 15)
+    resume(states[2], 15)
     assert caplog.text.count("and from here on it does not") == 2
-    stream = small_stream(inputs, keep=out, **asked)
+    stream = small_stream(inputs, keep=out, **plan_settings)
     loader = Loader(stream, output="numpy", prefetch=0)
     loader.load_state_dict(states[2])
     assert stream.abandoned is None
     stream.finish(workers=1)
     assert merge_states(states[2:])["keep"] == str(out)
-    go_on(states[2], 15)
+    resume(states[2], 15)
     assert caplog.text.count("and from here on it does not") == 2
 
 
-def test_a_worker_that_is_killed_changes_nothing(tmp_path):
+def test_a_killed_worker_does_not_change_the_rows(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    whole = rows_of(small_stream(inputs, lanes=2, **LONG))
-    # The server of warm processes, which other tests use, is no worker.
-    others = set(psutil.Process().children())
-    stream = small_stream(inputs, keep=out, lanes=2, workers=2, **LONG)
-    found, killed = {}, 0
+    expected = collect_rows(small_stream(inputs, lanes=2, **LONG_RUN))
+    # Other tests use the server of warm processes. It is not a worker.
+    other_processes = set(psutil.Process().children())
+    stream = small_stream(inputs, keep=out, lanes=2, workers=2, **LONG_RUN)
+    rows, killed = {}, 0
     for batch in Loader(stream, output="numpy", prefetch=0):
         for row in range(8):
-            found[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
+            rows[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
         if batch.step in (10, 50):
-            for child in set(psutil.Process().children()) - others:
-                # Python's own helper serves the tests that follow; a zombie has been killed.
-                ended = child.status() == psutil.STATUS_ZOMBIE
-                if not ended and "multiprocessing.resource_tracker" not in child.cmdline()[-1]:
+            for child in set(psutil.Process().children()) - other_processes:
+                # Python's resource tracker serves later tests, and a zombie is already killed.
+                is_zombie = child.status() == psutil.STATUS_ZOMBIE
+                if not is_zombie and "multiprocessing.resource_tracker" not in child.cmdline()[-1]:
                     os.kill(child.pid, signal.SIGKILL)
                     killed += 1
             time.sleep(0.1)
     assert killed
-    assert found == whole
+    assert rows == expected
     stream.finish(workers=1)
     assert files_of(out) == prepared(stream, tmp_path / "prepared")
 
 
-def test_prepare_alone_goes_on_with_what_a_stream_kept(tmp_path):
+def test_prepare_resumes_the_units_of_a_stream(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = small_stream(inputs, keep=out, lanes=2, **LONG)
-    rows_of(stream)
+    stream = small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
+    collect_rows(stream)
     assert prepared(stream, out) == prepared(stream, tmp_path / "prepared")
 
 
-def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, caplog):
+def test_a_store_with_subset_overrides_has_no_stream_ranges(tmp_path, caplog):
     path = write_texts(tmp_path / "few.jsonl", 40)
     stream = small_stream(path, lanes=1, keep=tmp_path / "kept")
-    rows_of(stream)
+    collect_rows(stream)
     stream.finish(workers=1)
     store = open_store(tmp_path / "kept")
     assert store.manifest.subset_overrides
@@ -235,107 +235,107 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
         read_range_bounds(store)
 
 
-def test_the_stretches_of_another_store_are_refused(tmp_path):
+def test_the_stream_ranges_of_another_store_are_refused(tmp_path):
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none"))
-    kept = []
-    for name, texts_ in (("one", "a"), ("two", "b")):
+    stores = []
+    for name, letter in (("one", "a"), ("two", "b")):
         folder = tmp_path / name
         folder.mkdir()
-        write_lines(folder / "in.jsonl", [{"text": texts_ * (n % 50 + 1)} for n in range(400)])
+        write_lines(folder / "in.jsonl", [{"text": letter * (n % 50 + 1)} for n in range(400)])
         stream = small_stream(folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3)
-        rows_of(stream)
+        collect_rows(stream)
         stream.finish(workers=1)
-        kept.append(open_store(tmp_path / f"{name}-kept"))
-    one, two = kept
-    assert len(one) == len(two)
+        stores.append(open_store(tmp_path / f"{name}-kept"))
+    first_store, second_store = stores
+    assert len(first_store) == len(second_store)
     name = "plans/stretches.lanes"
-    (two.path / name).write_bytes((one.path / name).read_bytes())
-    bounds = read_range_bounds(one)
+    (second_store.path / name).write_bytes((first_store.path / name).read_bytes())
+    bounds = read_range_bounds(first_store)
     assert len(bounds) > 1
     (tmp_path / "gone").write_text("train:3\n")
-    remove_documents(one.path, documents_file=tmp_path / "gone")
-    assert read_range_bounds(open_store(one.path)).tolist() == bounds.tolist()
+    remove_documents(first_store.path, documents_file=tmp_path / "gone")
+    assert read_range_bounds(open_store(first_store.path)).tolist() == bounds.tolist()
     with pytest.raises(PlanError, match=r"belongs to another store"):
-        read_range_bounds(two)
+        read_range_bounds(second_store)
 
 
-def test_folders_that_cannot_be_kept_in(tmp_path):
+def test_invalid_keep_folders_are_refused(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", "jsonl")
     make_inputs(tmp_path / "other", "text")
     with pytest.raises(SettingsError, match="keep: missing"):
         small_stream(inputs, lanes=2).finish()
     with pytest.raises(StoreConflictError, match="not empty"):
         small_stream(inputs, lanes=2, keep=inputs.with_name("other"))
-    other = small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
-    rows_of(other)
+    stream = small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
+    collect_rows(stream)
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.5, dedup=DedupRecipe(mode="none"))
     with pytest.raises(StoreConflictError, match="val_fraction"):
-        rows_of(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
-    prepared(other, tmp_path / "plain")
+        collect_rows(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
+    prepared(stream, tmp_path / "plain")
     store = open_store(tmp_path / "plain")
     with pytest.raises(PlanError, match="no stream ranges"):
         read_range_bounds(store)
     with pytest.raises(PlanError, match="end at document"):
-        LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))
+        LanePlan(store, stream.spec, lanes=2, bounds=np.array([0, 3]))
 
 
-def _prepared(inputs, out, **settings):
-    asked = {"tokenizer": "bytes", "dedup": "none", "val_fraction": 0, **settings}
-    batchloom.prepare(inputs, out=out, workers=1, **asked)
+def _prepare_folder(inputs, out, **settings):
+    options = {"tokenizer": "bytes", "dedup": "none", "val_fraction": 0, **settings}
+    batchloom.prepare(inputs, out=out, workers=1, **options)
 
 
-def _begun(inputs, out, **settings):
-    keeping(inputs, out, **settings)
+def _begin_stream(inputs, out, **settings):
+    run_kept_stream(inputs, out, **settings)
     assert (out / ".work").is_dir()
 
 
-def keeping(inputs, out, **settings):
-    asked = {"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **settings}
-    order = {"seq_len": 128, "global_batch_size": 8, "steps": 20}
-    stream = batchloom.stream(inputs, keep=out, **order, **asked)
+def run_kept_stream(inputs, out, **settings):
+    options = {"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **settings}
+    plan_settings = {"seq_len": 128, "global_batch_size": 8, "steps": 20}
+    stream = batchloom.stream(inputs, keep=out, **plan_settings, **options)
     for _ in Loader(stream, output="numpy"):
         pass
     return stream
 
 
-@pytest.mark.parametrize("make", [_prepared, _begun])
+@pytest.mark.parametrize("make_folder", [_prepare_folder, _begin_stream])
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"val_fraction": 0.1}, "val_fraction"),
         ({"tokenizer": "gpt2"}, "tokenizer"),
         ({"inputs": "b.jsonl"}, "inputs: b.jsonl is new"),
     ],
 )
-def test_the_folder_of_another_job_is_refused_before_the_first_batch(tmp_path, make, changes, said):
+def test_the_folder_of_another_job_is_refused_before_the_first_batch(tmp_path, make_folder, changes, message):
     for number, name in enumerate("ab"):
         write_texts(tmp_path / f"{name}.jsonl", 200, seed=number)
-    make(tmp_path / "a.jsonl", tmp_path / "kept")
-    asked = {"inputs": "a.jsonl", **changes}
-    with pytest.raises(StoreConflictError, match=said) as error:
+    make_folder(tmp_path / "a.jsonl", tmp_path / "kept")
+    options = {"inputs": "a.jsonl", **changes}
+    with pytest.raises(StoreConflictError, match=message) as error:
         stream = batchloom.stream(
-            tmp_path / asked.pop("inputs"),
+            tmp_path / options.pop("inputs"),
             keep=tmp_path / "kept",
-            **{"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **asked},
+            **{"tokenizer": "bytes", "val_fraction": 0, "workers": 0, **options},
             seq_len=128,
             global_batch_size=8,
             steps=2,
         )
-        assert make is _begun
+        assert make_folder is _begin_stream
         next(iter(Loader(stream, output="numpy")))
     assert "another keep=" in str(error.value)
     assert "--" not in str(error.value)
 
 
-def test_the_finished_store_of_the_same_job_is_kept(tmp_path):
+def test_a_finished_store_of_the_same_job_is_reused(tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
-    _prepared(lines, tmp_path / "kept")
-    assert keeping(lines, tmp_path / "kept").finish(workers=1).already_done
+    _prepare_folder(lines, tmp_path / "kept")
+    assert run_kept_stream(lines, tmp_path / "kept").finish(workers=1).already_done
 
 
-def test_inputs_that_change_while_a_stream_keeps_are_told_at_its_end(tmp_path):
+def test_inputs_changed_during_a_kept_stream_are_reported_by_finish(tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
-    stream = keeping(lines, tmp_path / "kept")
+    stream = run_kept_stream(lines, tmp_path / "kept")
     write_texts(lines, 300)
     with pytest.raises(StoreConflictError, match=r"a.jsonl has .* choose another keep=") as error:
         stream.finish(workers=1)
@@ -343,33 +343,33 @@ def test_inputs_that_change_while_a_stream_keeps_are_told_at_its_end(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [3, "\0", "", b"x", True])
-def test_what_is_no_folder_is_not_kept_in(tmp_path, keep):
+def test_a_keep_value_that_is_not_a_path_is_refused(tmp_path, keep):
     lines = write_texts(tmp_path / "a.jsonl", 20)
     with pytest.raises(SettingsError, match=r"keep: .* is not a path; name the folder of the store"):
-        keeping(lines, keep)
+        run_kept_stream(lines, keep)
 
 
 @pytest.mark.parametrize("keep", ["corpus", ".", "corpus/x"])
-def test_the_folder_of_an_input_is_not_kept_in(tmp_path, keep):
+def test_the_folder_of_an_input_is_refused_as_keep(tmp_path, keep):
     (tmp_path / "corpus").mkdir()
     write_texts(tmp_path / "corpus/a.jsonl", 20)
     write_texts(tmp_path / "corpus/x", 20)
     with pytest.raises((StoreConflictError, OutputError)) as error:
-        keeping(tmp_path / "corpus", tmp_path / keep)
+        run_kept_stream(tmp_path / "corpus", tmp_path / keep)
     assert "another keep=" in str(error.value)
     assert "keep= " not in str(error.value)
     assert "--" not in str(error.value)
 
 
-def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
-    asked = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
-    loader = Loader(kept, plan=PlanOptions(order="lanes", lanes=1), output="numpy", **asked)
-    with pytest.raises(PlanError, match=rf"all {len(kept)} documents are longer than seq_len 3"):
+def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept_store):
+    plan_settings = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
+    loader = Loader(kept_store, plan=PlanOptions(order="lanes", lanes=1), output="numpy", **plan_settings)
+    with pytest.raises(PlanError, match=rf"all {len(kept_store)} documents are longer than seq_len 3"):
         next(iter(loader))
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "operation",
     [
         lambda loader: loader.edit(Edit(step=2, skip=1)),
         lambda loader: explain(loader, 0),
@@ -379,18 +379,18 @@ def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
         lambda loader: pytest.importorskip("batchloom.adapters.pytorch").LoaderDataset(loader),
     ],
 )
-def test_what_a_plan_in_the_order_of_lanes_cannot_do_is_refused(kept, ask):
+def test_unsupported_operations_of_a_lane_plan_are_refused(kept_store, operation):
     lanes = PlanOptions(order="lanes", lanes=4)
-    loader = Loader(kept, seq_len=32, global_batch_size=8, steps=12, plan=lanes)
+    loader = Loader(kept_store, seq_len=32, global_batch_size=8, steps=12, plan=lanes)
     with pytest.raises(PlanError, match=r"in the order of lanes .* Plan the store in pools"):
-        ask(loader)
+        operation(loader)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def kept_store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     lines = write_texts(folder / "a.jsonl", 200)
     stream = small_stream(lines, lanes=4, steps=3, keep=folder / "out")
-    rows_of(stream)
+    collect_rows(stream)
     stream.finish(workers=1)
     return open_store(folder / "out")

@@ -1,4 +1,4 @@
-"""Long documents of a stream: what becomes of them is what becomes of them in a store of the same inputs."""
+"""Streams apply the overlong policy of a store of the same inputs."""
 
 from itertools import permutations
 
@@ -7,24 +7,24 @@ import pytest
 import batchloom
 from batchloom import Loader, open_store
 from batchloom.batches import PlanOptions
-from raw_streams.streams import rows_of, small_stream, texts, write_lines, write_texts
+from raw_streams.streams import collect_rows, make_texts, small_stream, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 20, "lanes": 2}
-CUT = "including conversations. overlong='drop'"
+SPLIT_WARNING = "including conversations. overlong='drop'"
 
 
-def asked(count: int, words: int = 3) -> list[dict]:
-    return [{"question": f"Is {n} odd?", "answer": "Yes it is. " * (n % words + 1)} for n in range(count)]
+def make_questions(count: int, max_repeats: int = 3) -> list[dict]:
+    return [{"question": f"Is {n} odd?", "answer": "Yes it is. " * (n % max_repeats + 1)} for n in range(count)]
 
 
 @pytest.fixture
 def inputs(tmp_path):
-    """One of each: conversations, texts in records, a text file, token ids with a mask."""
+    """Conversations, text records, a text file and token ids with a mask."""
     ids = [{"input_ids": [n % 250, 5, 6], "labels": [-100, 5, -100]} for n in range(40)]
-    (tmp_path / "prose.txt").write_text("\n\n".join(texts(30)))
+    (tmp_path / "prose.txt").write_text("\n\n".join(make_texts(30)))
     return {
-        "chat": write_lines(tmp_path / "chat.jsonl", asked(200, 40)),
-        "talk": write_lines(tmp_path / "talk.jsonl", asked(80)),
+        "chat": write_lines(tmp_path / "chat.jsonl", make_questions(200, 40)),
+        "talk": write_lines(tmp_path / "talk.jsonl", make_questions(80)),
         "text": write_texts(tmp_path / "text.jsonl", 120),
         "prose": tmp_path / "prose.txt",
         "ids": write_lines(tmp_path / "ids.jsonl", ids),
@@ -32,7 +32,7 @@ def inputs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "wanted"),
+    ("names", "expected"),
     [
         (("chat",), "drop"),
         (("chat", "talk"), "drop"),
@@ -42,26 +42,26 @@ def inputs(tmp_path):
         (("text", "prose", "ids"), "split"),
     ],
 )
-def test_the_default_is_that_of_the_store_in_every_order(tmp_path, inputs, names, wanted, caplog):
+def test_the_default_is_that_of_the_store_in_every_order(tmp_path, inputs, names, expected, caplog):
     batchloom.prepare([inputs[name] for name in names], out=tmp_path / "s", tokenizer="bytes")
     store = open_store(tmp_path / "s")
-    assert Loader(store, seq_len=64, global_batch_size=4).plan.spec.overlong == wanted
+    assert Loader(store, seq_len=64, global_batch_size=4).plan.spec.overlong == expected
     for order in permutations(names):
         stream = small_stream(*(inputs[name] for name in order), **ORDER)
-        assert stream.spec.overlong == wanted
+        assert stream.spec.overlong == expected
         caplog.clear()
-        rows_of(stream)
-        rows_of(stream)
-        assert caplog.text.count(CUT) == (store.contents.mixed and wanted == "split")
-        assert caplog.text.count("overlong='drop' leaves out documents") == (wanted == "drop")
-    said = small_stream(*(inputs[name] for name in names), overlong="split", **ORDER)
+        collect_rows(stream)
+        collect_rows(stream)
+        assert caplog.text.count(SPLIT_WARNING) == (store.contents.mixed and expected == "split")
+        assert caplog.text.count("overlong='drop' leaves out documents") == (expected == "drop")
+    explicit = small_stream(*(inputs[name] for name in names), overlong="split", **ORDER)
     caplog.clear()
-    rows_of(said)
-    assert CUT not in caplog.text
+    collect_rows(explicit)
+    assert SPLIT_WARNING not in caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_conversations_that_nobody_looked_for_are_told_when_they_come(tmp_path, inputs, workers, caplog):
+def test_conversations_outside_of_the_sample_are_reported_when_read(tmp_path, inputs, workers, caplog):
     (tmp_path / "in").mkdir()
     for number in range(70):
         write_texts(tmp_path / f"in/{number:03}.jsonl", 3, seed=number)
@@ -70,9 +70,9 @@ def test_conversations_that_nobody_looked_for_are_told_when_they_come(tmp_path, 
     stream = small_stream(tmp_path / "in", workers=workers, **order)
     batches = iter(Loader(stream, output="numpy", prefetch=0))
     next(batches)
-    assert CUT not in caplog.text
+    assert SPLIT_WARNING not in caplog.text
     list(batches)
-    assert caplog.text.count(CUT) == 1
+    assert caplog.text.count(SPLIT_WARNING) == 1
 
 
 @pytest.mark.parametrize("names", [("chat", "text"), ("text", "chat")])
@@ -88,10 +88,10 @@ def test_the_kept_store_of_mixed_inputs_repeats_the_stream(tmp_path, inputs, nam
     )
     streamed = [batch["input_ids"].tolist() for batch in Loader(stream, output="numpy")]
     stream.finish(workers=1)
-    again = Loader(
+    repeated = Loader(
         open_store(tmp_path / "kept"),
         plan=PlanOptions(order="lanes", lanes=stream.lanes, pool_size=8192),
         output="numpy",
         **order,
     )
-    assert [batch["input_ids"].tolist() for batch in again] == streamed
+    assert [batch["input_ids"].tolist() for batch in repeated] == streamed

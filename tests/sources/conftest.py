@@ -1,8 +1,8 @@
-"""A server of the web on loopback, and no waiting between tries."""
+"""A web server on loopback, and retries without delay."""
 
 import pytest
 
-from batchloom.remote import block_file as blocks, client as reach
+from batchloom.remote import block_file, client
 from sources.web_server import serving
 
 
@@ -13,7 +13,7 @@ def web():
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Waits between tries are left out; how long they are is a test of its own."""
-    monkeypatch.setattr(blocks, "compute_backoff", lambda tries: 0)
-    monkeypatch.setattr(reach, "compute_backoff", lambda tries: 0)
+def no_retry_delay(monkeypatch):
+    """Skip the delays between retries. Another test checks their length."""
+    monkeypatch.setattr(block_file, "compute_backoff", lambda tries: 0)
+    monkeypatch.setattr(client, "compute_backoff", lambda tries: 0)

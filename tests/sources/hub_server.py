@@ -1,7 +1,7 @@
-"""A stand-in for the Hugging Face Hub on loopback: repositories of files, and the faults of a web server.
+"""A stand-in for the Hugging Face Hub on loopback, with faults.
 
-What the real libraries ask for: the repository and its commit, its tree, facts of single paths, and files
-with ranges.
+It answers the requests of the real libraries: a repository and its commit, its tree, details of single paths,
+and files with ranges.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.*)")
 
 
 class Hub(Web):
-    """Attributes: ``repos``: files by path by name of the repository; ``gated``: names."""
+    """Files by path by repository in ``repos``, and names of gated repositories."""
 
     def __init__(self, repos):
         super().__init__()
@@ -39,11 +39,11 @@ class HubHandler(Handler):
         match = FILE.fullmatch(path)
         if match:
             repo, revision, inside = match.groups()
-            found = self.known(repo, revision)
-            if found is None:
+            files = self.find_files(repo, revision)
+            if files is None:
                 hub.asked.append((self.command, path, None))
-            elif inside in found:
-                hub.files[path] = found[inside]
+            elif inside in files:
+                hub.files[path] = files[inside]
                 super().answer(body=body)
             else:
                 hub.asked.append((self.command, path, None))
@@ -54,13 +54,13 @@ class HubHandler(Handler):
         if not match:
             self.refuse(404, "RepoNotFound")
             return
-        repo, what, revision, inside = match.groups()
-        found = self.known(repo, revision or "main")
-        if found is not None:
-            self.say(self.facts(repo, found, what, inside or ""))
+        repo, resource, revision, inside = match.groups()
+        files = self.find_files(repo, revision or "main")
+        if files is not None:
+            self.send_json(self.describe(repo, files, resource, inside or ""))
 
-    def known(self, repo, revision):
-        """The files of a repository at a revision, or None after the answer that it is not to be had."""
+    def find_files(self, repo, revision):
+        """Return the files of a repository at a revision, or None after refusing."""
         hub = self.web
         if repo not in hub.repos:
             self.refuse(401, "RepoNotFound")
@@ -72,14 +72,14 @@ class HubHandler(Handler):
             return hub.repos[repo]
         return None
 
-    def facts(self, repo, files, what, inside):
-        if what == "tree":
+    def describe(self, repo, files, resource, inside):
+        if resource == "tree":
             prefix = f"{inside}/" if inside else ""
             below = {path: data for path, data in files.items() if path.startswith(prefix)}
-            return self.tree(prefix, below, deep="recursive=true" in self.path.lower())
-        if what == "paths-info":
-            wanted = parse_qs(self.posted.decode())["paths"]
-            return self.entries({path: data for path, data in files.items() if path in wanted})
+            return self.list_tree(prefix, below, deep="recursive=true" in self.path.lower())
+        if resource == "paths-info":
+            paths = parse_qs(self.posted.decode())["paths"]
+            return self.make_entries({path: data for path, data in files.items() if path in paths})
         siblings = [{"rfilename": path} for path in files]
         return {
             "id": repo,
@@ -89,20 +89,20 @@ class HubHandler(Handler):
             "tags": [],
         }
 
-    def tree(self, prefix, files, *, deep):
+    def list_tree(self, prefix, files, *, deep):
         above = {path.rsplit("/", count)[0] for path in files for count in range(1, path.count("/") + 1)}
         folders = sorted(path for path in above if path.startswith(prefix) and path + "/" != prefix)
-        found = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders]
-        found += self.entries(files)
-        return [one for one in found if deep or "/" not in one["path"][len(prefix) :]]
+        entries = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in folders]
+        entries += self.make_entries(files)
+        return [entry for entry in entries if deep or "/" not in entry["path"][len(prefix) :]]
 
-    def entries(self, files):
+    def make_entries(self, files):
         return [
             {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
             for path, data in files.items()
         ]
 
-    def say(self, value):
+    def send_json(self, value):
         data = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

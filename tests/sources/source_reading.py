@@ -1,4 +1,6 @@
-"""Reading whole inputs as preparation does: listed, cut into parts, read part by part."""
+"""Reading complete inputs as preparation does: list, split, read by part."""
+
+from dataclasses import dataclass, field as make_field
 
 from batchloom.sources import (
     PartReader,
@@ -11,27 +13,50 @@ from batchloom.sources import (
 )
 
 
-class Read:
-    """All records of some inputs: values, absolute record numbers, offsets, sentences of errors."""
+@dataclass
+class ReadResult:
+    """All records of some inputs.
 
-    def __init__(self, *inputs, field=None, unit=1 << 40, limits=None):
-        rules = ReadRules(text_field=field, limits=limits or ReadLimits())
-        bounds = RecordBounds(rules)
-        self.values, self.records, self.offsets, self.bad, self.seen = [], [], [], [], 0
-        listing = list_sources([str(one) for one in inputs])
-        self.notes, self.sources, self.hashes = listing.notes, listing.sources, []
-        for source in listing.sources:
-            before = 0
-            for part in split_source(source, rules, unit):
-                seen = 0
-                with PartReader(part, rules, bounds) as reader:
-                    for found in reader:
-                        assert len(found.values) == len(found.records) == len(found.offsets)
-                        self.values += found.values
-                        self.records += [before + record for record in found.records]
-                        self.offsets += found.offsets
-                        self.bad += [str(make_bad_record_error(source, rules, before, one)) for one in found.bad]
-                        seen += found.records_read
-                    self.hashes.append(reader.finish())
-                before += seen
-            self.seen += before
+    Attributes:
+        values: the value of every record.
+        records: absolute record numbers.
+        offsets: byte offsets of the records.
+        bad: error messages of the bad records.
+        seen: number of records read, bad ones included.
+        notes: notes of the listing.
+        sources: sources of the listing.
+        hashes: the hash of every part.
+    """
+
+    values: list = make_field(default_factory=list)
+    records: list = make_field(default_factory=list)
+    offsets: list = make_field(default_factory=list)
+    bad: list = make_field(default_factory=list)
+    seen: int = 0
+    notes: tuple = ()
+    sources: tuple = ()
+    hashes: list = make_field(default_factory=list)
+
+
+def read_inputs(*inputs, field=None, unit=1 << 40, limits=None):
+    """Read all records of some inputs."""
+    rules = ReadRules(text_field=field, limits=limits or ReadLimits())
+    bounds = RecordBounds(rules)
+    listing = list_sources([str(location) for location in inputs])
+    result = ReadResult(notes=listing.notes, sources=listing.sources)
+    for source in listing.sources:
+        first_record = 0
+        for part in split_source(source, rules, unit):
+            part_records = 0
+            with PartReader(part, rules, bounds) as reader:
+                for block in reader:
+                    assert len(block.values) == len(block.records) == len(block.offsets)
+                    result.values += block.values
+                    result.records += [first_record + record for record in block.records]
+                    result.offsets += block.offsets
+                    result.bad += [str(make_bad_record_error(source, rules, first_record, bad)) for bad in block.bad]
+                    part_records += block.records_read
+                result.hashes.append(reader.finish())
+            first_record += part_records
+        result.seen += first_record
+    return result

@@ -1,4 +1,4 @@
-"""Archives: members are sources, read where they lie; nothing is extracted or followed."""
+"""Archives: members are sources, read in place; nothing is extracted or followed."""
 
 import bz2
 import gzip
@@ -18,32 +18,32 @@ import zstandard
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
 from batchloom.sources.files import archives
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 
 ROWS = [{"text": f"row {i}", "n": i} for i in range(3000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-PACK = {
+COMPRESSORS = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "zst": zstandard.compress,
     "lz4": lz4.frame.compress,
 }
-NAMES = ["a.zip", "stored.zip", "a.tar", *(f"a.tar.{ending}" for ending in PACK), "a.tgz"]
+NAMES = ["a.zip", "stored.zip", "a.tar", *(f"a.tar.{ending}" for ending in COMPRESSORS), "a.tgz"]
 
 
-def parquet():
+def encode_parquet():
     file = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS), file, row_group_size=500)
     return file.getvalue()
 
 
 def make(path, files):
-    """An archive of (name, bytes), of the kind its name says."""
+    """Write an archive of (name, bytes) in the format of its file name."""
     name = path.name
     if name.endswith(".zip"):
-        how = zipfile.ZIP_STORED if "stored" in name else zipfile.ZIP_DEFLATED
-        with zipfile.ZipFile(path, "w", how) as archive:
+        method = zipfile.ZIP_STORED if "stored" in name else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(path, "w", method) as archive:
             for member, data in files:
                 archive.writestr(member, data)
         return path
@@ -54,7 +54,7 @@ def make(path, files):
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     ending = {"tgz": "gz", "tar": ""}.get(name.rpartition(".")[2], name.rpartition(".")[2])
-    path.write_bytes(PACK[ending](file.getvalue()) if ending else file.getvalue())
+    path.write_bytes(COMPRESSORS[ending](file.getvalue()) if ending else file.getvalue())
     return path
 
 
@@ -67,15 +67,15 @@ def test_members_are_sources_in_the_order_of_the_archive(tmp_path, name):
         ("no ending", LINES),
         ("deep/list.json.xz", lzma.compress(json.dumps({"data": ROWS}).encode())),
     ]
-    found = Read(make(tmp_path / name, files))
-    assert [source.name for source in found.sources] == [f"{name}/{member}" for member, _ in files]
-    assert found.values == ROWS + ROWS + [{"text": "x", "n": "1"}] + ROWS + ROWS
-    assert not found.notes
-    assert Read(tmp_path / name, unit=2000).values == found.values
+    result = read_inputs(make(tmp_path / name, files))
+    assert [source.name for source in result.sources] == [f"{name}/{member}" for member, _ in files]
+    assert result.values == ROWS + ROWS + [{"text": "x", "n": "1"}] + ROWS + ROWS
+    assert not result.notes
+    assert read_inputs(tmp_path / name, unit=2000).values == result.values
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_folder_would_leave_out_and_what_is_unsafe_is_left_out(tmp_path, name):
+def test_skipped_and_unsafe_members_are_left_out(tmp_path, name):
     files = [
         (".hidden.txt", b"x"),
         ("a/.git/config", b"x"),
@@ -89,14 +89,14 @@ def test_what_a_folder_would_leave_out_and_what_is_unsafe_is_left_out(tmp_path, 
         ("empty.txt", b""),
         ("good.txt", b"good"),
     ]
-    found = Read(make(tmp_path / name, files))
-    assert found.values == ["good"]
-    left = "1 JSON without records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
-    assert found.notes == (f"Left out of {name}: {left}, 1 empty, 2 hidden, 2 unsafe names.",)
+    result = read_inputs(make(tmp_path / name, files))
+    assert result.values == ["good"]
+    reasons = "1 JSON without records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
+    assert result.notes == (f"Left out of {name}: {reasons}, 1 empty, 2 hidden, 2 unsafe names.",)
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
-    only = make(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
+    hidden_only = make(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
     with pytest.raises(InputMissingError, match="holds no usable file, only 2 hidden"):
-        Read(only)
+        read_inputs(hidden_only)
 
 
 def test_links_and_devices_are_never_followed(tmp_path):
@@ -114,42 +114,42 @@ def test_links_and_devices_are_never_followed(tmp_path):
             info = tarfile.TarInfo("good.txt")
             info.size = 4
             archive.addfile(info, io.BytesIO(b"good"))
-        found = Read(tmp_path / name)
-        assert found.values == ["good"]
-        assert "4 links and special files" in found.notes[0]
+        result = read_inputs(tmp_path / name)
+        assert result.values == ["good"]
+        assert "4 links and special files" in result.notes[0]
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         info = zipfile.ZipInfo("link.txt")
         info.external_attr = 0o120777 << 16
         archive.writestr(info, "/etc/passwd")
         archive.writestr("good.txt", "good")
-    assert "1 link or special file" in Read(tmp_path / "a.zip").notes[0]
+    assert "1 link or special file" in read_inputs(tmp_path / "a.zip").notes[0]
 
 
-def test_encrypted_and_oddly_packed_members_are_left_out(tmp_path):
+def test_encrypted_and_unsupported_members_are_left_out(tmp_path):
     path = make(tmp_path / "a.zip", [("secret.txt", b"x" * 50), ("good.txt", b"good")])
     with zipfile.ZipFile(path, "a", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("odd.txt", b"odd" * 50)
     data = bytearray(path.read_bytes())
     data[data.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(data)
-    found = Read(path)
-    assert found.values == ["good"]
-    assert "1 compressed by a method other than deflate, 1 encrypted" in found.notes[0]
+    result = read_inputs(path)
+    assert result.values == ["good"]
+    assert "1 compressed by a method other than deflate, 1 encrypted" in result.notes[0]
 
 
 @pytest.mark.parametrize("name", ["stored.zip", "a.tar"])
-def test_a_table_that_is_not_packed_is_read_in_its_archive(tmp_path, name):
-    path = make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", parquet())])
-    found = Read(path, unit=5000)
-    assert found.values == ["text", *ROWS]
-    assert len(found.hashes) > 3
+def test_an_uncompressed_table_is_read_in_its_archive(tmp_path, name):
+    path = make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())])
+    result = read_inputs(path, unit=5000)
+    assert result.values == ["text", *ROWS]
+    assert len(result.hashes) > 3
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
-def test_a_packed_table_is_left_out_and_told(tmp_path, name):
-    found = Read(make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", parquet())]))
-    assert found.values == ["text"]
-    assert "1 table compressed in an archive" in found.notes[0]
+def test_a_compressed_table_is_left_out_with_a_note(tmp_path, name):
+    result = read_inputs(make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())]))
+    assert result.values == ["text"]
+    assert "1 table compressed in an archive" in result.notes[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,7 +159,7 @@ def test_a_damaged_archive_is_named(tmp_path, name):
     for cut in (5, len(data) // 2):
         path.write_bytes(data[:cut])
         with pytest.raises(InputError, match=rf"{path.name} is not a valid \w+ archive"):
-            Read(path)
+            read_inputs(path)
 
 
 def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
@@ -170,7 +170,7 @@ def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
     (tmp_path / "b.tar.gz").write_bytes(gzip.compress(data))
     for name in ("a.tar", "b.tar.gz"):
         with pytest.raises(InputError, match=f"{name} is not a valid tar archive .a damaged header"):
-            Read(tmp_path / name)
+            read_inputs(tmp_path / name)
 
 
 def test_a_member_whose_bytes_are_wrong_is_named(tmp_path):
@@ -180,12 +180,12 @@ def test_a_member_whose_bytes_are_wrong_is_named(tmp_path):
     data[at + 16] ^= 0x55
     path.write_bytes(data)
     with pytest.raises(InputError, match="a.zip/a.txt is broken .its checksum is wrong"):
-        Read(path)
+        read_inputs(path)
     data[at + 16] ^= 0x55
     data[at + 42 : at + 46] = struct.pack("<I", 7)
     path.write_bytes(data)
     with pytest.raises(InputError, match="local header is not where the directory says"):
-        Read(path)
+        read_inputs(path)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.zst"])
@@ -194,11 +194,11 @@ def test_an_archive_like_a_zip_bomb_is_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(archives, "BOMB_RATIO", 200)
     path = make(tmp_path / name, [(f"{i}.txt", bytes(4 << 20)) for i in range(8)])
     with pytest.raises(InputError, match=f"{name} unpacks to more than 200 times its size"):
-        Read(path)
+        read_inputs(path)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
-def test_an_archive_that_changes_is_noticed(tmp_path, name):
+def test_a_changed_archive_is_reported(tmp_path, name):
     from batchloom.sources import PartStream, list_sources
 
     path = make(tmp_path / name, [("a.txt", b"text")])
@@ -210,29 +210,29 @@ def test_an_archive_that_changes_is_noticed(tmp_path, name):
 
 def test_a_compressed_tar_is_unpacked_once_for_all_its_members(tmp_path, monkeypatch):
     path = make(tmp_path / "a.tar.gz", [(f"{i}.txt", b"x" * 100_000) for i in range(50)])
-    read = []
-    plain = archives._SequentialTar.read
+    read_sizes = []
+    original_read = archives._SequentialTar.read
 
-    def counted(self, size):
-        data = plain(self, size)
-        read.append(len(data))
+    def count_bytes(self, size):
+        data = original_read(self, size)
+        read_sizes.append(len(data))
         return data
 
-    monkeypatch.setattr(archives._SequentialTar, "read", counted)
-    assert len(Read(path).values) == 50
-    # Once to list it, once to read it.
-    assert sum(read) < 2.1 * 50 * 101_000
+    monkeypatch.setattr(archives._SequentialTar, "read", count_bytes)
+    assert len(read_inputs(path).values) == 50
+    # The archive is decompressed once to list it and once to read it.
+    assert sum(read_sizes) < 2.1 * 50 * 101_000
 
 
-def test_a_name_that_an_archive_holds_twice_is_read_twice(tmp_path):
-    found = Read(make(tmp_path / "a.tar", [("a.txt", b"one"), ("a.txt", b"two")]))
-    assert found.values == ["one", "two"]
-    assert [source.name for source in found.sources] == ["a.tar/a.txt", "a.tar/a.txt#2"]
+def test_a_duplicate_member_name_is_read_twice(tmp_path):
+    result = read_inputs(make(tmp_path / "a.tar", [("a.txt", b"one"), ("a.txt", b"two")]))
+    assert result.values == ["one", "two"]
+    assert [source.name for source in result.sources] == ["a.tar/a.txt", "a.tar/a.txt#2"]
 
 
 def test_archives_in_folders_are_opened(tmp_path):
     make(tmp_path / "b.zip", [("a.txt", b"one")])
     (tmp_path / "a.txt").write_text("zero")
-    found = Read(tmp_path)
-    assert found.values == ["zero", "one"]
-    assert found.sources[1].name == f"{tmp_path.name}/b.zip/a.txt"
+    result = read_inputs(tmp_path)
+    assert result.values == ["zero", "one"]
+    assert result.sources[1].name == f"{tmp_path.name}/b.zip/a.txt"

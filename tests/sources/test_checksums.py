@@ -1,4 +1,4 @@
-"""What a packing says of its bytes is verified: damage gives a named error, never other records."""
+"""Checksums of compressed files are verified: damage names the file."""
 
 import bz2
 import gzip
@@ -13,13 +13,13 @@ import pytest
 import zstandard
 
 from batchloom import InputError
-from batchloom.sources.files import archives, part_stream as streams
-from sources.source_reading import Read
+from batchloom.sources.files import archives, part_stream
+from sources.source_reading import read_inputs
 
 LINES = b"".join(b'{"text": "document %d"}\n' % number for number in range(60))
 
-# Those that carry a checksum of their content; plain .tar has none, nor need .zst and .lz4.
-PACKERS = {
+# Formats with a checksum of their content. Plain .tar has none; .zst and .lz4 may lack it.
+COMPRESSORS = {
     "gz": lambda data: gzip.compress(data, 9, mtime=0),
     "gz stored": lambda data: gzip.compress(data, 0, mtime=0),
     "bz2": bz2.compress,
@@ -29,7 +29,7 @@ PACKERS = {
 }
 
 
-def tar_of(data):
+def make_tar(data):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         info = tarfile.TarInfo("a.jsonl")
@@ -38,7 +38,7 @@ def tar_of(data):
     return out.getvalue()
 
 
-def zip_of(data, compression):
+def make_zip(data, compression):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as archive:
         archive.writestr(zipfile.ZipInfo("a.jsonl"), data, compression)
@@ -46,37 +46,37 @@ def zip_of(data, compression):
 
 
 CASES = {
-    **{f"a.jsonl.{kind.split()[0]}|{kind}": pack(LINES) for kind, pack in PACKERS.items()},
-    **{f"a.tar.{kind.split()[0]}|{kind}": pack(tar_of(LINES)) for kind, pack in PACKERS.items()},
-    "a.zip|stored": zip_of(LINES, zipfile.ZIP_STORED),
-    "a.zip|deflated": zip_of(LINES, zipfile.ZIP_DEFLATED),
+    **{f"a.jsonl.{kind.split()[0]}|{kind}": compress(LINES) for kind, compress in COMPRESSORS.items()},
+    **{f"a.tar.{kind.split()[0]}|{kind}": compress(make_tar(LINES)) for kind, compress in COMPRESSORS.items()},
+    "a.zip|stored": make_zip(LINES, zipfile.ZIP_STORED),
+    "a.zip|deflated": make_zip(LINES, zipfile.ZIP_DEFLATED),
 }
 
 
-@pytest.mark.parametrize("most", [40, pytest.param(1 << 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_flips", [40, pytest.param(1 << 20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_damage_anywhere_is_noticed(tmp_path, case, most):
-    """One bit is turned: at each place in turn, or at some of them."""
+def test_damage_anywhere_is_noticed(tmp_path, case, max_flips):
+    """Flip one bit, at every byte or at a sample of them."""
     path = tmp_path / case.partition("|")[0]
     sound = CASES[case]
     path.write_bytes(sound)
-    rows = Read(path).values
-    assert len(rows) == 60
-    choose, noticed = random.Random(case), 0
-    places = choose.sample(range(len(sound)), min(most, len(sound)))
-    for place in places:
+    expected = read_inputs(path).values
+    assert len(expected) == 60
+    rng, reported = random.Random(case), 0
+    positions = rng.sample(range(len(sound)), min(max_flips, len(sound)))
+    for position in positions:
         data = bytearray(sound)
-        data[place] ^= 1 << choose.randrange(8)
+        data[position] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         try:
-            found = Read(path)
+            result = read_inputs(path)
         except InputError as error:
-            assert path.name in str(error)  # noqa: PT017 - no other error may come, and none need
-            noticed += 1
+            assert path.name in str(error)  # noqa: PT017 - an error is optional, but must be this one
+            reported += 1
         else:
-            # Bytes that say nothing of the content: a time, an owner, a name.
-            assert found.values == rows
-    assert noticed > len(places) * 0.5
+            # The flipped byte is metadata: a time, an owner, a name.
+            assert result.values == expected
+    assert reported > len(positions) * 0.5
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.json", "a.jsonl"])
@@ -88,7 +88,7 @@ def test_a_stored_member_with_another_byte_is_named(tmp_path, name):
     path.write_bytes(path.read_bytes().replace(b"text", b"test"))
     for unit in (2, 1 << 40):
         with pytest.raises(InputError, match=f"a.zip/{name} is broken .its checksum is wrong"):
-            Read(path, unit=unit)
+            read_inputs(path, unit=unit)
 
 
 def test_a_table_in_a_zip_with_another_byte_is_named(tmp_path):
@@ -105,38 +105,38 @@ def test_a_table_in_a_zip_with_another_byte_is_named(tmp_path):
         archive.write(tmp_path / "a.arrow", "a.arrow")
     path.write_bytes(path.read_bytes().replace(b"some", b"same"))
     with pytest.raises(InputError, match="a.zip/a.arrow is broken .its checksum is wrong"):
-        Read(path)
+        read_inputs(path)
 
 
 @pytest.mark.parametrize("outer", ["zip", "tar.gz", "tar.xz"])
 @pytest.mark.parametrize("inner", ["gz", "bz2", "xz", "zst"])
 def test_a_bomb_within_a_bomb_is_named(tmp_path, monkeypatch, outer, inner):
-    for module in (archives, streams):
+    for module in (archives, part_stream):
         monkeypatch.setattr(module, "BOMB_RATIO", 100)
         monkeypatch.setattr(module, "BOMB_BYTES", 1 << 20)
-    # Packed twice it takes a few hundred bytes, and its own packing is no suspicious one.
-    member = PACKERS[inner](b" " * 80)
-    members = b"".join(PACKERS[inner](b" " * (1 << 15)) for _ in range(64)) + member
+    # Compressed twice it takes a few hundred bytes, and each ratio alone is unsuspicious.
+    member = COMPRESSORS[inner](b" " * 80)
+    data = b"".join(COMPRESSORS[inner](b" " * (1 << 15)) for _ in range(64)) + member
     path = tmp_path / f"a.{outer}"
     if outer == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(f"a.txt.{inner}", members)
+            archive.writestr(f"a.txt.{inner}", data)
     else:
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as archive:
             info = tarfile.TarInfo(f"a.txt.{inner}")
-            info.size = len(members)
-            archive.addfile(info, io.BytesIO(members))
-        path.write_bytes(PACKERS[outer.partition(".")[2]](out.getvalue()))
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        path.write_bytes(COMPRESSORS[outer.partition(".")[2]](out.getvalue()))
     with pytest.raises(InputError, match=rf"a.{outer}/a.txt.{inner} unpacks to more than 100 times"):
-        Read(path)
+        read_inputs(path)
 
 
 def test_a_bomb_of_lz4_within_an_archive_is_named(tmp_path, monkeypatch):
     # lz4 alone reaches 255 times.
-    monkeypatch.setattr(streams, "BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr(part_stream, "BOMB_BYTES", 1 << 20)
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.txt.lz4", lz4.frame.compress(bytes(64 << 20)))
     with pytest.raises(InputError, match="a.zip/a.txt.lz4 unpacks to more than 1,000 times"):
-        Read(path)
+        read_inputs(path)

@@ -1,4 +1,4 @@
-"""CSV and TSV: Python's csv decides what a row is; every row has its line."""
+"""CSV and TSV: rows are those of Python's csv, with their line numbers."""
 
 import csv
 import io
@@ -9,10 +9,10 @@ import pytest
 from batchloom import InputError
 from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 
 
-def write(tmp_path, text, name="a.csv"):
+def write_file(tmp_path, text, name="a.csv"):
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -20,37 +20,37 @@ def write(tmp_path, text, name="a.csv"):
 
 @pytest.fixture(params=[1 << 20, 7], ids=["large", "small"])
 def chunk(request, monkeypatch):
-    """Bytes read at once."""
+    """Read large or small chunks."""
     monkeypatch.setattr("batchloom.sources.formats.csv_format._CHUNK_BYTES", request.param)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")])
 @pytest.mark.usefixtures("chunk")
-def test_rows_are_what_csv_makes_of_them(tmp_path, name, delimiter, end):
+def test_rows_are_those_of_python_csv(tmp_path, name, delimiter, end):
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator=end)
     rows = [["text", "n"], ["a\nb\r\n\n", "1"], ['say "x"', "é"], ["", "0"], ["NA", delimiter]]
     writer.writerows(rows)
     for start in ("", "\ufeff"):
-        path = write(tmp_path, start + text.getvalue(), name)
-        found = Read(path)
-        assert found.values == [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-        assert Read(path, field="n").values == [row[1] for row in rows[1:]]
+        path = write_file(tmp_path, start + text.getvalue(), name)
+        result = read_inputs(path)
+        assert result.values == [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        assert read_inputs(path, field="n").values == [row[1] for row in rows[1:]]
         data = path.read_bytes()
-        firsts = [data[at:].split(delimiter.encode())[0][:2] for at in found.offsets]
-        assert firsts == [b'"a', b'"s', b"", b"NA"]
+        beginnings = [data[at:].split(delimiter.encode())[0][:2] for at in result.offsets]
+        assert beginnings == [b'"a', b'"s', b"", b"NA"]
 
 
 @pytest.mark.usefixtures("chunk")
-def test_bad_rows_go_aside_with_their_first_line(tmp_path):
+def test_bad_rows_are_reported_with_their_first_line(tmp_path):
     text = b'text,n\n"two\nlines",1\n\nonly one\n"three\n\n",2,3\ncaf\xe9,4\nnul\x00,5\nok,6\nx\ry,7'
-    found = Read(write(tmp_path, text))
-    assert [row["n"] for row in found.values] == ["1", "6"]
-    assert (found.records, found.seen) == ([0, 6], 8)
-    assert found.bad[2].endswith(r"(it begins 'caf\xe9,4')")
-    assert found.bad[3].endswith(r"(it begins 'nul\x00,5')")
-    assert [sentence.split(" (it begins")[0] for sentence in found.bad] == [
+    result = read_inputs(write_file(tmp_path, text))
+    assert [row["n"] for row in result.values] == ["1", "6"]
+    assert (result.records, result.seen) == ([0, 6], 8)
+    assert result.bad[2].endswith(r"(it begins 'caf\xe9,4')")
+    assert result.bad[3].endswith(r"(it begins 'nul\x00,5')")
+    assert [sentence.split(" (it begins")[0] for sentence in result.bad] == [
         "a.csv, line 5: 1 field where the header names 2; the ones from 'n' on are missing",
         "a.csv, line 6: 3 fields where the header names 2; quote the fields that hold delimiters",
         "a.csv, line 9, column 4: byte 0xe9 is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 (or from its actual encoding)",
@@ -84,33 +84,33 @@ def test_bad_rows_go_aside_with_their_first_line(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("chunk")
-def test_files_whose_rows_cannot_be_trusted_are_refused(tmp_path, text, sentence):
+def test_files_with_ambiguous_rows_are_refused(tmp_path, text, sentence):
     with pytest.raises(InputError, match=sentence):
-        Read(write(tmp_path, text))
+        read_inputs(write_file(tmp_path, text))
 
 
 def test_a_missing_column_is_named_at_once(tmp_path):
     with pytest.raises(RecordError, match="no field 'text': the record has 'txt', 'n'; did you mean"):
-        Read(write(tmp_path, "txt,n\na,1\n"), field="text")
+        read_inputs(write_file(tmp_path, "txt,n\na,1\n"), field="text")
 
 
 @pytest.mark.usefixtures("chunk")
-def test_a_row_above_the_limit_is_kept_aside(tmp_path):
+def test_a_row_above_the_limit_is_a_bad_record(tmp_path):
     rows = ["text,n", "a,1", '"' + 'x""\n' * 200 + '",2', "b,3", "y" * 900 + ",4", "c,5"]
-    path = write(tmp_path, "\n".join(rows))
-    found = Read(path, limits=ReadLimits(record_bytes=400))
-    assert [row["n"] for row in found.values] == ["1", "3", "5"]
-    assert [sentence.split(":")[0] for sentence in found.bad] == [
+    path = write_file(tmp_path, "\n".join(rows))
+    result = read_inputs(path, limits=ReadLimits(record_bytes=400))
+    assert [row["n"] for row in result.values] == ["1", "3", "5"]
+    assert [sentence.split(":")[0] for sentence in result.bad] == [
         "a.csv, line 3",
         "a.csv, line 205",
     ]
     with pytest.raises(InputError, match="line 3: a quoted field opens"):
-        Read(write(tmp_path, 'text,n\na,1\n"' + "x" * 900), limits=ReadLimits(record_bytes=400))
+        read_inputs(write_file(tmp_path, 'text,n\na,1\n"' + "x" * 900), limits=ReadLimits(record_bytes=400))
 
 
 def test_a_field_far_above_the_limit_of_the_csv_module(tmp_path):
     long = "x" * 1_000_000
-    assert Read(write(tmp_path, f"text,n\n{long},1\n"), field="text").values == [long]
+    assert read_inputs(write_file(tmp_path, f"text,n\n{long},1\n"), field="text").values == [long]
 
 
 def test_the_rows_of_a_csv_equal_those_of_its_json_lines(tmp_path):
@@ -120,4 +120,4 @@ def test_the_rows_of_a_csv_equal_those_of_its_json_lines(tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert Read(tmp_path / "a.csv").values == Read(tmp_path / "a.jsonl").values == rows
+    assert read_inputs(tmp_path / "a.csv").values == read_inputs(tmp_path / "a.jsonl").values == rows

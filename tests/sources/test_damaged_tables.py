@@ -1,4 +1,4 @@
-"""Damaged Arrow and Parquet files end in an error that names them, and end no process."""
+"""Damaged Arrow and Parquet files raise an error that names them, without a crash."""
 
 import io
 import os
@@ -13,11 +13,11 @@ import pyarrow.parquet.encryption as pe
 import pytest
 
 from batchloom import BatchloomError, InputError
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 
 ROWS = [{"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for n in range(60)]
 TABLE = pa.Table.from_pylist(ROWS)
-PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
+DICTIONARY_TABLE = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
 VIEWS = pa.table(
     {
         "text": pa.array([row["text"] for row in ROWS], pa.string_view()),
@@ -35,7 +35,7 @@ EDGES = [
 ]
 
 
-def ipc(table, make, compression):
+def encode_ipc(table, make, compression):
     options = pa.ipc.IpcWriteOptions(compression=compression)
     buffer = io.BytesIO()
     with make(buffer, table.schema, options=options) as writer:
@@ -43,18 +43,21 @@ def ipc(table, make, compression):
     return ".arrow", buffer.getvalue()
 
 
-def parquet(table, **options):
+def encode_parquet(table, **options):
     buffer = io.BytesIO()
     pq.write_table(table, buffer, row_group_size=25, **options)
     return ".parquet", buffer.getvalue()
 
 
-def sound_files():
-    """Files of each kind: (ending, bytes)."""
-    tables = (TABLE, PACKED, VIEWS)
+def make_sound_files():
+    """Return (ending, bytes) of files of each kind."""
+    tables = (TABLE, DICTIONARY_TABLE, VIEWS)
     makers = (pa.ipc.new_file, pa.ipc.new_stream)
     files = [
-        ipc(table, make, compression) for table in tables for make in makers for compression in (None, "lz4", "zstd")
+        encode_ipc(table, make, compression)
+        for table in tables
+        for make in makers
+        for compression in (None, "lz4", "zstd")
     ]
     forms = (
         {},
@@ -62,46 +65,46 @@ def sound_files():
         {"compression": "gzip", "use_dictionary": False},
         {"compression": "none", "use_dictionary": False},
     )
-    return files + [parquet(table, **form) for table in tables for form in forms]
+    return files + [encode_parquet(table, **form) for table in tables for form in forms]
 
 
-def damaged(data, choose):
-    """Some bytes of a file changed, removed, inserted or copied, most often near its ends."""
+def damage(data, rng):
+    """Change, remove, insert or copy bytes of a file, mostly near its ends."""
     data = bytearray(data)
-    for _ in range(choose.choice((1, 1, 1, 2, 3, 8))):
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         size = len(data)
-        near = (choose.randrange(size), choose.randrange(600), size - 1 - choose.randrange(1500))
-        at, other = max(0, min(choose.choice(near), size - 1)), choose.randrange(size)
-        how = choose.randrange(6)
-        if how == 0:
-            data[at] ^= 1 << choose.randrange(8)
-        elif how == 1:
-            data[at] = choose.randrange(256)
-        elif how == 2:
-            edge = choose.choice(EDGES)
+        candidates = (rng.randrange(size), rng.randrange(600), size - 1 - rng.randrange(1500))
+        at, source = max(0, min(rng.choice(candidates), size - 1)), rng.randrange(size)
+        action = rng.randrange(6)
+        if action == 0:
+            data[at] ^= 1 << rng.randrange(8)
+        elif action == 1:
+            data[at] = rng.randrange(256)
+        elif action == 2:
+            edge = rng.choice(EDGES)
             data[at : at + len(edge)] = edge
-        elif how == 3:
-            del data[at : at + choose.randrange(1, 40)]
-        elif how == 4:
-            data[at:at] = choose.randbytes(choose.randrange(1, 20))
+        elif action == 3:
+            del data[at : at + rng.randrange(1, 40)]
+        elif action == 4:
+            data[at:at] = rng.randbytes(rng.randrange(1, 20))
         else:
-            data[at : at + 30] = data[other : other + 30]
+            data[at : at + 30] = data[source : source + 30]
     return bytes(data)
 
 
 def read_damaged(folder, first, last):
-    """Read files of some seeds, each with all its columns and with its text alone."""
+    """Read the files of some seeds, with all columns and with the text column only."""
     pa.set_cpu_count(1)
-    files = sound_files()
+    files = make_sound_files()
     for seed in range(first, last):
-        choose = random.Random(seed)
-        ending, data = choose.choice(files)
+        rng = random.Random(seed)
+        ending, data = rng.choice(files)
         path = Path(folder) / f"{seed}{ending}"
-        path.write_bytes(damaged(data, choose))
+        path.write_bytes(damage(data, rng))
         print(seed, flush=True)
         for field in (None, "text"):
             try:
-                Read(path, field=field, unit=4000)
+                read_inputs(path, field=field, unit=4000)
             except BatchloomError as error:
                 if path.name not in str(error):
                     raise AssertionError(str(error)) from error
@@ -112,9 +115,9 @@ def run_seeds(folder, first, last):
     code = f"from sources.test_damaged_tables import read_damaged; read_damaged({str(folder)!r}, {first}, {last})"
     paths = [str(Path(__file__).parent.parent), *sys.path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    seed = done.stdout.split()[-1] if done.stdout else "none"
-    assert done.returncode == 0, f"seed {seed}: {done.returncode}\n{done.stderr[-3000:]}"
+    process = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    seed = process.stdout.split()[-1] if process.stdout else "none"
+    assert process.returncode == 0, f"seed {seed}: {process.returncode}\n{process.stderr[-3000:]}"
     assert int(seed) == last - 1
 
 
@@ -123,12 +126,12 @@ def test_no_damage_ends_the_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_damage_of_many_ends_the_process(tmp_path):
+def test_no_damage_of_many_seeds_ends_the_process(tmp_path):
     run_seeds(tmp_path, 400, 12_000)
 
 
-# pyarrow read the directory of a file in a thread, and a process that ended before the thread did was aborted.
-EXITS = """
+# pyarrow reads the file footer in a thread, and a process that ends before the thread may be aborted.
+EXIT_SCRIPT = """
 import os, sys
 from batchloom import InputError
 from batchloom.sources import list_sources, ReadRules, RecordBounds
@@ -146,15 +149,15 @@ for _ in range(12):
 """
 
 
-def test_a_process_that_ends_after_a_damaged_file_ends_as_it_should(tmp_path):
+def test_a_process_exits_normally_after_a_damaged_file(tmp_path):
     path = tmp_path / "a.arrow"
     path.write_bytes(b"ARROW1\0\0" + b"\xff" * 400)
-    done = subprocess.run([sys.executable, "-c", EXITS, str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", EXIT_SCRIPT, str(path)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 class KmsClient(pe.KmsClient):
-    """Keys that are not wrapped at all."""
+    """A key client that does not wrap keys."""
 
     def wrap_key(self, key, name):
         return key.hex()
@@ -172,37 +175,37 @@ def test_a_file_with_an_encrypted_column_is_named(tmp_path):
     with pq.ParquetWriter(path, table.schema, encryption_properties=encryption) as writer:
         writer.write_table(table)
     with pytest.raises(InputError, match="a.parquet is encrypted, which is not supported"):
-        Read(path)
+        read_inputs(path)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"compression": "none"}])
-def test_row_groups_are_those_that_pyarrow_tells(tmp_path, options):
+def test_row_groups_are_those_of_pyarrow(tmp_path, options):
     wide = pa.table({f"c{n}": [f"{n}-{row}" for row in range(60)] for n in range(20)})
     path = tmp_path / "a.parquet"
     for table in (TABLE, wide, TABLE[:0]):
         pq.write_table(table, path, row_group_size=7, **options)
-        meta = pq.ParquetFile(path).metadata
+        metadata = pq.ParquetFile(path).metadata
         starts = []
-        for number in range(meta.num_row_groups):
-            group = meta.row_group(number)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
             columns = [group.column(at) for at in range(group.num_columns)]
             pages = [column.data_page_offset for column in columns]
-            pages += [one.dictionary_page_offset for one in columns if one.has_dictionary_page]
+            pages += [column.dictionary_page_offset for column in columns if column.has_dictionary_page]
             starts += [min(pages)] if group.num_rows else []
-        found = Read(path, unit=2000)
-        assert sorted(set(found.offsets)) == starts
-        assert found.seen == table.num_rows
+        result = read_inputs(path, unit=2000)
+        assert sorted(set(result.offsets)) == starts
+        assert result.seen == table.num_rows
 
 
-def test_an_ipc_file_without_the_mark_of_its_end_is_read(tmp_path):
-    """Arrow before 0.15 left it out."""
-    _, data = ipc(TABLE, pa.ipc.new_file, None)
+def test_an_ipc_file_without_an_end_marker_is_read(tmp_path):
+    """Arrow before 0.15 did not write the marker."""
+    _, data = encode_ipc(TABLE, pa.ipc.new_file, None)
     length = int.from_bytes(data[-10:-6], "little")
-    mark = len(data) - 10 - length - 8
-    assert data[mark : mark + 8] == b"\xff\xff\xff\xff\0\0\0\0"
+    marker = len(data) - 10 - length - 8
+    assert data[marker : marker + 8] == b"\xff\xff\xff\xff\0\0\0\0"
     path = tmp_path / "a.arrow"
-    path.write_bytes(data[:mark] + data[mark + 8 :])
-    assert Read(path).values == ROWS
+    path.write_bytes(data[:marker] + data[marker + 8 :])
+    assert read_inputs(path).values == ROWS
 
 
 CRASHING_PARSER = """
@@ -222,7 +225,7 @@ if "batchloom.sources.formats.table_probe" in " ".join(sys.orig_argv):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command_line",
     [
         "doctor {} --tokenizer bytes",
         "prepare {} --out store --tokenizer bytes",
@@ -230,15 +233,15 @@ if "batchloom.sources.formats.table_probe" in " ".join(sys.orig_argv):
         "convert {} --out out.jsonl",
     ],
 )
-def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, words):
-    """The crash is real, and happens in the process that opens tables first."""
+def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, command_line):
+    """Crash the probe process, which opens tables first."""
     (tmp_path / "sitecustomize.py").write_text(CRASHING_PARSER)
     (tmp_path / "data").mkdir()
     pq.write_table(pa.table({"text": ["sound"] * 3}), tmp_path / "data" / "a.parquet")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def run():
-        command = [sys.executable, "-m", "batchloom", *words.format("data").split()]
+        command = [sys.executable, "-m", "batchloom", *command_line.format("data").split()]
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "data" / "b.parquet")
@@ -252,8 +255,8 @@ def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, words):
 
 
 @pytest.mark.parametrize("kills", [1, 3])
-def test_a_process_that_was_killed_from_outside_blames_no_file(tmp_path, kills):
-    """Another process opens the table; after three such deaths memory is suspected, not the file."""
+def test_a_killed_probe_process_does_not_blame_the_file(tmp_path, kills):
+    """A killed probe is retried; after three kills the error suspects memory."""
     parser = CRASHING_PARSER.replace(
         "os.kill(os.getpid(), signal.SIGSEGV)",
         "n = len(os.listdir('deaths'))\n"

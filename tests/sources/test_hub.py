@@ -1,4 +1,4 @@
-"""Data sets of the Hub: the real libraries against a stand-in on loopback, in processes of their own."""
+"""Hub datasets: the real libraries against a local stand-in, in subprocesses."""
 
 import io
 import itertools
@@ -28,35 +28,35 @@ from batchloom.store import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
 
 TOKEN = "hf_SECRETSECRET"
-# The libraries take seconds to load, so each request is answered by a process forked from one that has them.
-CODE = """
+# The libraries take seconds to import, so each request runs in a fork of one process that imported them.
+SERVER_SCRIPT = """
 import json, os, sys, time
 import aiohttp, datasets, huggingface_hub, pyarrow.parquet
 from batchloom import BatchloomError, check, prepare
 from batchloom.preparation import run_recipe
-# Neither we nor the libraries wait between tries.
+# Skip all delays between retries.
 time.sleep = lambda seconds: None
 
 def answer(folder, streaming, inputs):
-    for number, given in enumerate(inputs):
+    for number, source in enumerate(inputs):
         notes, began = [], time.perf_counter()
         try:
             prepare(
-                given, out=f"{folder}/{number}", tokenizer="bytes", streaming=streaming,
+                source, out=f"{folder}/{number}", tokenizer="bytes", streaming=streaming,
                 progress=lambda event: notes.append(getattr(event, "text", "")),
             )
-            result = check(given).sound if streaming is None else True
+            result = check(source).sound if streaming is None else True
         except BatchloomError as error:
             kinds = [base.__name__ for base in type(error).__mro__]
             result = kinds, str(error), error.__cause__ is None
         print("\\n@" + json.dumps([result, notes, time.perf_counter() - began]), flush=True)
 
 for line in sys.stdin:
-    cwd, *told = json.loads(line)
+    cwd, *request = json.loads(line)
     child = os.fork()
     if not child:
         os.chdir(cwd)
-        answer(*told)
+        answer(*request)
         sys.stdout.flush()
         os._exit(0)
     os.waitpid(child, 0)
@@ -80,12 +80,12 @@ configs:
 """
 
 
-def lines(what, count):
-    return b"".join(json.dumps({"text": f"{what} {i} " + "x" * 200}).encode() + b"\n" for i in range(count))
+def make_lines(word, count):
+    return b"".join(json.dumps({"text": f"{word} {i} " + "x" * 200}).encode() + b"\n" for i in range(count))
 
 
-def parquet(what, count):
-    table = pa.Table.from_pylist([json.loads(line) for line in lines(what, count).splitlines()])
+def encode_parquet(word, count):
+    table = pa.Table.from_pylist([json.loads(line) for line in make_lines(word, count).splitlines()])
     file = io.BytesIO()
     pq.write_table(table, file, row_group_size=1000, compression="none")
     return file.getvalue()
@@ -96,26 +96,26 @@ def hub():
     repos = {
         "org/plain": {
             "README.md": b"# hi",
-            "train.jsonl": lines("plain", 4000),
-            "test.jsonl": lines("test", 3),
+            "train.jsonl": make_lines("plain", 4000),
+            "test.jsonl": make_lines("test", 3),
         },
         "org/cards": {
             "README.md": CARD,
-            "data/a/0.jsonl": lines("a", 2),
-            "data/b/0.jsonl": lines("b", 2),
-            "small/train.jsonl": lines("small", 3),
-            "small/test.jsonl": lines("validation", 4),
+            "data/a/0.jsonl": make_lines("a", 2),
+            "data/b/0.jsonl": make_lines("b", 2),
+            "small/train.jsonl": make_lines("small", 3),
+            "small/test.jsonl": make_lines("validation", 4),
         },
         "org/tables": {
             "README.md": b"# hi",
-            "data/train-00000-of-00002.parquet": parquet("table", 4000),
-            "data/train-00001-of-00002.parquet": parquet("other", 10),
+            "data/train-00000-of-00002.parquet": encode_parquet("table", 4000),
+            "data/train-00001-of-00002.parquet": encode_parquet("other", 10),
         },
         "org/script": {"script.py": b"raise SystemExit('a script was run')"},
-        "org/gated": {"a.jsonl": lines("gated", 1)},
+        "org/gated": {"a.jsonl": make_lines("gated", 1)},
         "org/empty": {"README.md": b"# nothing"},
-        "org/splits": {"a/dev.jsonl": lines("dev", 1), "a/test.jsonl": lines("t", 1)},
-        "karpathy/tiny_shakespeare": {"train.jsonl": lines("To be", 2)},
+        "org/splits": {"a/dev.jsonl": make_lines("dev", 1), "a/test.jsonl": make_lines("t", 1)},
+        "karpathy/tiny_shakespeare": {"train.jsonl": make_lines("To be", 2)},
     }
     with hub_serving(repos) as server:
         server.gated.add("org/gated")
@@ -123,9 +123,9 @@ def hub():
 
 
 @contextmanager
-def preparing(url, home, **environment):
-    """A process that prepares what it is told, and knows the Hub at ``url``."""
-    known = {
+def start_preparer(url, home, **environment):
+    """Start a process that prepares requested inputs from the Hub at ``url``."""
+    settings = {
         "HF_ENDPOINT": url,
         "HF_HOME": str(home),
         "HF_TOKEN": TOKEN,
@@ -134,63 +134,63 @@ def preparing(url, home, **environment):
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as error_file,
         subprocess.Popen(
-            [sys.executable, "-c", CODE],
+            [sys.executable, "-c", SERVER_SCRIPT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=error_file,
             text=True,
-            env=os.environ | known | environment,
+            env=os.environ | settings | environment,
         ) as process,
     ):
 
-        def tell(cwd, folder, *inputs, streaming=None):
+        def request(cwd, folder, *inputs, streaming=None):
             process.stdin.write(json.dumps([str(cwd), str(cwd / folder), streaming, inputs]) + "\n")
             process.stdin.flush()
-            lines = list(itertools.takewhile(lambda line: line != "@@\n", process.stdout))
-            said.seek(0)
-            errors = said.read()
-            assert TOKEN not in "".join(lines) + errors
-            answers = [json.loads(line[1:]) for line in lines if line.startswith("@")]
+            output = list(itertools.takewhile(lambda line: line != "@@\n", process.stdout))
+            error_file.seek(0)
+            errors = error_file.read()
+            assert TOKEN not in "".join(output) + errors
+            answers = [json.loads(line[1:]) for line in output if line.startswith("@")]
             assert len(answers) == len(inputs), errors
             return answers
 
-        yield tell
+        yield request
 
 
 @pytest.fixture(scope="module")
-def known_hub(hub, tmp_path_factory):
-    """The process that knows the stand-in, and where its libraries keep what they download."""
+def preparer(hub, tmp_path_factory):
+    """The process that uses the stand-in, and the cache folder of its libraries."""
     home = tmp_path_factory.mktemp("hf")
-    with preparing(hub.url, home) as tell:
-        yield tell, home
+    with start_preparer(hub.url, home) as request:
+        yield request, home
 
 
 @pytest.fixture
-def home(known_hub):
-    """Where the libraries keep what they download: nothing yet."""
-    shutil.rmtree(known_hub[1])
-    known_hub[1].mkdir()
-    return known_hub[1]
+def home(preparer):
+    """The empty cache folder of the libraries."""
+    shutil.rmtree(preparer[1])
+    preparer[1].mkdir()
+    return preparer[1]
 
 
 @pytest.fixture
-def elsewhere(hub, known_hub, home, tmp_path):
-    """Prepares inputs in a process that knows the stand-in: result, notes and seconds of each.
+def prepare_in_process(hub, preparer, home, tmp_path):
+    """Prepare inputs in the process; return result, notes and seconds of each.
 
-    Their stores are ``FOLDER/0``, ``FOLDER/1``, ...
+    The stores are ``FOLDER/0``, ``FOLDER/1``, ...
     """
     hub.asked.clear()
-    return partial(known_hub[0], tmp_path)
+    return partial(preparer[0], tmp_path)
 
 
-def manifest(folder):
+def read_json_manifest(folder):
     return json.loads((folder / "dataset_metadata.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
+    ("location", "name"),
     [
         ("org/name", HubDatasetName("org/name")),
         ("org/name:config", HubDatasetName("org/name", "config")),
@@ -205,12 +205,12 @@ def manifest(folder):
         ("pile", HubDatasetName("monology/pile-uncopyrighted", "default", "train")),
     ],
 )
-def test_names_of_the_hub(place, name):
-    assert parse_hub_name(place) == name
+def test_names_of_the_hub(location, name):
+    assert parse_hub_name(location) == name
 
 
 @pytest.mark.parametrize(
-    "place",
+    "location",
     [
         *(
             "org/name.jsonl",
@@ -239,11 +239,11 @@ def test_names_of_the_hub(place, name):
         ),
     ],
 )
-def test_what_is_never_looked_up_on_the_hub(place):
-    assert parse_hub_name(place) is None
+def test_names_that_are_never_looked_up_on_the_hub(location):
+    assert parse_hub_name(location) is None
 
 
-def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
+def test_local_paths_are_never_looked_up_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     (tmp_path / "org" / "name").mkdir(parents=True)
@@ -255,10 +255,10 @@ def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
     ]
     with pytest.raises(ImportError, match=r"no file or folder other/name.*pip install datasets transformers"):
         list_sources(["other/name"])
-    # Below a folder that is here a mistyped path is meant, and no data set of the Hub.
-    for place in ("org/nmae", "org/name/b"):
-        with pytest.raises(FileNotFoundError, match=f"There is no file or folder {place}: "):
-            list_sources([place])
+    # Below an existing folder the name is a mistyped path, not a Hub dataset.
+    for location in ("org/nmae", "org/name/b"):
+        with pytest.raises(FileNotFoundError, match=f"There is no file or folder {location}: "):
+            list_sources([location])
     with pytest.raises(
         FileNotFoundError,
         match="no file or folder tiny_shakespear: .*; did you mean 'tiny_shakespeare'",
@@ -277,18 +277,18 @@ def test_pinned_urls():
     assert pin_revision("s3://bucket/a") == "s3://bucket/a"
 
 
-def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, home, tmp_path):
-    ((result, notes, _),) = elsewhere("far", "org/plain", streaming=True)
+def test_a_dataset_gives_its_train_split_at_one_commit(hub, prepare_in_process, home, tmp_path):
+    ((result, notes, _),) = prepare_in_process("far", "org/plain", streaming=True)
     assert result is True
-    (source,) = manifest(tmp_path / "far" / "0")["sources"]
+    (source,) = read_json_manifest(tmp_path / "far" / "0")["sources"]
     assert (source["name"], source["revision"]) == ("org/plain/train.jsonl", COMMIT)
     assert source["documents"] == 4000
-    said = f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
-    assert any(said in note for note in notes)
+    expected = f"org/plain: configuration default, split train (not test), 1 files, 0.9 MB, commit {COMMIT}"
+    assert any(expected in note for note in notes)
     assert not list((home / "hub").rglob("train.jsonl"))
-    # Downloaded first it is read from the copy, also when it is given again, and is the same store.
+    # A downloaded dataset is read from its copy and gives the same store.
     hub.asked.clear()
-    assert elsewhere("near", "org/plain", streaming=False)[0][0] is True
+    assert prepare_in_process("near", "org/plain", streaming=False)[0][0] is True
     assert list((home / "hub").rglob("train.jsonl"))
     gets = [path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")]
     assert len(gets) == 1
@@ -300,35 +300,35 @@ def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, home, tm
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
-def test_parquet_files_give_the_same_store_downloaded_or_not(hub, elsewhere, tmp_path):
+def test_parquet_files_give_the_same_store_downloaded_or_not(hub, prepare_in_process, tmp_path):
     try:
         hub.cut = 300_000
-        assert elsewhere("far", "org/tables", streaming=True)[0][0] is True
+        assert prepare_in_process("far", "org/tables", streaming=True)[0][0] is True
     finally:
         hub.cut = None
-    assert elsewhere("near", "org/tables", streaming=False)[0][0] is True
-    far, near = (manifest(tmp_path / folder / "0") for folder in ("far", "near"))
-    assert far == near
-    assert [(one["name"], one["kind"], one["documents"]) for one in far["sources"]] == [
+    assert prepare_in_process("near", "org/tables", streaming=False)[0][0] is True
+    remote, local = (read_json_manifest(tmp_path / folder / "0") for folder in ("far", "near"))
+    assert remote == local
+    assert [(source["name"], source["kind"], source["documents"]) for source in remote["sources"]] == [
         ("org/tables/data/train-00000-of-00002.parquet", "parquet", 4000),
         ("org/tables/data/train-00001-of-00002.parquet", "parquet", 10),
     ]
 
 
-def test_connections_that_break_and_servers_that_fail(hub, elsewhere, tmp_path):
+def test_broken_connections_and_failing_servers(hub, prepare_in_process, tmp_path):
     try:
         hub.cut = 700_000
-        assert elsewhere("cut", "org/plain", streaming=True)[0][0] is True
-        ((result, notes, _),) = elsewhere("copied", "org/plain", streaming=False)
+        assert prepare_in_process("cut", "org/plain", streaming=True)[0][0] is True
+        ((result, notes, _),) = prepare_in_process("copied", "org/plain", streaming=False)
         assert result is True
         assert "org/plain/train.jsonl could not be downloaded; the remaining files are read remotely." in notes
         hub.cut, hub.failures, hub.delay = None, 2, 0.01
-        assert elsewhere("failing", "org/plain", streaming=True)[0][0] is True
+        assert prepare_in_process("failing", "org/plain", streaming=True)[0][0] is True
     finally:
         hub.cut, hub.failures, hub.delay = None, 0, 0.0
-    assert elsewhere("whole", "org/plain", streaming=True)[0][0] is True
-    whole = manifest(tmp_path / "whole" / "0")
-    assert [manifest(tmp_path / name / "0") for name in ("cut", "copied", "failing")] == 3 * [whole]
+    assert prepare_in_process("whole", "org/plain", streaming=True)[0][0] is True
+    expected = read_json_manifest(tmp_path / "whole" / "0")
+    assert [read_json_manifest(tmp_path / name / "0") for name in ("cut", "copied", "failing")] == 3 * [expected]
 
 
 NAMES = {
@@ -348,23 +348,23 @@ NAMES = {
 }
 
 
-def test_configurations_splits_files_and_short_names(elsewhere, tmp_path):
-    answers = elsewhere("o", *NAMES)
+def test_configurations_splits_files_and_short_names(prepare_in_process, tmp_path):
+    answers = prepare_in_process("o", *NAMES)
     assert [result for result, _, _ in answers] == [True] * len(NAMES)
     for number, names in enumerate(NAMES.values()):
-        sources = manifest(tmp_path / "o" / str(number))["sources"]
+        sources = read_json_manifest(tmp_path / "o" / str(number))["sources"]
         assert [source["name"] for source in sources] == names
         assert {source["revision"] for source in sources} == {COMMIT}
 
 
-def test_a_commit_that_changes_no_data_changes_no_input(hub, elsewhere):
+def test_a_commit_without_data_changes_is_the_same_input(hub, prepare_in_process):
     before = hub.repos["org/plain"]["train.jsonl"]
     try:
-        assert elsewhere("o", "org/plain")[0][0] is True
+        assert prepare_in_process("o", "org/plain")[0][0] is True
         hub.commit = NEXT_COMMIT
-        assert elsewhere("o", "org/plain")[0][0] is True
-        hub.commit, hub.repos["org/plain"]["train.jsonl"] = NEXT_COMMIT[::-1], lines("other", 4000)
-        assert "another job" in elsewhere("o", "org/plain")[0][0][1]
+        assert prepare_in_process("o", "org/plain")[0][0] is True
+        hub.commit, hub.repos["org/plain"]["train.jsonl"] = NEXT_COMMIT[::-1], make_lines("other", 4000)
+        assert "another job" in prepare_in_process("o", "org/plain")[0][0][1]
     finally:
         hub.commit, hub.repos["org/plain"]["train.jsonl"] = COMMIT, before
 
@@ -398,38 +398,40 @@ SENTENCES = {
 }
 
 
-def test_what_cannot_be_had_is_one_sentence(elsewhere):
-    answers = elsewhere("o", *SENTENCES)
-    for ((kinds, text, without_cause), _, seconds), (kind, sentence) in zip(answers, SENTENCES.values(), strict=True):
-        assert {kind, "BatchloomError"} <= set(kinds)
-        assert sentence in text
+def test_unavailable_datasets_are_one_sentence(prepare_in_process):
+    answers = prepare_in_process("o", *SENTENCES)
+    for ((class_names, message, without_cause), _, seconds), (kind, sentence) in zip(
+        answers, SENTENCES.values(), strict=True
+    ):
+        assert {kind, "BatchloomError"} <= set(class_names)
+        assert sentence in message
         assert without_cause
         assert seconds < 10
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "expected"),
     [
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the connection was refused"),
     ],
 )
-def test_without_a_network_it_is_told_at_once(hub, tmp_path, environment, words):
+def test_a_missing_network_is_reported_at_once(hub, tmp_path, environment, expected):
     inputs = ("org/plain", "fineweb", "hf://datasets/org/plain/train.jsonl")
-    with preparing(hub.url, tmp_path / "hf", **environment) as tell:
-        answers = tell(tmp_path, "o", *inputs)
+    with start_preparer(hub.url, tmp_path / "hf", **environment) as request:
+        answers = request(tmp_path, "o", *inputs)
     assert len(answers) == len(inputs)
-    for (kinds, text, _), _, seconds in answers:
-        assert "ConnectionError" in kinds
-        assert text.startswith("Failed to download dataset '")
-        assert words in text
-        assert "There is no file or folder of that name either; go online, or download it" in text
+    for (class_names, message, _), _, seconds in answers:
+        assert "ConnectionError" in class_names
+        assert message.startswith("Failed to download dataset '")
+        assert expected in message
+        assert "There is no file or folder of that name either; go online, or download it" in message
         assert seconds < 5
 
 
 def test_list_datasets(capsys):
-    found = batchloom.list_datasets()
-    assert [one["name"] for one in found] == [
+    datasets = batchloom.list_datasets()
+    assert [dataset["name"] for dataset in datasets] == [
         "distributed_dummy",
         "dummy",
         "fineweb",
@@ -438,7 +440,7 @@ def test_list_datasets(capsys):
         "shakespeare",
         "tiny_shakespeare",
     ]
-    assert {one["name"]: one["streaming"] for one in found} == {
+    assert {dataset["name"]: dataset["streaming"] for dataset in datasets} == {
         "distributed_dummy": False,
         "dummy": False,
         "fineweb": True,
@@ -447,29 +449,29 @@ def test_list_datasets(capsys):
         "shakespeare": False,
         "tiny_shakespeare": False,
     }
-    for one in found:
-        assert one["description"]
-        assert parse_hub_name(one["name"]) == parse_hub_name(one["input"])
-        assert one["input"].startswith(one["repository"])
+    for dataset in datasets:
+        assert dataset["description"]
+        assert parse_hub_name(dataset["name"]) == parse_hub_name(dataset["input"])
+        assert dataset["input"].startswith(dataset["repository"])
     assert run_command_line(["datasets", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == datasets
     assert run_command_line(["datasets"]) == 0
     assert "HuggingFaceFW/fineweb" in capsys.readouterr().out
 
 
-def test_a_manifest_names_data_sets_of_the_hub(elsewhere, tmp_path):
+def test_a_manifest_names_hub_datasets(prepare_in_process, tmp_path):
     (tmp_path / "m.yaml").write_text(
         "datasets:\n  - {path: org/cards, data_type: hf_dataset, config: small, split: validation, name: cards}\n"
         f"  - {{path: org/plain, split: test, revision: {COMMIT}}}\n  - {{path: org/tables}}\n"
     )
-    ((result, notes, _),) = elsewhere(tmp_path / "out", str(tmp_path / "m.yaml"), streaming=True)
+    ((result, notes, _),) = prepare_in_process(tmp_path / "out", str(tmp_path / "m.yaml"), streaming=True)
     assert result is True, result
     sources = read_manifest(tmp_path / "out/0").sources
-    assert [(one.name, one.dataset, one.kind) for one in sources] == [
+    assert [(source.name, source.dataset, source.kind) for source in sources] == [
         ("org/cards/small/test.jsonl", "cards", "jsonl"),
         ("org/plain/test.jsonl", "", "jsonl"),
         ("org/tables/data/train-00000-of-00002.parquet", "", "parquet"),
         ("org/tables/data/train-00001-of-00002.parquet", "", "parquet"),
     ]
-    assert {one.revision for one in sources} == {COMMIT}
+    assert {source.revision for source in sources} == {COMMIT}
     assert sum("configuration" in note for note in notes) == 3

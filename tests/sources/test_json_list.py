@@ -1,4 +1,4 @@
-"""JSON files that hold a list: streamed, each element with its place, in bounded memory."""
+"""JSON files that hold a list: streamed with element offsets, in bounded memory."""
 
 import json
 
@@ -9,7 +9,7 @@ from batchloom import InputError
 from batchloom.core.errors import InvalidJsonError, RecordError
 from batchloom.sources import ReadLimits
 from batchloom.sources.files import scan_brackets
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 from tiers import examples
 
 ROWS = [{"text": f'row {i} \\ "quoted" }}]{{[ é 😀', "n": i, "deep": [{"a": [1, {}]}, []]} for i in range(300)]
@@ -20,11 +20,11 @@ NAN = "; NaN and Infinity are not JSON: write null instead (Python: json.dumps(.
 
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
 def chunk(request, monkeypatch):
-    """Bytes read at once: records lie across the ends of what is in sight."""
+    """Read small chunks, so that records cross the ends of chunks."""
     monkeypatch.setattr("batchloom.sources.formats.json_text._CHUNK_BYTES", request.param)
 
 
-def write(tmp_path, text, name="a.json"):
+def write_file(tmp_path, text, name="a.json"):
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -33,26 +33,26 @@ def write(tmp_path, text, name="a.json"):
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.usefixtures("chunk")
-def test_every_element_is_a_record_with_its_place(tmp_path, indent, wrapped):
+def test_every_element_is_a_record_with_its_offset(tmp_path, indent, wrapped):
     value = {"v": "1.0", "x": [{"no": "]"}], "data": ROWS, "z": [None]} if wrapped else ROWS
     text = json.dumps(value, indent=indent, ensure_ascii=False).encode()
-    found = Read(write(tmp_path, text))
-    assert found.values == ROWS
-    assert found.records == list(range(300))
-    assert [json.JSONDecoder().raw_decode(text[at:].decode())[0] for at in found.offsets] == ROWS
-    assert Read(write(tmp_path, text), field="text").values == [row["text"] for row in ROWS]
+    result = read_inputs(write_file(tmp_path, text))
+    assert result.values == ROWS
+    assert result.records == list(range(300))
+    assert [json.JSONDecoder().raw_decode(text[at:].decode())[0] for at in result.offsets] == ROWS
+    assert read_inputs(write_file(tmp_path, text), field="text").values == [row["text"] for row in ROWS]
 
 
 @pytest.mark.usefixtures("chunk")
-def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
+def test_bad_elements_are_reported_with_row_line_and_column(tmp_path):
     text = (
         '\ufeff[\n {"a": 1}, 5,\n  "x,]}",[1],\n'
         ' {"é": NaN}, {"a":\n "\\ud800"}, null, {"a": 2},\n ' + "[" * 9999 + "]" * 9999 + "\n]\n"
     )
-    found = Read(write(tmp_path, text))
-    assert found.values == [{"a": 1}, {"a": 2}]
-    assert (found.records, found.seen) == ([0, 7], 9)
-    assert [sentence.split(" (it ")[0] for sentence in found.bad] == [
+    result = read_inputs(write_file(tmp_path, text))
+    assert result.values == [{"a": 1}, {"a": 2}]
+    assert (result.records, result.seen) == ([0, 7], 9)
+    assert [sentence.split(" (it ")[0] for sentence in result.bad] == [
         "a.json, line 2, column 12: a number, not a JSON object",
         "a.json, line 3, column 3: a string, not a JSON object",
         "a.json, line 3, column 10: an array, not a JSON object",
@@ -71,7 +71,7 @@ def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
         ('[{"a":1}', "line 1 in a.json, column 9: the list is not closed; the file is cut short"),
         ('[{"a":1},\n{"b":[2', "line 2 in a.json, column 1: the file ends inside the record"),
         ('[{"a":1}] x', "line 1 in a.json, column 11: there is text after"),
-        # A quote is missing: what follows must not be taken for one bad record.
+        # A quote is missing: the remaining text must not become one bad record.
         ('[{"a":"x}, {"b":"y"}, {"c":"z"}]', "line 1 in a.json, column 14: unexpected character"),
         ('[{"a":"x"y"},\n{"b":"y"},{"c":"z"y"}]', "line 1 in a.json, column 10: unexpected char"),
         ('{"data":[{}]', "line 1 in a.json, column 13: expected a comma or }"),
@@ -79,36 +79,36 @@ def test_bad_elements_go_aside_with_row_line_and_column(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("chunk")
-def test_where_records_cannot_be_told_apart_reading_stops(tmp_path, text, sentence):
+def test_reading_stops_at_malformed_separators(tmp_path, text, sentence):
     with pytest.raises(InvalidJsonError) as error:
-        Read(write(tmp_path, text))
+        read_inputs(write_file(tmp_path, text))
     assert str(error.value).startswith(f"Invalid JSON on {sentence}")
 
 
 @pytest.mark.parametrize("text", ["5", '"x"', " \n ", '{\n"a": 1}', '{\n"data": {"a":1}}', '{"data":[],\n"rows":[{}]}'])
-def test_what_is_no_list_of_objects_is_refused_in_the_words_people_know(tmp_path, text):
+def test_json_without_a_list_of_objects_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match="^JSON file must contain a list of objects: a.json "):
-        Read(write(tmp_path, text))
+        read_inputs(write_file(tmp_path, text))
 
 
-def test_utf16_is_refused_with_the_remedy(tmp_path):
+def test_utf16_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(InputError, match="a.json cannot be read: this is UTF-16, not UTF-8 .* iconv -f UTF-16 "):
-        Read(write(tmp_path, '[{"a":1}]'.encode("utf-16")))
+        read_inputs(write_file(tmp_path, '[{"a":1}]'.encode("utf-16")))
 
 
 def test_a_list_without_the_field_is_refused_at_once(tmp_path):
     with pytest.raises(RecordError, match="a.json, line 1: no field 'text': the record has 'txt'"):
-        Read(write(tmp_path, json.dumps([{"txt": "a"}] * 200)), field="text")
+        read_inputs(write_file(tmp_path, json.dumps([{"txt": "a"}] * 200)), field="text")
 
 
 @pytest.mark.usefixtures("chunk")
-def test_an_element_above_the_limit_is_kept_aside(tmp_path):
+def test_an_element_above_the_limit_is_a_bad_record(tmp_path):
     rows = [{"a": 1}, {"a": '}]\\"' * 400}, {"a": [[2]] * 900}, {"a": 3}]
     for indent in (None, 1):
-        path = write(tmp_path, json.dumps(rows, indent=indent))
-        found = Read(path, limits=ReadLimits(record_bytes=400))
-        assert (found.values, found.records) == ([rows[0], rows[3]], [0, 3])
-        assert all("record larger than 400 bytes" in sentence for sentence in found.bad)
+        path = write_file(tmp_path, json.dumps(rows, indent=indent))
+        result = read_inputs(path, limits=ReadLimits(record_bytes=400))
+        assert (result.values, result.records) == ([rows[0], rows[3]], [0, 3])
+        assert all("record larger than 400 bytes" in sentence for sentence in result.bad)
 
 
 VALUES = st.recursive(
@@ -121,24 +121,24 @@ VALUES = st.recursive(
 @settings(max_examples=examples(60))
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=3), max_size=12),
-    cut=st.integers(1, 40),
+    chunk_bytes=st.integers(1, 40),
     indent=st.sampled_from([None, 0, 1]),
 )
-def test_a_scan_in_pieces_finds_what_a_scan_of_the_whole_finds(rows, cut, indent):
+def test_a_scan_in_chunks_equals_a_complete_scan(rows, chunk_bytes, indent):
     data = json.dumps(rows, indent=indent).encode()
-    whole = scan_brackets(data)
+    complete = scan_brackets(data)
     state = scan_brackets(b"")
-    places, depths = [], []
-    for start in range(0, len(data), cut):
+    offsets, depths = [], []
+    for start in range(0, len(data), chunk_bytes):
         state = scan_brackets(
-            data[start : start + cut],
+            data[start : start + chunk_bytes],
             depth=state.depth,
             in_string=state.in_string,
             escaped=state.escaped,
         )
-        places += (state.offsets[1:] + start).tolist()
+        offsets += (state.offsets[1:] + start).tolist()
         depths += state.depths[1:].tolist()
-    assert (places, depths) == (whole.offsets[1:].tolist(), whole.depths[1:].tolist())
-    assert whole.depth == 0
-    closed = ((whole.depths == 1) & (whole.steps < 0)).sum()
+    assert (offsets, depths) == (complete.offsets[1:].tolist(), complete.depths[1:].tolist())
+    assert complete.depth == 0
+    closed = ((complete.depths == 1) & (complete.steps < 0)).sum()
     assert closed == len(rows)

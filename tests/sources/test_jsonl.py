@@ -1,4 +1,4 @@
-"""JSON Lines: what is read, and what is said about what cannot be."""
+"""JSON Lines: records, their offsets, and errors of bad records."""
 
 import json
 import re
@@ -9,25 +9,25 @@ from batchloom.core.errors import RecordError
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart, list_sources
 
 
-def read(path, rules=None):
+def read_records(path, rules=None):
     (source,) = list_sources([str(path)]).sources
     texts, bad, records = [], [], []
     with PartReader(SourcePart(source, 0, source.size), rules or ReadRules()) as reader:
-        for found in reader:
-            texts += found.values
-            records += found.records
-            bad += found.bad
+        for block in reader:
+            texts += block.values
+            records += block.records
+            bad += block.bad
     return texts, records, bad
 
 
-def write(tmp_path, *lines):
+def write_lines(tmp_path, *lines):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
     return path
 
 
 def test_every_record_has_its_number_blank_lines_counted(tmp_path):
-    path = write(
+    path = write_lines(
         tmp_path,
         '{"text":"a"}',
         "",
@@ -36,12 +36,12 @@ def test_every_record_has_its_number_blank_lines_counted(tmp_path):
         '{"text":"c"}\r',
         "",
     )
-    assert read(path) == (["a", "bé😀", "c"], [0, 3, 4], [])
+    assert read_records(path) == (["a", "bé😀", "c"], [0, 3, 4], [])
 
 
 def test_any_column_can_be_the_text(tmp_path):
-    path = write(tmp_path, '{"te.xt with é":"a","text":1}')
-    assert read(path, ReadRules("te.xt with é"))[0] == ["a"]
+    path = write_lines(tmp_path, '{"te.xt with é":"a","text":1}')
+    assert read_records(path, ReadRules("te.xt with é"))[0] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,27 @@ def test_any_column_can_be_the_text(tmp_path):
         ),
     ],
 )
-def test_a_bad_record_says_where_and_why(tmp_path, line, column, reason):
-    texts, records, bad = read(write(tmp_path, '{"text":"a"}', line, '{"text":"b"}'))
+def test_a_bad_record_has_a_position_and_a_reason(tmp_path, line, column, reason):
+    texts, records, bad = read_records(write_lines(tmp_path, '{"text":"a"}', line, '{"text":"b"}'))
     assert (texts, records) == (["a", "b"], [0, 2])
-    (one,) = bad
-    assert (one.record, one.offset, one.column) == (1, 13, column)
-    assert reason in one.reason
-    assert "\n" not in one.reason
+    (bad_record,) = bad
+    assert (bad_record.record, bad_record.offset, bad_record.column) == (1, 13, column)
+    assert reason in bad_record.reason
+    assert "\n" not in bad_record.reason
 
 
 def test_values_across_lines_are_never_taken_for_records(tmp_path):
-    # As many values as lines, and yet not one on each.
-    path = write(tmp_path, '{"text":"a"} {"text":"b"}', '{"text":', '"c"}')
-    texts, _, bad = read(path)
+    # There are as many values as lines, but not one on each line.
+    path = write_lines(tmp_path, '{"text":"a"} {"text":"b"}', '{"text":', '"c"}')
+    texts, _, bad = read_records(path)
     assert texts == []
-    assert [one.record for one in bad] == [0, 1, 2]
+    assert [bad_record.record for bad_record in bad] == [0, 1, 2]
 
 
 def test_very_deep_nesting_is_a_bad_record(tmp_path):
-    texts, _, bad = read(write(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}'))
+    texts, _, bad = read_records(
+        write_lines(tmp_path, '{"x":' + "[" * 100_000 + "]" * 100_000 + ',"text":"a"}', '{"text":"b"}')
+    )
     assert texts == ["b"]
     assert "not valid JSON" in bad[0].reason
 
@@ -99,19 +101,19 @@ def test_a_source_without_the_field_is_refused_at_once(tmp_path):
     with pytest.raises(
         RecordError, match="a.jsonl, line 1: no field 'text': .* did you mean --text-field 'txt'"
     ) as caught:
-        read(write(tmp_path, *lines, *['{"text":"b"}'] * 1000))
+        read_records(write_lines(tmp_path, *lines, *['{"text":"b"}'] * 1000))
     assert (caught.value.line, caught.value.column) == (1, None)
     with pytest.raises(RecordError):
-        read(write(tmp_path, *lines[:3]))
-    assert len(read(write(tmp_path, *lines[:99], '{"text":"b"}'))[2]) == 99
-    assert len(read(write(tmp_path, '{"text":"b"}', *lines, *lines))[2]) == 200
+        read_records(write_lines(tmp_path, *lines[:3]))
+    assert len(read_records(write_lines(tmp_path, *lines[:99], '{"text":"b"}'))[2]) == 99
+    assert len(read_records(write_lines(tmp_path, '{"text":"b"}', *lines, *lines))[2]) == 200
 
 
-def test_a_record_above_the_limit_is_told_whether_it_fills_the_buffer_or_not(tmp_path):
+def test_a_record_above_the_limit_is_bad_for_any_buffer_size(tmp_path):
     lines = ['{"text":"a"}', json.dumps({"text": "x" * 500}), '{"text":"b"}']
     for chunk in (10, 100, 10_000):
         rules = ReadRules(limits=ReadLimits(record_bytes=400, chunk_bytes=chunk))
-        texts, records, bad = read(write(tmp_path, *lines), rules)
+        texts, records, bad = read_records(write_lines(tmp_path, *lines), rules)
         assert (texts, records) == (["a", "b"], [0, 2])
         assert bad[0].reason.startswith("record larger than 400 bytes")
 
@@ -119,11 +121,11 @@ def test_a_record_above_the_limit_is_told_whether_it_fills_the_buffer_or_not(tmp
 @pytest.mark.parametrize("field", ['a"b', "a\\b", "a\nb", "\x01", 'é"'])
 def test_a_column_of_any_name_can_be_the_text(tmp_path, field):
     good = [json.dumps({"x": "y", field: f"t{i}"}, ensure_ascii=i % 2 == 0) for i in range(4)]
-    path = write(tmp_path, *good)
-    assert read(path, ReadRules(field))[0] == ["t0", "t1", "t2", "t3"]
-    path = write(tmp_path, *good, "bad", json.dumps({field: 5}), '{"x": "y"}')
-    found, records, bad = read(path, ReadRules(field))
-    assert (found, records) == (["t0", "t1", "t2", "t3"], [0, 1, 2, 3])
+    path = write_lines(tmp_path, *good)
+    assert read_records(path, ReadRules(field))[0] == ["t0", "t1", "t2", "t3"]
+    path = write_lines(tmp_path, *good, "bad", json.dumps({field: 5}), '{"x": "y"}')
+    texts, records, bad = read_records(path, ReadRules(field))
+    assert (texts, records) == (["t0", "t1", "t2", "t3"], [0, 1, 2, 3])
     assert [record.reason.split(":")[0] for record in bad] == [
         "not valid JSON",
         f"field {field!r} holds a number, not text",
@@ -141,15 +143,15 @@ def test_a_column_of_any_name_can_be_the_text(tmp_path, field):
         (b"", "utf-16-be", "seems to be UTF-16, .*: iconv -f UTF-16BE -t UTF-8$"),
     ],
 )
-def test_another_encoding_is_named_with_what_converts_it(tmp_path, mark, encoding, reason):
+def test_another_encoding_is_named_with_its_conversion(tmp_path, mark, encoding, reason):
     path = tmp_path / "a.jsonl"
     path.write_bytes(mark + '{"text":"a"}\n'.encode(encoding) * 2)
-    assert re.search(reason, read(path)[2][0].reason)
+    assert re.search(reason, read_records(path)[2][0].reason)
 
 
 def test_columns_of_enormous_names_are_cut_in_the_reason(tmp_path):
-    path = write(tmp_path, '{"text":"a"}', json.dumps({"k" * 10**6: 1, "txt": 2}))
-    (bad,) = read(path)[2]
+    path = write_lines(tmp_path, '{"text":"a"}', json.dumps({"k" * 10**6: 1, "txt": 2}))
+    (bad,) = read_records(path)[2]
     assert len(bad.reason) < 400
     assert bad.reason.endswith("did you mean --text-field 'txt'?")
 
@@ -160,9 +162,9 @@ def test_without_a_text_field_a_record_is_its_whole_row(tmp_path):
         {"a": "now text", "extra": {}},
         {"a": ["and a list"]},
     ]
-    path = write(tmp_path, *map(json.dumps, rows), "5", '{"a":1,"a":2}')
-    values, records, bad = read(path, ReadRules(text_field=None))
-    # Of two values under one key the last counts, as in json and everywhere.
+    path = write_lines(tmp_path, *map(json.dumps, rows), "5", '{"a":1,"a":2}')
+    values, records, bad = read_records(path, ReadRules(text_field=None))
+    # The last value of a duplicate key counts, as in Python's json.
     assert values == [*rows, {"a": 2}]
     assert records == [0, 1, 2, 4]
     assert (bad[0].column, bad[0].reason) == (1, "a number, not a JSON object")
@@ -177,18 +179,18 @@ def test_without_a_text_field_a_record_is_its_whole_row(tmp_path):
         ('{"x": None}', "this is Python, not JSON"),
     ],
 )
-def test_values_of_other_languages_come_with_the_remedy(tmp_path, line, remedy):
-    values, _, bad = read(write(tmp_path, line, "{}"), ReadRules(text_field=None))
+def test_values_of_other_languages_are_reported_with_a_remedy(tmp_path, line, remedy):
+    values, _, bad = read_records(write_lines(tmp_path, line, "{}"), ReadRules(text_field=None))
     assert values == [{}]
     assert remedy in bad[0].reason
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 200])
-def test_offsets_are_where_lines_begin_however_many_there_are(tmp_path, count):
+def test_offsets_are_the_beginnings_of_lines(tmp_path, count):
     lines = [json.dumps({"text": "x" * (n % 7)}) for n in range(count)]
-    path = write(tmp_path, *lines)
+    path = write_lines(tmp_path, *lines)
     (source,), data = list_sources([str(path)]).sources, path.read_bytes()
     with PartReader(SourcePart(source, 0, source.size), ReadRules()) as reader:
-        found = [pair for some in reader for pair in zip(some.offsets, some.values, strict=True)]
-    assert [value for _, value in found] == ["x" * (n % 7) for n in range(count)]
-    assert [data[at:].split(b"\n")[0].decode() for at, _ in found] == lines
+        records = [pair for block in reader for pair in zip(block.offsets, block.values, strict=True)]
+    assert [value for _, value in records] == ["x" * (n % 7) for n in range(count)]
+    assert [data[at:].split(b"\n")[0].decode() for at, _ in records] == lines

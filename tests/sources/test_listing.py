@@ -1,4 +1,4 @@
-"""Which files are read, in which order, under which names, and what is left out."""
+"""Listing of inputs: files, their order and names, and skipped files."""
 
 import gzip
 import os
@@ -19,7 +19,7 @@ from batchloom.store import MANIFEST_NAME
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """A folder with everything in it; the working folder is beside it."""
+    """A folder of usable and unusable files, next to the working folder."""
     monkeypatch.chdir(tmp_path)
     files = {
         "corpus/b.txt": b"text",
@@ -47,8 +47,8 @@ def corpus(tmp_path, monkeypatch):
     return tmp_path / "corpus"
 
 
-def names(*inputs, **options):
-    return [source.name for source in list_sources([str(one) for one in inputs], **options).sources]
+def list_names(*inputs, **options):
+    return [source.name for source in list_sources([str(path) for path in inputs], **options).sources]
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
@@ -70,12 +70,12 @@ def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
     )
 
 
-def test_the_mark_of_a_store_is_its_manifest():
+def test_the_store_marker_is_the_manifest():
     assert STORE_MARKER_NAME == MANIFEST_NAME
 
 
 def test_inputs_come_in_the_order_given(corpus):
-    assert names("corpus/b.txt", "corpus/a") == [
+    assert list_names("corpus/b.txt", "corpus/a") == [
         "corpus/b.txt",
         "corpus/a/code.py",
         "corpus/a/z.jsonl",
@@ -83,14 +83,14 @@ def test_inputs_come_in_the_order_given(corpus):
 
 
 def test_names_hold_no_absolute_path(corpus):
-    assert names(corpus / "b.txt") == ["b.txt"]
-    assert names(corpus / "a")[0] == "a/code.py"
-    assert names(corpus / "*" / "*.md") == ["a-b/c.md"]
-    assert names("corpus/*/*.md") == ["corpus/a-b/c.md"]
-    assert names(f"{corpus}/./a//") == ["a/code.py", "a/z.jsonl"]
+    assert list_names(corpus / "b.txt") == ["b.txt"]
+    assert list_names(corpus / "a")[0] == "a/code.py"
+    assert list_names(corpus / "*" / "*.md") == ["a-b/c.md"]
+    assert list_names("corpus/*/*.md") == ["corpus/a-b/c.md"]
+    assert list_names(f"{corpus}/./a//") == ["a/code.py", "a/z.jsonl"]
 
 
-def test_absolute_inputs_of_one_name_keep_what_tells_them_apart():
+def test_absolute_inputs_of_one_name_have_distinct_labels():
     assert make_input_labels(["/d/a/x.jsonl", "/d/b/x.jsonl", "y.jsonl", "/e/y.jsonl"]) == [
         "a/x.jsonl",
         "b/x.jsonl",
@@ -101,9 +101,9 @@ def test_absolute_inputs_of_one_name_keep_what_tells_them_apart():
 
 
 def test_globs(corpus):
-    assert names("corpus/**/*.py") == ["corpus/__pycache__/x.py", "corpus/a/code.py"]
-    assert names("corpus/a*") == ["corpus/a/code.py", "corpus/a/z.jsonl", "corpus/a-b/c.md"]
-    assert names("corpus/**") == [
+    assert list_names("corpus/**/*.py") == ["corpus/__pycache__/x.py", "corpus/a/code.py"]
+    assert list_names("corpus/a*") == ["corpus/a/code.py", "corpus/a/z.jsonl", "corpus/a-b/c.md"]
+    assert list_names("corpus/**") == [
         "corpus/README",
         "corpus/__pycache__/x.py",
         "corpus/a/code.py",
@@ -115,17 +115,17 @@ def test_globs(corpus):
         "corpus/table.csv",
     ]
     with pytest.raises(InputMissingError, match=r"Nothing matches nothing\*; supported are"):
-        names("nothing*")
+        list_names("nothing*")
     with pytest.raises(InputMissingError, match="matches no usable file, only 2 .docx"):
-        names("corpus/*.docx")
+        list_names("corpus/*.docx")
 
 
-def test_a_name_with_brackets_is_a_file_where_there_is_one(corpus):
+def test_a_name_with_brackets_may_be_a_file(corpus):
     (corpus / "a[1].txt").write_text("x")
-    assert names("corpus/a[1].txt") == ["corpus/a[1].txt"]
+    assert list_names("corpus/a[1].txt") == ["corpus/a[1].txt"]
 
 
-def test_a_file_named_twice_is_read_once_and_told(corpus):
+def test_a_file_named_twice_is_read_once_with_a_note(corpus):
     os.symlink(corpus / "b.txt", corpus / "link.txt")
     listing = list_sources(["corpus/b.txt", "corpus/a", f"{corpus}/a/../b.txt", "corpus/link.txt", "corpus/a"])
     assert [source.name for source in listing.sources] == [
@@ -149,7 +149,7 @@ def test_links_in_circles_end(corpus):
 
 @pytest.mark.parametrize("pattern", ["corpus/**/*.jsonl", "corpus/**", "corpus/**/a/**/*.jsonl"])
 def test_a_glob_enters_a_folder_once_however_links_lead_to_it(corpus, pattern):
-    before = names(pattern)
+    before = list_names(pattern)
     for name in ("self", "self2"):
         os.symlink(".", corpus / name)
         os.symlink("..", corpus / "a" / name)
@@ -165,12 +165,12 @@ def test_a_glob_enters_a_linked_folder_by_its_first_name(corpus):
     assert [source.name for source in listing.sources] == ["corpus/0/z.jsonl"]
 
 
-def test_the_output_is_no_input(corpus):
+def test_the_output_is_not_an_input(corpus):
     (corpus / "out").mkdir()
     (corpus / "out" / "left.txt").write_text("x")
-    assert "corpus/out/left.txt" not in names("corpus", exclude=corpus / "out")
+    assert "corpus/out/left.txt" not in list_names("corpus", exclude=corpus / "out")
     with pytest.raises(InputError, match="is already a store"):
-        names("corpus/store")
+        list_names("corpus/store")
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,19 @@ def test_the_output_is_no_input(corpus):
         ("pipe", "neither a file nor a folder"),
     ],
 )
-def test_a_file_named_by_itself_that_is_of_no_use_is_an_error(corpus, name, sentence):
+def test_an_unusable_file_named_directly_is_an_error(corpus, name, sentence):
     os.mkfifo(corpus / "pipe")
     with pytest.raises(InputError, match=sentence):
-        names(f"corpus/{name}")
+        list_names(f"corpus/{name}")
 
 
 def test_a_folder_without_usable_files_is_an_error(corpus):
     (corpus / "nothing").mkdir()
     with pytest.raises(InputMissingError, match="corpus/nothing holds no files; supported are"):
-        names("corpus/nothing")
+        list_names("corpus/nothing")
     (corpus / "nothing" / "x.pdf").write_text("a")
     with pytest.raises(InputMissingError, match="holds no usable file, only 1 .pdf"):
-        names("corpus/nothing")
+        list_names("corpus/nothing")
 
 
 def test_a_folder_that_cannot_be_read(corpus, monkeypatch):
@@ -209,16 +209,16 @@ def test_a_folder_that_cannot_be_read(corpus, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(InputError, match="Folder corpus cannot be read: permission denied"):
-        names("corpus")
+        list_names("corpus")
 
 
-def test_what_a_packed_file_is_is_told_by_what_it_holds(corpus):
+def test_a_compressed_file_is_recognized_by_its_content(corpus):
     (corpus / "x.jsonl.gz").write_bytes(gzip.compress(b'{"text":"a"}'))
     (corpus / "dump.gz").write_bytes(gzip.compress(b"plain text"))
     (corpus / "long.gz").write_bytes(gzip.compress(b'{"text":"' + b"x" * 20_000 + b'"}\n'))
     (corpus / "packed").write_bytes(gzip.compress(b'{"text":"told by its first bytes"}\n'))
-    found = list_sources([f"corpus/{name}" for name in ("x.jsonl.gz", "dump.gz", "long.gz", "packed")]).sources
-    assert [(source.kind, source.compression) for source in found] == [
+    sources = list_sources([f"corpus/{name}" for name in ("x.jsonl.gz", "dump.gz", "long.gz", "packed")]).sources
+    assert [(source.kind, source.compression) for source in sources] == [
         ("jsonl", "gzip"),
         ("text", "gzip"),
         ("jsonl", "gzip"),
@@ -255,17 +255,17 @@ def test_what_a_packed_file_is_is_told_by_what_it_holds(corpus):
         ("a", "ARROW1", "arrow"),
     ],
 )
-def test_what_a_file_holds_decides_between_lines_and_lists(tmp_path, name, content, kind):
+def test_content_decides_between_json_lines_and_lists(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content.encode())
     listing = list_sources([str(tmp_path / name)])
     assert listing.sources[0].kind == kind
-    expected = {"a": None, "a.json": "json", "a.jsonl": "jsonl", "a.arrow": "arrow"}
-    otherwise = expected.get(name, kind) not in (None, kind)
-    assert bool(listing.notes) == otherwise
-    assert not otherwise or f"Read by content, not by name: {name} as " in listing.notes[0]
+    declared_kinds = {"a": None, "a.json": "json", "a.jsonl": "jsonl", "a.arrow": "arrow"}
+    differs = declared_kinds.get(name, kind) not in (None, kind)
+    assert bool(listing.notes) == differs
+    assert not differs or f"Read by content, not by name: {name} as " in listing.notes[0]
 
 
-def test_json_of_no_records_is_left_out_of_folders_and_globs(tmp_path):
+def test_json_without_records_is_left_out_of_folders_and_globs(tmp_path):
     for name, content in {
         "package.json": '{\n  "name": "x"\n}',
         "small.json": '{"compilerOptions": {}}',
@@ -285,25 +285,25 @@ def test_json_of_no_records_is_left_out_of_folders_and_globs(tmp_path):
     assert len(list_sources([str(tmp_path / "*.json")]).sources) == 3
 
 
-def test_feather_of_version_1_and_packed_tables_are_refused(tmp_path):
+def test_feather_version_1_and_compressed_tables_are_refused(tmp_path):
     (tmp_path / "a.feather").write_bytes(b"FEA1")
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
     with pytest.raises(InputError, match="Feather version 1.*write_feather"):
-        names(tmp_path / "a.feather")
+        list_names(tmp_path / "a.feather")
     with pytest.raises(InputError, match="decompress it first: tables need random access"):
-        names(tmp_path / "a.parquet.gz")
+        list_names(tmp_path / "a.parquet.gz")
 
 
-def test_a_name_that_is_no_utf8_can_be_written_down(corpus):
+def test_a_name_that_is_not_utf8_is_escaped(corpus):
     with open(os.fsencode(corpus) + b"/caf\xe9.txt", "w") as file:
         file.write("x")
-    assert "corpus/caf\ufffd.txt" in names("corpus")
+    assert "corpus/caf\ufffd.txt" in list_names("corpus")
 
 
 def test_very_many_absolute_inputs_are_named_in_linear_time():
-    began = time.process_time()
+    started = time.process_time()
     assert make_input_labels([f"/data/part{i % 7}/{i}.txt" for i in range(20_000)])[8] == "8.txt"
-    assert time.process_time() - began < 20
+    assert time.process_time() - started < 20
 
 
 @given(st.text(st.sampled_from("ab./ \u00e9")).filter(lambda name: "/." not in f"/{name}/"))

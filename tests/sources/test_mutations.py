@@ -1,6 +1,6 @@
-"""Files that were cut, flipped or spliced end in rows that are there, or in an error with a name.
+"""Mutated files give rows of the file, or an error with its name.
 
-BATCHLOOM_MUTATIONS says how many of each format (1,000 hold; both tiers take fewer).
+BATCHLOOM_MUTATIONS is the number of mutations per format. 1,000 pass; both tiers run fewer.
 """
 
 import csv
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from batchloom import BatchloomError
-from sources.source_reading import Read
-from sources.test_archives import PACK, make
+from sources.source_reading import read_inputs
+from sources.test_archives import COMPRESSORS, make
 from sources.test_tables import write as write_table
 from tiers import examples
 
@@ -24,7 +24,7 @@ ROWS = [{"text": f'row {i} "q" \\ é, {{}}' * (1 + i % 3), "n": i, "l": [1, {"x"
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
-def tabular():
+def encode_csv():
     text = io.StringIO()
     writer = csv.DictWriter(text, ["text", "n", "l"])
     writer.writeheader()
@@ -32,20 +32,20 @@ def tabular():
     return text.getvalue().encode()
 
 
-def saved(tmp_path, name, **options):
+def save_table(tmp_path, name, **options):
     rows = [row | {"l": [{"x": row["n"]}, None]} for row in ROWS]
     return write_table(tmp_path / name, pa.Table.from_pylist(rows), 20, **options).read_bytes()
 
 
-def packed(ending):
-    return lambda tmp_path: PACK[ending](LINES)
+def compress_lines(ending):
+    return lambda tmp_path: COMPRESSORS[ending](LINES)
 
 
-def archived(name):
+def write_archive(name):
     files = [
         ("a.jsonl", LINES),
-        ("b.json.gz", PACK["gz"](json.dumps(ROWS).encode())),
-        ("c.csv", tabular()),
+        ("b.json.gz", COMPRESSORS["gz"](json.dumps(ROWS).encode())),
+        ("c.csv", encode_csv()),
     ]
     return lambda tmp_path: make(tmp_path / f"whole.{name}", files).read_bytes()
 
@@ -54,36 +54,36 @@ FORMATS = {
     "jsonl": lambda tmp_path: LINES,
     "json": lambda tmp_path: json.dumps(ROWS, indent=1).encode(),
     "data.json": lambda tmp_path: json.dumps({"v": "x", "data": ROWS, "z": [{}]}).encode(),
-    "csv": lambda tmp_path: tabular(),
+    "csv": lambda tmp_path: encode_csv(),
     "txt": lambda tmp_path: LINES,
-    "parquet": lambda tmp_path: saved(tmp_path, "whole.parquet", write_page_checksum=True),
-    "arrow": lambda tmp_path: saved(tmp_path, "whole.arrow"),
-    "stream.arrow": lambda tmp_path: saved(tmp_path, "whole.stream.arrow"),
-    **{f"jsonl.{ending}": packed(ending) for ending in PACK},
-    **{name: archived(name) for name in ("zip", "stored.zip", "tar", "tar.gz", "tar.zst")},
+    "parquet": lambda tmp_path: save_table(tmp_path, "whole.parquet", write_page_checksum=True),
+    "arrow": lambda tmp_path: save_table(tmp_path, "whole.arrow"),
+    "stream.arrow": lambda tmp_path: save_table(tmp_path, "whole.stream.arrow"),
+    **{f"jsonl.{ending}": compress_lines(ending) for ending in COMPRESSORS},
+    **{name: write_archive(name) for name in ("zip", "stored.zip", "tar", "tar.gz", "tar.zst")},
 }
 
 
-def mutated(data, choose):
-    """The bytes with up to three of them flipped, a stretch cut out, doubled, moved or overwritten."""
+def mutate(data, rng):
+    """Flip, delete, duplicate, insert or overwrite bytes, up to three times."""
     data = bytearray(data)
-    for _ in range(choose.randint(1, 3)):
-        a, b = sorted(choose.randrange(len(data) + 1) for _ in range(2))
-        b = min(b, a + choose.choice([1, 8, 100, len(data)]))
-        how = choose.randrange(6)
-        if how == 0:
-            del data[choose.choice([a, b]) :]
-        elif how == 1:
+    for _ in range(rng.randint(1, 3)):
+        a, b = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        b = min(b, a + rng.choice([1, 8, 100, len(data)]))
+        action = rng.randrange(6)
+        if action == 0:
+            del data[rng.choice([a, b]) :]
+        elif action == 1:
             del data[a:b]
-        elif how == 2:
+        elif action == 2:
             data[a:a] = data[a:b]
-        elif how == 3:
-            data[a:b] = choose.randbytes(b - a)
-        elif how == 4:
-            piece = choose.choice([b'"', b"\\", b"{", b"]", b",", b"\n", b"\0", b"\xff", b'"]}'])
-            data[a:a] = piece
+        elif action == 3:
+            data[a:b] = rng.randbytes(b - a)
+        elif action == 4:
+            token = rng.choice([b'"', b"\\", b"{", b"]", b",", b"\n", b"\0", b"\xff", b'"]}'])
+            data[a:a] = token
         elif data:
-            data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         if not data:
             return b"\0"
     return bytes(data)
@@ -94,18 +94,18 @@ def check_json_row(data, offset, row):
     assert json.JSONDecoder().raw_decode(text)[0] == row
 
 
-def check_rows(name, data, found):
-    """Rows of plain formats are compared with what the standard library reads at their place."""
+def check_rows(name, data, result):
+    """Compare rows of plain formats with the standard library at their offsets."""
     if name in ("json", "data.json", "jsonl"):
-        for offset, row in zip(found.offsets, found.values, strict=True):
+        for offset, row in zip(result.offsets, result.values, strict=True):
             check_json_row(data, offset, row)
-    if name == "jsonl" and found.sources[0].kind == "jsonl":
+    if name == "jsonl" and result.sources[0].kind == "jsonl":
         lines = data.removesuffix(b"\n").split(b"\n")
-        assert len(found.values) + len(found.bad) <= len(lines)
+        assert len(result.values) + len(result.bad) <= len(lines)
     if name == "csv":
         text = data.decode("utf-8", "replace").removeprefix("\ufeff")
         header = text.split("\n")[0]
-        delimiter = max(",;\t", key=lambda one: len(next(csv.reader([header], delimiter=one))))
+        delimiter = max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark))))
         rows = []
         reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter)
         while True:
@@ -115,28 +115,28 @@ def check_rows(name, data, found):
                 break
             except csv.Error:
                 continue
-        assert all(list(row.values()) in rows for row in found.values)
+        assert all(list(row.values()) in rows for row in result.values)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_mutated_file_ends_in_its_rows_or_in_an_error_with_a_name(tmp_path, name):
-    whole = FORMATS[name](tmp_path)
-    choose = random.Random(name)
+def test_a_mutated_file_gives_its_rows_or_a_named_error(tmp_path, name):
+    original = FORMATS[name](tmp_path)
+    rng = random.Random(name)
     path = tmp_path / f"a.{name}"
-    path.write_bytes(whole)
-    assert Read(path, unit=1 << 40, field=None).values
+    path.write_bytes(original)
+    assert read_inputs(path, unit=1 << 40, field=None).values
     errors = []
     for number in range(COUNT):
-        data = mutated(whole, choose)
+        data = mutate(original, rng)
         path.write_bytes(data)
-        unit, field = choose.choice([1 << 40, 700]), choose.choice([None, None, "text"])
-        begin = time.process_time()
+        unit, field = rng.choice([1 << 40, 700]), rng.choice([None, None, "text"])
+        started = time.process_time()
         try:
-            found = Read(path, unit=unit, field=field)
+            result = read_inputs(path, unit=unit, field=field)
         except BatchloomError as error:
             errors.append(str(error))
         else:
             if field is None:
-                check_rows(name, data, found)
-        assert time.process_time() - begin < 5, f"number {number} takes too long"
-    assert [one for one in errors if path.name not in one or "\n" in one] == []
+                check_rows(name, data, result)
+        assert time.process_time() - started < 5, f"number {number} takes too long"
+    assert [message for message in errors if path.name not in message or "\n" in message] == []

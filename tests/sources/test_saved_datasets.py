@@ -1,4 +1,4 @@
-"""Folders of datasets.save_to_disk: the data files in their order, a split of several."""
+"""Folders of datasets.save_to_disk: the order of data files, and splits."""
 
 import json
 
@@ -7,11 +7,11 @@ import pytest
 
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 
 
 def save(folder, rows, shards=2):
-    """What save_to_disk writes: IPC streams, and two JSON files."""
+    """Write a folder as save_to_disk does: IPC streams and two JSON files."""
     folder.mkdir(parents=True)
     names = [f"data-{i:05d}-of-{shards:05d}.arrow" for i in range(shards)]
     for i, name in enumerate(names):
@@ -33,29 +33,29 @@ ROWS = [{"text": f"row {i}"} for i in range(20)]
 def test_the_files_come_in_the_order_of_the_state(tmp_path):
     folder = save(tmp_path / "set", ROWS)
     (folder / "cache-0.arrow").write_bytes(b"left by map()")
-    found = Read(folder)
-    assert found.values == ROWS[1::2] + ROWS[::2]
-    assert [source.name for source in found.sources] == [
+    result = read_inputs(folder)
+    assert result.values == ROWS[1::2] + ROWS[::2]
+    assert [source.name for source in result.sources] == [
         "set/data-00001-of-00002.arrow",
         "set/data-00000-of-00002.arrow",
     ]
 
 
-def test_of_several_splits_train_is_read_unless_one_is_named(tmp_path):
+def test_the_train_split_is_read_unless_another_is_named(tmp_path):
     folder = tmp_path / "set"
     save(folder / "train", ROWS[:10], 1)
     save(folder / "test", ROWS[10:], 1)
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    found = Read(folder)
-    assert found.values == ROWS[:10]
-    assert found.notes == (f"Split train of the saved dataset {folder} is read; for other splits name {folder}/test.",)
-    assert Read(folder / "test").values == ROWS[10:]
-    # Also where it lies in a folder among other inputs.
+    result = read_inputs(folder)
+    assert result.values == ROWS[:10]
+    assert result.notes == (f"Split train of the saved dataset {folder} is read; for other splits name {folder}/test.",)
+    assert read_inputs(folder / "test").values == ROWS[10:]
+    # The same applies to a saved dataset in a folder of other inputs.
     (tmp_path / "a.jsonl").write_text('{"text": "first"}')
-    assert Read(tmp_path).values == [{"text": "first"}, *ROWS[:10]]
+    assert read_inputs(tmp_path).values == [{"text": "first"}, *ROWS[:10]]
     (folder / "dataset_dict.json").write_text('{"splits": ["a", "b"]}')
     with pytest.raises(InputError, match=f"holds the splits a, b; name one, for example {folder}/a"):
-        Read(folder)
+        read_inputs(folder)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_a_damaged_folder_is_named(tmp_path, state, sentence):
     folder = save(tmp_path / "set", ROWS)
     (folder / "state.json").write_text(state)
     with pytest.raises(InputError, match=sentence):
-        Read(folder)
+        read_inputs(folder)
 
 
 def test_a_missing_data_file_is_named(tmp_path):
     folder = save(tmp_path / "set", ROWS)
     (folder / "data-00000-of-00002.arrow").unlink()
     with pytest.raises(InputMissingError, match="data-00000-of-00002.arrow is missing: the saved"):
-        Read(folder)
+        read_inputs(folder)
     (folder / "dataset_dict.json").write_text('{"splits": ["../.."]}')
     with pytest.raises(InputError, match="names no splits"):
-        Read(folder)
+        read_inputs(folder)

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: rows as they are, parts at row groups and record batches, sound errors."""
+"""Parquet and Arrow: rows, parts at row groups and record batches, and errors."""
 
 import datetime as dt
 import decimal
@@ -13,11 +13,11 @@ import pytest
 from batchloom import InputError
 from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
-from sources.source_reading import Read
+from sources.source_reading import read_inputs
 
 ROWS = [{"text": f"row {i} é", "n": i, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for i in range(2000)]
 TABLE = pa.Table.from_pylist(ROWS)
-PACKED = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
+DICTIONARY_TABLE = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
 
 
 def write(path, table=TABLE, rows=130, **options):
@@ -37,17 +37,17 @@ FORMS = ["a.parquet", "a.arrow", "a.stream.arrow", "a.feather"]
 
 
 @pytest.mark.parametrize("unit", [1 << 40, 9000, 500])
-@pytest.mark.parametrize("table", [TABLE, PACKED], ids=["plain", "dictionary"])
+@pytest.mark.parametrize("table", [TABLE, DICTIONARY_TABLE], ids=["plain", "dictionary"])
 @pytest.mark.parametrize("name", FORMS)
-def test_rows_come_as_they_are_whatever_the_parts(tmp_path, name, table, unit):
+def test_rows_are_the_same_for_any_parts(tmp_path, name, table, unit):
     path = write(tmp_path / name, table)
-    found = Read(path, unit=unit)
-    assert found.values == ROWS
-    assert found.records == list(range(2000))
-    assert (len(found.hashes) > 3) == (unit < 1 << 40)
-    assert len(set(found.offsets)) == 16
-    assert found.offsets == sorted(found.offsets)
-    assert Read(path, unit=unit, field="text").values == [row["text"] for row in ROWS]
+    result = read_inputs(path, unit=unit)
+    assert result.values == ROWS
+    assert result.records == list(range(2000))
+    assert (len(result.hashes) > 3) == (unit < 1 << 40)
+    assert len(set(result.offsets)) == 16
+    assert result.offsets == sorted(result.offsets)
+    assert read_inputs(path, unit=unit, field="text").values == [row["text"] for row in ROWS]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -57,18 +57,18 @@ def test_a_damaged_file_is_named(tmp_path, name):
     for cut in (9, 300, len(data) // 2, len(data) - 20):
         path.write_bytes(data[:cut])
         with pytest.raises(InputError, match=rf"{path.name} is not a valid \w+ file \(.+\); fetch or write"):
-            Read(path)
+            read_inputs(path)
     path.write_bytes(b"this is something else altogether, without any magic")
     with pytest.raises(InputError, match="is not a valid"):
-        Read(path)
+        read_inputs(path)
 
 
-def test_values_json_does_not_know_come_as_text(tmp_path):
-    moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+def test_values_without_a_json_type_become_text(tmp_path):
+    timestamp = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
     table = pa.table(
         {
             "decimal": [decimal.Decimal("1.50"), None],
-            "moment": pa.array([moment, None], pa.timestamp("ns", "UTC")),
+            "moment": pa.array([timestamp, None], pa.timestamp("ns", "UTC")),
             "inside": [[{"day": dt.date(2024, 1, 2), "x": 1}], []],
             "span": pa.array([5, None], pa.duration("s")),
             "bytes": [b"\xff", None],
@@ -85,38 +85,38 @@ def test_values_json_does_not_know_come_as_text(tmp_path):
         "pairs": [("a", 1)],
         "nan": float("inf"),
     }
-    nothing = dict.fromkeys(expected) | {"inside": []}
+    empty_row = dict.fromkeys(expected) | {"inside": []}
     for name in FORMS:
-        assert Read(write(tmp_path / name, table)).values == [expected, nothing]
+        assert read_inputs(write(tmp_path / name, table)).values == [expected, empty_row]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.string_view()])
-def test_a_row_above_the_limit_goes_aside_as_in_any_format(tmp_path, kind):
+def test_a_row_above_the_limit_is_a_bad_record(tmp_path, kind):
     turns = [[{"content": "x" * (500 if n == 7 else 90)}] for n in range(20)]
     table = pa.table({"messages": pa.array(turns, pa.list_(pa.struct([("content", kind)])))})
-    found = Read(write(tmp_path / "a.arrow", table), limits=ReadLimits(record_bytes=400))
-    assert found.records == [n for n in range(20) if n != 7]
-    assert "record larger than 400 bytes" in found.bad[0]
+    result = read_inputs(write(tmp_path / "a.arrow", table), limits=ReadLimits(record_bytes=400))
+    assert result.records == [n for n in range(20) if n != 7]
+    assert "record larger than 400 bytes" in result.bad[0]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_bad_texts_go_aside_with_their_row(tmp_path, kind):
+def test_bad_texts_are_reported_with_their_row(tmp_path, kind):
     values = pa.array([b"good", b"caf\xe9", None, b"x" * 500, b"more"], pa.large_binary())
     column = pa.array(["good", "caf?", None, "x" * 500, "more"], kind)
     table = pa.table({"text": column, "n": range(5)})
     path = write(tmp_path / "a.parquet", table)
-    # No writer takes text that is not UTF-8; only the bytes of one value differ.
+    # Writers refuse invalid UTF-8, so the bytes of one value are replaced in the file.
     path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
-    found = Read(path, field="text", limits=ReadLimits(record_bytes=400))
-    assert (found.values, found.records) == (["good", "more"], [0, 4])
-    assert [sentence.split(":")[0] for sentence in found.bad] == [
+    result = read_inputs(path, field="text", limits=ReadLimits(record_bytes=400))
+    assert (result.values, result.records) == (["good", "more"], [0, 4])
+    assert [sentence.split(":")[0] for sentence in result.bad] == [
         "a.parquet, row 2",
         "a.parquet, row 3",
         "a.parquet, row 4",
     ]
-    assert "byte 0xe9 of the text is not valid UTF-8" in found.bad[0]
+    assert "byte 0xe9 of the text is not valid UTF-8" in result.bad[0]
     assert len(values) == 5
-    rows = Read(path)
+    rows = read_inputs(path)
     assert [row["n"] for row in rows.values] == [0, 2, 3, 4]
 
 
@@ -124,17 +124,17 @@ def test_bad_texts_go_aside_with_their_row(tmp_path, kind):
 def test_columns_are_checked_before_rows_are_read(tmp_path, name):
     path = write(tmp_path / name)
     with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
-        Read(path, field="txt")
+        read_inputs(path, field="txt")
     with pytest.raises(RecordError, match="column 'n' holds int64, not text; --text-field 'text' does"):
-        Read(path, field="n")
+        read_inputs(path, field="n")
     twice = pa.table([[1], [2]], names=["a", "a"])
     with pytest.raises(InputError, match="several columns named 'a'"):
-        Read(write(tmp_path / name, twice))
+        read_inputs(write(tmp_path / name, twice))
 
 
-def test_an_empty_table_and_empty_groups_hold_nothing(tmp_path):
+def test_empty_tables_have_no_rows(tmp_path):
     for name in FORMS:
-        assert Read(write(tmp_path / name, TABLE[:0])).values == []
+        assert read_inputs(write(tmp_path / name, TABLE[:0])).values == []
 
 
 def test_an_encrypted_file_is_named(tmp_path):
@@ -142,41 +142,41 @@ def test_an_encrypted_file_is_named(tmp_path):
     data = path.read_bytes()
     path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
     with pytest.raises(InputError, match="a.parquet is encrypted, which is not supported: write it again"):
-        Read(path)
+        read_inputs(path)
 
 
 def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
     table = pa.table({"text": ["x" * 5_000_000] * 3})
     path = write(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
-    assert len(Read(path, field="text").values) == 3
+    assert len(read_inputs(path, field="text").values) == 3
     monkeypatch.setattr("batchloom.sources.formats.table_format.BOMB_BYTES", 1 << 20)
     with pytest.raises(InputError, match="more than 1,000 times its size, like a zip bomb"):
-        Read(path)
+        read_inputs(path)
 
 
 @pytest.mark.parametrize(
-    "form", ["parquet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("arrow", "arrows"))]
+    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.slow) for form in ("arrow", "arrows"))]
 )
-def test_mixed_text_in_many_groups_has_one_memory(tmp_path, form):
-    """A row group, or one record batch, of 400 MB is read in under 350 MiB."""
+def test_large_row_groups_are_read_in_bounded_memory(tmp_path, form):
+    """Read a row group or record batch of 400 MB in less than 350 MiB."""
     schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
-    texts = pa.array([f"{i:07d}" * 300 for i in range(10_000)])
+    column = pa.array([f"{i:07d}" * 300 for i in range(10_000)])
     path = tmp_path / f"a.{form}"
     if form == "parquet":
         with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none") as writer:
             writer.write_table(
-                pa.table([pa.concat_arrays([texts] * 20), range(200_000)], schema=schema),
+                pa.table([pa.concat_arrays([column] * 20), range(200_000)], schema=schema),
                 row_group_size=200_000,
             )
     elif form == "arrows":
-        table = pa.table([pa.concat_arrays([texts] * 20), range(200_000)], schema=schema)
+        table = pa.table([pa.concat_arrays([column] * 20), range(200_000)], schema=schema)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             writer.write_batch(table.combine_chunks().to_batches()[0])
         del table
     else:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for _ in range(20):
-                writer.write_table(pa.table([texts, range(10_000)], schema=schema))
+                writer.write_table(pa.table([column, range(10_000)], schema=schema))
     code = (
         "import sys\n"
         "from sources.source_reading import *\n"
@@ -189,25 +189,25 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path, form):
         "            reader.finish()\n"
         "print(n, open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, path],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    rows, peak = map(int, done.stdout.split())
+    rows, peak = map(int, process.stdout.split())
     assert rows == 400_000
     assert peak < 350 * 1024
 
 
 def test_pyarrow_is_loaded_for_tables_only():
     code = "import sys, batchloom.preparation.prepare_job; print({'pyarrow', 'lz4'} & set(sys.modules))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    assert done.stdout == "set()\n"
+    assert process.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""A web server on loopback that gives ranges, and can be slow, fail, and hang up in the middle."""
+"""A web server on loopback with range requests, delays and faults."""
 
 import hashlib
 import re
@@ -9,16 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Web:
-    """What is served, how badly, and what was asked for.
+    """Served files, faults and recorded requests.
 
     Attributes:
         files: content by path.
-        answers: a status by path, instead of the content.
-        cut: hang up after so many bytes of an answer.
-        failures: so many requests from now on are answered with 503.
-        fails_after: after so many requests from now on all are answered with 503; None: never.
-        delay: seconds before an answer.
-        ranges: whether ranges are given.
+        answers: status codes by path, sent instead of the content.
+        cut: number of bytes of a response before the connection closes.
+        failures: number of next requests that are answered with 503.
+        fails_after: number of next requests before all are answered with 503; None: never.
+        delay: seconds before a response.
+        ranges: True to answer range requests.
         asked: (method, path, range) of every request.
     """
 
@@ -85,8 +85,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def empty(self, status, headers=()):
         self.send_response(status)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
+        for header, value in dict(headers).items():
+            self.send_header(header, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(handler=Handler, web=None):
-    """A running server of ``web``; its address is ``web.url``."""
+    """Run a server of ``web``, with its address in ``web.url``."""
     web = web or Web()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), {"web": web}))
     server.daemon_threads = True

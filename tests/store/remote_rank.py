@@ -1,6 +1,6 @@
-"""One rank of a node: reads every batch of a remote store and writes what it held.
+"""One rank of a node: writes digests of every batch of a remote store.
 
-``python -m store.remote_rank URL FOLDER PER_NODE [LIMIT]``; RANK and WORLD_SIZE say which rank it is.
+``python -m store.remote_rank URL FOLDER PER_NODE [LIMIT]``. RANK and WORLD_SIZE identify the rank.
 """
 
 import json
@@ -24,8 +24,8 @@ SETTINGS = {
 }
 
 
-def digests(loader):
-    """The XXH3-64 of the rows of each step."""
+def compute_digests(loader):
+    """Compute the XXH3-64 digests of the rows of each step."""
     return [[xxhash.xxh3_64_hexdigest(row.tobytes()) for row in batch["input_ids"]] for batch in loader]
 
 
@@ -35,8 +35,8 @@ def main():
     cache = Path(folder, f"node{rank // int(per_node)}")
     store = open_store(url, cache=cache, cache_limit=int(limit[0]) if limit else None)
     loader = Loader(store, **SETTINGS, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    told = {"steps": digests(loader), "bytes": store.reader.fetched_bytes}
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(told))
+    report = {"steps": compute_digests(loader), "bytes": store.reader.fetched_bytes}
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

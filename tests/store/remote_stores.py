@@ -1,4 +1,4 @@
-"""Stores elsewhere, for tests: in memory, and in a bucket behind a relay with faults."""
+"""Remote stores for tests: in memory, and in a bucket behind a relay with faults."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchloom.remote import client as reach, range_requests as ranges
+from batchloom.remote import client, range_requests
 from preparation.s3_relay import relaying
 
 SECRET = "k3yphrase"
 
 
-def documents(count=600, longest=700, seed=0):
+def make_documents(count=600, longest=700, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 257, int(rng.integers(0, longest))).tolist() for _ in range(count)]
 
 
 def to_memory(folder, name):
-    """A copy of a store in memory; its URL."""
+    """Copy a store to memory and return its URL."""
     import fsspec
 
     fs = fsspec.filesystem("memory")
@@ -31,7 +31,7 @@ def to_memory(folder, name):
 
 
 def to_bucket(s3, folder, name="store"):
-    """A copy of a store in the bucket; its URL."""
+    """Copy a store to the bucket and return its URL."""
     for path in Path(folder).rglob("*"):
         if path.is_file():
             key = f"{name}/{path.relative_to(folder)}"
@@ -40,14 +40,14 @@ def to_bucket(s3, folder, name="store"):
 
 
 def retry_at_once(patch):
-    """Have nobody wait between two tries."""
-    patch.setattr(ranges, "compute_backoff", lambda tries: 0.01)
-    patch.setattr(reach, "compute_backoff", lambda tries: 0.01)
+    """Shorten the delays between retries."""
+    patch.setattr(range_requests, "compute_backoff", lambda tries: 0.01)
+    patch.setattr(client, "compute_backoff", lambda tries: 0.01)
 
 
 @contextmanager
 def behind_relay(s3):
-    """The bucket behind a relay, to which the environment leads."""
+    """Run a relay before the bucket and point the environment to it."""
     import s3fs
 
     with relaying(s3.meta.endpoint_url) as relay, pytest.MonkeyPatch.context() as patch:
@@ -61,16 +61,16 @@ def behind_relay(s3):
 
 
 def kept(cache):
-    """The files of blocks in a cache."""
+    """List the block files of a cache."""
     return sorted(Path(cache).glob("*/*.blocks"))
 
 
-def same_batches(ours, theirs):
-    """Compare two loaders batch by batch; how many there were."""
+def same_batches(expected_batches, actual_batches):
+    """Assert that two loaders give equal batches; return their number."""
     count = 0
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.step == other.step
-        for key in one:
-            assert np.array_equal(one[key], other[key]), (one.step, key)
+    for expected, actual in zip(expected_batches, actual_batches, strict=True):
+        assert expected.step == actual.step
+        for key in expected:
+            assert np.array_equal(expected[key], actual[key]), (expected.step, key)
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""Damaged and hostile stores: each gives one clear error and never wrong tokens."""
+"""Damaged and malicious stores: each gives one clear error and never wrong tokens."""
 
 import json
 import os
@@ -23,13 +23,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def read_everything(folder):
+def read_all_documents(folder):
     store = batchloom.open_store(folder)
     return [store[n].ids.tolist() for n in range(len(store))]
 
 
 def edit_manifest(folder, change, name="dataset_metadata.json"):
-    """Change a manifest, and drop its checksum, which older stores do not have."""
+    """Change a manifest, and drop its checksum as in older stores."""
     path = folder / name
     manifest = json.loads(path.read_text())
     manifest.pop("checksum", None)
@@ -37,63 +37,63 @@ def edit_manifest(folder, change, name="dataset_metadata.json"):
     path.write_text(json.dumps(manifest))
 
 
-def cut(path, count):
+def truncate(path, count):
     path.write_bytes(path.read_bytes()[:-count])
 
 
-def patch(path, offset, data):
-    whole = bytearray(path.read_bytes())
-    whole[offset : offset + len(data)] = data
-    path.write_bytes(whole)
+def overwrite(path, offset, data):
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(data)] = data
+    path.write_bytes(content)
 
 
-def shard(manifest):
+def get_first_shard(manifest):
     return manifest["subsets"]["train"]["shards"][0]
 
 
-def source(manifest):
+def get_first_source(manifest):
     return manifest["sources"][0]
 
 
 MANIFEST_ATTACKS = {
-    "etc passwd": (lambda m: shard(m).update(name="../../etc/passwd"), "not of the form shard_00000"),
-    "absolute name": (lambda m: shard(m).update(name="/etc/passwd"), "not of the form shard_00000"),
+    "etc passwd": (lambda m: get_first_shard(m).update(name="../../etc/passwd"), "not of the form shard_00000"),
+    "absolute name": (lambda m: get_first_shard(m).update(name="/etc/passwd"), "not of the form shard_00000"),
     "subset outside": (lambda m: m["subsets"].update({"../x": m["subsets"]["train"]}), "subset '../x' is not one of"),
     "other version": (lambda m: m.update(format_version=99), "format_version 99"),
     "no version": (lambda m: m.pop("format_version"), "is not a manifest"),
     "version as text": (lambda m: m.update(format_version="1"), "is not a manifest"),
-    "lying documents": (lambda m: shard(m).update(documents=21), "declares 50 documents"),
-    "lying tokens": (lambda m: shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards have"),
-    "negative": (lambda m: shard(m).update(documents=-1), r"Expected `int` >= 0 - at .*shards\[0\].documents"),
-    "bytes": (lambda m: shard(m).update(bytes=7), "contradict"),
+    "lying documents": (lambda m: get_first_shard(m).update(documents=21), "declares 50 documents"),
+    "lying tokens": (lambda m: get_first_shard(m).update(tokens=10**9, bytes=2 * 10**9), "its shards have"),
+    "negative": (lambda m: get_first_shard(m).update(documents=-1), r"Expected `int` >= 0 - at .*shards\[0\].documents"),
+    "bytes": (lambda m: get_first_shard(m).update(bytes=7), "contradict"),
     "dtype": (lambda m: m.update(dtype="float64"), "dtype 'float64' is not one of"),
     "dtype that lies": (lambda m: (m.update(dtype="int32"), [s.update(bytes=2 * s["bytes"]) for s in m["subsets"]["train"]["shards"]]), "holds uint16 tokens, the manifest says int32"),
     "surprise": (lambda m: m.update(surprise=1), "unknown field `surprise`"),
     "missing": (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
-    "wrong type": (lambda m: shard(m).update(tokens="12"), "Expected `int`, got `str`"),
-    "parts": (lambda m: source(m).update(parts=[[0, 9, -1]]), r"Expected `int` >= 0 - at `\$.sources\[0\].parts\[0\]\[2\]`"),
-    "huge parts": (lambda m: source(m).update(parts=[[0, 2**70, 50]]), r"Expected `int` <= \d+ - at `\$.sources\[0\].parts"),
-    "parts as floats": (lambda m: source(m).update(parts=[[0, 0.5, 50]]), "Expected `int`, got `float`"),
-    "parts of too many records": (lambda m: source(m).update(parts=[[0, 9, 2**40]] * 1025), "the parts of its sources have"),
-    "weight": (lambda m: source(m).update(weight=0), "Expected `float` > 0"),
-    "checksum of a shard": (lambda m: shard(m).update(bin="-" + "1" * 31), "Expected `str` matching regex"),
-    "trained without a mask": (lambda m: shard(m).update(trained=3), "contradict each other"),
-    "trained": (lambda m: shard(m).update(trained=10**6, mask="0" * 32), "contradict each other"),
+    "wrong type": (lambda m: get_first_shard(m).update(tokens="12"), "Expected `int`, got `str`"),
+    "parts": (lambda m: get_first_source(m).update(parts=[[0, 9, -1]]), r"Expected `int` >= 0 - at `\$.sources\[0\].parts\[0\]\[2\]`"),
+    "huge parts": (lambda m: get_first_source(m).update(parts=[[0, 2**70, 50]]), r"Expected `int` <= \d+ - at `\$.sources\[0\].parts"),
+    "parts as floats": (lambda m: get_first_source(m).update(parts=[[0, 0.5, 50]]), "Expected `int`, got `float`"),
+    "parts of too many records": (lambda m: get_first_source(m).update(parts=[[0, 9, 2**40]] * 1025), "the parts of its sources have"),
+    "weight": (lambda m: get_first_source(m).update(weight=0), "Expected `float` > 0"),
+    "checksum of a shard": (lambda m: get_first_shard(m).update(bin="-" + "1" * 31), "Expected `str` matching regex"),
+    "trained without a mask": (lambda m: get_first_shard(m).update(trained=3), "contradict each other"),
+    "trained": (lambda m: get_first_shard(m).update(trained=10**6, mask="0" * 32), "contradict each other"),
     "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not in the vocabulary"),
     "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is not one of"),
     "overridden": (lambda m: m.update(subset_overrides={"x": "val"}), "matching regex|length"),
     "recipe": (lambda m: m.update(recipe={"reading": 3}), r"recipe.reading: Expected `object \| null`, got `int`"),
     "generation": (lambda m: m.update(generation=2**64), "Expected `int` <="),
-    "huge number": (lambda m: shard(m).update(tokens=2**80), r"Expected `int` <= \d+ - at .*shards\[0\].tokens"),
+    "huge number": (lambda m: get_first_shard(m).update(tokens=2**80), r"Expected `int` <= \d+ - at .*shards\[0\].tokens"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MANIFEST_ATTACKS)
-def test_manifests(folder, name):
+def test_damaged_manifests(folder, name):
     change, sentence = MANIFEST_ATTACKS[name]
     edit_manifest(folder, change)
     with pytest.raises(StoreError, match=sentence):
-        read_everything(folder)
+        read_all_documents(folder)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_manifests(folder, name):
         "\x00\xff",
     ],
 )
-def test_manifests_that_are_none(folder, text):
+def test_invalid_manifest_bytes(folder, text):
     (folder / "dataset_metadata.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreError, match="dataset_metadata.json"):
         batchloom.open_store(folder)
 
 
-def pipe(path):
+def replace_by_pipe(path):
     path.unlink()
     os.mkfifo(path)
 
@@ -122,33 +122,33 @@ def pipe(path):
 IDX, BIN, LENGTHS = "train/shard_00000.idx", "train/shard_00000.bin", "train/lengths.u32"
 FILE_ATTACKS = {
     "idx cut in header": (lambda f: (f / IDX).write_bytes(b"MMIDIDX"), "is cut short"),
-    "idx cut": (lambda f: cut(f / IDX, 1), "cut short or damaged"),
+    "idx cut": (lambda f: truncate(f / IDX, 1), "cut short or damaged"),
     "idx empty": (lambda f: (f / IDX).write_bytes(b""), "is cut short"),
     "idx gone": (lambda f: (f / IDX).unlink(), "cannot be read: No such file"),
-    "idx magic": (lambda f: patch(f / IDX, 0, b"XX"), "is not a Megatron index"),
-    "idx version": (lambda f: patch(f / IDX, 9, struct.pack("<Q", 2)), "index version 2"),
-    "idx dtype unknown": (lambda f: patch(f / IDX, 17, b"\x63"), "dtype code 99"),
-    "idx dtype other": (lambda f: patch(f / IDX, 17, b"\x04"), "holds int32 tokens, the manifest says uint16"),
-    "idx count": (lambda f: patch(f / IDX, 18, struct.pack("<Q", 2**60)), "cut short or damaged"),
-    "idx document index": (lambda f: patch(f / IDX, 34 + 12 * 20, struct.pack("<q", 5)), "does not run from 0"),
-    "pointer outside": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 10**9)), "not where its index points"),
-    "pointer negative": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", -42)), "not where its index points"),
-    "length lies": (lambda f: patch(f / IDX, 34, struct.pack("<i", 3)), "not where its index points"),
-    "length negative": (lambda f: patch(f / IDX, 34, struct.pack("<i", -3)), "not where its index points"),
-    "bin cut": (lambda f: cut(f / BIN, 2), "has 838 bytes, the manifest says 840"),
-    "bin odd": (lambda f: cut(f / BIN, 1), "has 839 bytes"),
+    "idx magic": (lambda f: overwrite(f / IDX, 0, b"XX"), "is not a Megatron index"),
+    "idx version": (lambda f: overwrite(f / IDX, 9, struct.pack("<Q", 2)), "index version 2"),
+    "idx dtype unknown": (lambda f: overwrite(f / IDX, 17, b"\x63"), "dtype code 99"),
+    "idx dtype other": (lambda f: overwrite(f / IDX, 17, b"\x04"), "holds int32 tokens, the manifest says uint16"),
+    "idx count": (lambda f: overwrite(f / IDX, 18, struct.pack("<Q", 2**60)), "cut short or damaged"),
+    "idx document index": (lambda f: overwrite(f / IDX, 34 + 12 * 20, struct.pack("<q", 5)), "does not run from 0"),
+    "pointer outside": (lambda f: overwrite(f / IDX, 34 + 80, struct.pack("<q", 10**9)), "not where its index points"),
+    "pointer negative": (lambda f: overwrite(f / IDX, 34 + 80, struct.pack("<q", -42)), "not where its index points"),
+    "length lies": (lambda f: overwrite(f / IDX, 34, struct.pack("<i", 3)), "not where its index points"),
+    "length negative": (lambda f: overwrite(f / IDX, 34, struct.pack("<i", -3)), "not where its index points"),
+    "bin cut": (lambda f: truncate(f / BIN, 2), "has 838 bytes, the manifest says 840"),
+    "bin odd": (lambda f: truncate(f / BIN, 1), "has 839 bytes"),
     "bin longer": (lambda f: (f / BIN).write_bytes((f / BIN).read_bytes() + b"ab"), "has 842 bytes"),
     "bin gone": (lambda f: (f / BIN).unlink(), "cannot be read"),
-    "pointer of another document": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 42)), "not where its index points"),
-    "pointer into a token": (lambda f: patch(f / IDX, 34 + 80, struct.pack("<q", 7)), "not where its index points"),
-    "lengths shorter": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 3)), "have 1,032 tokens, the manifest says 1,050"),
-    "lengths that add up": (lambda f: patch(f / LENGTHS, 0, struct.pack("<2I", 3, 39)), "not where its index points"),
-    "idx a pipe": (lambda f: pipe(f / IDX), "a pipe or a device"),
-    "bin a pipe": (lambda f: pipe(f / BIN), "a pipe or a device"),
-    "lengths a pipe": (lambda f: pipe(f / LENGTHS), "a pipe or a device"),
-    "manifest a pipe": (lambda f: pipe(f / "dataset_metadata.json"), "a pipe or a device"),
-    "lengths cut": (lambda f: cut(f / LENGTHS, 4), "50 documents take 200"),
-    "lengths lie": (lambda f: patch(f / LENGTHS, 0, struct.pack("<I", 400)), "have 1,429 tokens, the manifest says 1,050"),
+    "pointer of another document": (lambda f: overwrite(f / IDX, 34 + 80, struct.pack("<q", 42)), "not where its index points"),
+    "pointer into a token": (lambda f: overwrite(f / IDX, 34 + 80, struct.pack("<q", 7)), "not where its index points"),
+    "lengths shorter": (lambda f: overwrite(f / LENGTHS, 0, struct.pack("<I", 3)), "have 1,032 tokens, the manifest says 1,050"),
+    "lengths that add up": (lambda f: overwrite(f / LENGTHS, 0, struct.pack("<2I", 3, 39)), "not where its index points"),
+    "idx a pipe": (lambda f: replace_by_pipe(f / IDX), "a pipe or a device"),
+    "bin a pipe": (lambda f: replace_by_pipe(f / BIN), "a pipe or a device"),
+    "lengths a pipe": (lambda f: replace_by_pipe(f / LENGTHS), "a pipe or a device"),
+    "manifest a pipe": (lambda f: replace_by_pipe(f / "dataset_metadata.json"), "a pipe or a device"),
+    "lengths cut": (lambda f: truncate(f / LENGTHS, 4), "50 documents take 200"),
+    "lengths lie": (lambda f: overwrite(f / LENGTHS, 0, struct.pack("<I", 400)), "have 1,429 tokens, the manifest says 1,050"),
 }  # fmt: skip
 
 
@@ -156,50 +156,50 @@ MASK = "train/shard_00000.mask"
 MASK_ATTACKS = {
     "gone": (lambda f: (f / MASK).unlink(), "cannot be read: No such file", True),
     "cut in header": (lambda f: (f / MASK).write_bytes(b"BLMMASK"), "is cut short", True),
-    "cut": (lambda f: cut(f / MASK, 1), "its shard has 6", True),
-    "magic": (lambda f: patch(f / MASK, 0, b"XX"), "is not a .mask file", True),
-    "version": (lambda f: patch(f / MASK, 8, b"\x02"), "is not a .mask file", True),
-    "tokens lie": (lambda f: patch(f / MASK, 16, b"\x07"), "declares 7 tokens", True),
-    "trained lie": (lambda f: patch(f / MASK, 24, b"\x02"), "its header says 2 trained", False),
-    "bits": (lambda f: patch(f / MASK, 32, b"\x3f"), "checksum differs", False),
-    "bits beyond the last token": (lambda f: patch(f / MASK, 32, b"\xf5"), "6 bits are set", False),
+    "cut": (lambda f: truncate(f / MASK, 1), "its shard has 6", True),
+    "magic": (lambda f: overwrite(f / MASK, 0, b"XX"), "is not a .mask file", True),
+    "version": (lambda f: overwrite(f / MASK, 8, b"\x02"), "is not a .mask file", True),
+    "tokens lie": (lambda f: overwrite(f / MASK, 16, b"\x07"), "declares 7 tokens", True),
+    "trained lie": (lambda f: overwrite(f / MASK, 24, b"\x02"), "its header says 2 trained", False),
+    "bits": (lambda f: overwrite(f / MASK, 32, b"\x3f"), "checksum differs", False),
+    "bits beyond the last token": (lambda f: overwrite(f / MASK, 32, b"\xf5"), "6 bits are set", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASK_ATTACKS)
-def test_masks(tmp_path, name):
-    change, sentence, reading = MASK_ATTACKS[name]
+def test_damaged_masks(tmp_path, name):
+    change, sentence, fails_when_read = MASK_ATTACKS[name]
     write_store(tmp_path, [[1, 2, 3], [4, 5, 6]], trained=[[1, 0, 1], [0, 1, 1]])
     change(tmp_path)
-    if reading:
+    if fails_when_read:
         with pytest.raises(StoreError, match=sentence):
             batchloom.open_store(tmp_path).mask(np.array([0]), np.array([0]), np.array([3]))
     verdict = verify_store(tmp_path)
     assert any(sentence in fault for fault in verdict.faults), verdict.faults
 
 
-def test_a_mask_the_manifest_does_not_know(folder):
+def test_a_mask_missing_from_the_manifest(folder):
     (folder / MASK).write_bytes(b"")
     assert any("lists no mask" in fault for fault in verify_store(folder).faults)
 
 
 @pytest.mark.parametrize("name", FILE_ATTACKS)
-def test_files(folder, name):
+def test_damaged_files(folder, name):
     change, sentence = FILE_ATTACKS[name]
     change(folder)
     with pytest.raises(StoreError, match=sentence):
-        read_everything(folder)
+        read_all_documents(folder)
     verdict = verify_store(folder)
     assert not verdict.sound
 
 
-def test_check_finds_what_reading_cannot(folder):
+def test_check_finds_damage_that_reading_cannot(folder):
     assert verify_store(folder).sound
-    patch(folder / BIN, 8, struct.pack("<H", 77))
+    overwrite(folder / BIN, 8, struct.pack("<H", 77))
     assert verify_store(folder).faults == [f"{folder / BIN}: checksum differs from the manifest's."]
 
 
-COUNT_LIES = {
+WRONG_COUNTS = {
     "documents": (lambda m: m["counts"].update(documents=51), "says 51 documents, its subsets hold 50;"),
     "tokens": (lambda m: m["counts"].update(tokens=7), "says 7 tokens, its subsets hold 1,050;"),
     "records": (lambda m: m["counts"].update(records=60), "says 60 records, the parts of its sources hold 50;"),
@@ -212,9 +212,9 @@ COUNT_LIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COUNT_LIES)
-def test_check_compares_every_count_that_is_stated(folder, name):
-    change, sentence = COUNT_LIES[name]
+@pytest.mark.parametrize("name", WRONG_COUNTS)
+def test_check_compares_every_count(folder, name):
+    change, sentence = WRONG_COUNTS[name]
     edit_manifest(folder, change)
     faults = [fault for fault in verify_store(folder).faults if sentence in fault]
     assert len(faults) == 1
@@ -228,7 +228,7 @@ def test_check_counts_the_lines_of_the_quarantine(folder):
 
 
 def test_check_finds_ids_outside_the_vocabulary(folder):
-    patch(folder / BIN, 8, struct.pack("<H", 300))
+    overwrite(folder / BIN, 8, struct.pack("<H", 300))
     assert any("token id 300; the vocabulary has ids 0 to 256" in fault for fault in verify_store(folder).faults)
 
 
@@ -252,28 +252,28 @@ def test_check_finds_noise(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 7, 33, 100])
-def test_prefixes_cut_short(folder, tmp_path, count):
+def test_truncated_prefixes(folder, tmp_path, count):
     for suffix in (".bin", ".idx"):
         copy = tmp_path / f"copy{suffix[1:]}{count}"
         for kind in (".bin", ".idx"):
             copy.with_suffix(kind).write_bytes((folder / f"train/shard_00000{kind}").read_bytes())
         assert verify_prefix(copy).sound
-        cut(copy.with_suffix(suffix), count)
+        truncate(copy.with_suffix(suffix), count)
         with pytest.raises(StoreError):
-            read_everything(copy)
+            read_all_documents(copy)
         assert not verify_prefix(copy).sound
 
 
 def test_a_prefix_whose_documents_run_backwards(folder, tmp_path):
     for kind in (".bin", ".idx"):
         (tmp_path / f"p{kind}").write_bytes((folder / f"train/shard_00000{kind}").read_bytes())
-    patch(tmp_path / "p.idx", HEADER.size + 12 * 20 + 8, struct.pack("<q", 9))
+    overwrite(tmp_path / "p.idx", HEADER.size + 12 * 20 + 8, struct.pack("<q", 9))
     with pytest.raises(StoreError, match="run backwards"):
         batchloom.open_store(tmp_path / "p")
 
 
-def prefix_of(path, lengths, pointers, bounds=None):
-    """A uint16 pair whose index says exactly this of a .bin that counts 0, 1, 2, ..."""
+def write_prefix(path, lengths, pointers, bounds=None):
+    """Write a uint16 prefix of tokens 0, 1, 2, ... with the given index columns."""
     bounds = bounds or list(range(len(lengths) + 1))
     header = HEADER.pack(b"MMIDIDX\0\0", 1, 8, len(lengths), len(bounds))
     columns = ((lengths, "<i4"), (pointers, "<i8"), (bounds, "<i8"))
@@ -296,23 +296,23 @@ def prefix_of(path, lengths, pointers, bounds=None):
     ],
 )  # fmt: skip
 def test_a_prefix_whose_documents_hold_tokens_of_others(tmp_path, lengths, pointers, bounds, sentence):
-    path = prefix_of(tmp_path / "p", lengths, pointers, bounds)
+    path = write_prefix(tmp_path / "p", lengths, pointers, bounds)
     with pytest.raises(StoreError, match=sentence):
         batchloom.open_store(path)
     assert [sentence in fault for fault in verify_prefix(path).faults] == [True]
 
 
 def test_a_prefix_may_hold_its_documents_in_any_order(tmp_path):
-    path = prefix_of(tmp_path / "p", [3, 0, 2, 4], [12, 8, 0, 4], [0, 1, 2, 4])
+    path = write_prefix(tmp_path / "p", [3, 0, 2, 4], [12, 8, 0, 4], [0, 1, 2, 4])
     assert verify_prefix(path).sound
     store = batchloom.open_store(path)
     assert [store[n].ids.tolist() for n in range(3)] == [[6, 7, 8], [], [0, 1, 2, 3, 4, 5]]
 
 
 def test_a_span_beyond_its_document_is_refused(folder):
-    store, one = batchloom.open_store(folder), np.ones(1, np.int64)
+    store, ones = batchloom.open_store(folder), np.ones(1, np.int64)
     with pytest.raises(StoreError, match=r"Document 1 of .* has 21 tokens, and a span of it ends at 22"):
-        store.read(one, one, 21 * one)
+        store.read(ones, ones, 21 * ones)
 
 
 def test_a_shard_larger_than_its_documents_is_refused(folder):
@@ -320,16 +320,16 @@ def test_a_shard_larger_than_its_documents_is_refused(folder):
     edit_manifest(
         folder,
         lambda m: (
-            shard(m).update(tokens=421, bytes=842),
+            get_first_shard(m).update(tokens=421, bytes=842),
             m["subsets"]["train"].update(tokens=1051),
         ),
     )
     with pytest.raises(StoreError, match="have 1,050 tokens, the manifest says 1,051"):
-        read_everything(folder)
+        read_all_documents(folder)
 
 
 @pytest.mark.parametrize("name", ["end_id", "vocab_size", "bos_id"])
-def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
+def test_a_wrong_tokenizer_entry_is_a_fault(folder, name):
     value = {"end_id": 0, "vocab_size": 999, "bos_id": 7}[name]
     edit_manifest(folder, lambda m: m["tokenizer"].update({name: value}))
     assert any("another tokenizer" in fault for fault in verify_store(folder).faults)
@@ -338,7 +338,7 @@ def test_a_manifest_that_lies_about_its_tokenizer_is_faulty(folder, name):
         batchloom.open_store(folder)
 
 
-def test_bytes_that_are_no_text_in_a_manifest(folder):
+def test_a_manifest_that_is_not_utf8(folder):
     path = folder / "dataset_metadata.json"
     edit_manifest(folder, lambda m: None)
     path.write_bytes(path.read_bytes().replace(b'"given"', b'"giv\xffn"'))
@@ -354,7 +354,7 @@ def test_a_prefix_without_documents_is_a_fault(tmp_path):
         batchloom.inspect(tmp_path / "empty")
 
 
-def test_a_tokenizer_that_is_none_is_named_with_its_file(folder):
+def test_a_missing_tokenizer_is_named_with_its_file(folder):
     path = folder / "tokenizer_state.json"
     path.write_text("null")
     assert f"{path}: this is not the state of a tokenizer" in " ".join(verify_store(folder).faults)
@@ -365,9 +365,9 @@ def test_a_tokenizer_that_is_none_is_named_with_its_file(folder):
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", None])
-def test_a_tokenizer_that_cannot_be_read(folder, data):
+def test_an_unreadable_tokenizer(folder, data):
     path = folder / "tokenizer_state.json"
-    pipe(path)
+    replace_by_pipe(path)
     if data is not None:
         path.unlink()
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""The ways out of a store, read back by those they are for."""
+"""Exports of a store, read back by the libraries they are made for."""
 
 import importlib
 import importlib.util
@@ -30,33 +30,33 @@ def store(request, tmp_path):
     return write_store(tmp_path / "s", DOCUMENTS, documents_per_shard=60, trained=trained)
 
 
-def read(folder):
+def read_documents(folder):
     store = batchloom.open_store(folder)
     return [store[n].ids.tolist() for n in range(len(store))]
 
 
-def masks(folder):
+def read_masks(folder):
     store = batchloom.open_store(folder)
     numbers = np.arange(len(store))
-    found = store.mask(numbers, numbers * 0, store.lengths.slice(0, len(store)).astype(np.int64))
-    return [one.tolist() for one in found]
+    spans = store.mask(numbers, numbers * 0, store.lengths.slice(0, len(store)).astype(np.int64))
+    return [span.tolist() for span in spans]
 
 
-def test_shards_as_they_are(tmp_path, store):
-    done = export_store(store.path, to="megatron", out=tmp_path / "m")
+def test_megatron_shards(tmp_path, store):
+    report = export_store(store.path, to="megatron", out=tmp_path / "m")
     names = [f"shard_0000{n}" for n in range(4)]
     documents = [ids for name in names for ids in megatron_documents(tmp_path / "m" / name)]
     assert documents == DOCUMENTS
     assert os.path.samefile(tmp_path / "m/shard_00001.bin", store.path / "train/shard_00001.bin")
-    assert (done.documents, done.tokens, done.files) == (
+    assert (report.documents, report.tokens, report.files) == (
         200,
         store.tokens,
         12 if store.masked else 8,
     )
-    assert ["tokens are not trained" in note for note in done.notes] == [True] * store.masked
+    assert ["tokens are not trained" in note for note in report.notes] == [True] * store.masked
     import_tokens(tmp_path / "m", out=tmp_path / "again", tokenizer="bytes")
-    assert read(tmp_path / "again") == DOCUMENTS
-    assert masks(tmp_path / "again") == masks(store.path)
+    assert read_documents(tmp_path / "again") == DOCUMENTS
+    assert read_masks(tmp_path / "again") == read_masks(store.path)
 
 
 def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch):
@@ -73,43 +73,43 @@ def test_one_merged_prefix(tmp_path, store, monkeypatch):
     monkeypatch.setattr(importlib.import_module("batchloom.store.read.document_walk"), "_MAX_TOKENS", 333)
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
-    assert read(tmp_path / "m/all.text") == DOCUMENTS
-    assert masks(tmp_path / "m/all.text") == masks(store.path)
+    assert read_documents(tmp_path / "m/all.text") == DOCUMENTS
+    assert read_masks(tmp_path / "m/all.text") == read_masks(store.path)
     assert batchloom.open_store(tmp_path / "m/all.text").contents.trained_tokens == store.contents.trained_tokens
     assert batchloom.check(tmp_path / "m/all.text").sound
 
 
 def test_a_flat_file_and_back(tmp_path, store):
-    done = export_store(store.path, to="flat", out=tmp_path / "f")
-    facts = json.loads((tmp_path / "f/train.json").read_text())
-    flat = np.memmap(tmp_path / "f/train.bin", facts["dtype"], "r")
+    report = export_store(store.path, to="flat", out=tmp_path / "f")
+    metadata = json.loads((tmp_path / "f/train.json").read_text())
+    flat = np.memmap(tmp_path / "f/train.bin", metadata["dtype"], "r")
     assert flat.tolist() == [token for ids in DOCUMENTS for token in ids]
-    assert (facts["eod"], facts["documents"], facts["vocab_size"]) == (256, 200, 257)
-    assert done.files == 2 + store.masked
+    assert (metadata["eod"], metadata["documents"], metadata["vocab_size"]) == (256, 200, 257)
+    assert report.files == 2 + store.masked
     import_tokens(tmp_path / "f/train.bin", out=tmp_path / "again", tokenizer="bytes")
-    assert read(tmp_path / "again") == DOCUMENTS
-    assert masks(tmp_path / "again") == masks(store.path)
+    assert read_documents(tmp_path / "again") == DOCUMENTS
+    assert read_masks(tmp_path / "again") == read_masks(store.path)
 
 
 @pytest.mark.parametrize("documents", [[[1, 2], [3, 256]], [[1, 256, 2, 256]], [[], [256]]])
-def test_a_flat_file_that_loses_where_documents_end_says_so(tmp_path, documents):
+def test_a_flat_file_without_document_ends_has_a_note(tmp_path, documents):
     write_store(tmp_path / "s", documents)
-    done = export_store(tmp_path / "s", to="flat", out=tmp_path / "f")
-    assert "The flat file does not show where documents end" in done.notes[0]
+    report = export_store(tmp_path / "s", to="flat", out=tmp_path / "f")
+    assert "The flat file does not show where documents end" in report.notes[0]
     assert json.loads((tmp_path / "f/train.json").read_text())["eod"] is None
     with pytest.raises(InputError, match="give --eod"):
         import_tokens(tmp_path / "f/train.bin", out=tmp_path / "t", vocab_size=300)
 
 
-def rows(table):
+def read_columns(table):
     return table.to_pydict()
 
 
-def check_columns(found, store):
-    assert found["input_ids"] == DOCUMENTS
-    assert found["record"] == list(range(200))
-    assert set(found["source"]) == {"given"}
-    assert found.get("loss_mask") == ([list(map(int, f)) for f in FLAGS] if store.masked else None)
+def check_columns(columns, store):
+    assert columns["input_ids"] == DOCUMENTS
+    assert columns["record"] == list(range(200))
+    assert set(columns["source"]) == {"given"}
+    assert columns.get("loss_mask") == ([list(map(int, f)) for f in FLAGS] if store.masked else None)
 
 
 def test_parquet(tmp_path, store):
@@ -117,26 +117,28 @@ def test_parquet(tmp_path, store):
     paths = sorted((tmp_path / "p").iterdir())
     assert [path.name for path in paths] == [f"train-0000{n}-of-00004.parquet" for n in range(4)]
     assert str(pq.read_schema(paths[0]).field("input_ids").type) == "list<element: int32>"
-    check_columns(rows(pq.read_table(tmp_path / "p")), store)
+    check_columns(read_columns(pq.read_table(tmp_path / "p")), store)
 
 
 def test_datasets_load_from_disk(tmp_path, store):
     datasets = pytest.importorskip("datasets")
     export_store(store.path, to="hf", out=tmp_path / "h")
-    found = datasets.load_from_disk(str(tmp_path / "h"))
-    assert (str(found.split), found.num_rows) == ("train", 200)
-    check_columns(found[:], store)
-    assert found.features["input_ids"].feature.dtype == "int32"
-    found.map(lambda row: {"n": len(row["input_ids"])}).save_to_disk(str(tmp_path / "again"))
+    dataset = datasets.load_from_disk(str(tmp_path / "h"))
+    assert (str(dataset.split), dataset.num_rows) == ("train", 200)
+    check_columns(dataset[:], store)
+    assert dataset.features["input_ids"].feature.dtype == "int32"
+    dataset.map(lambda row: {"n": len(row["input_ids"])}).save_to_disk(str(tmp_path / "again"))
 
 
-def test_an_arrow_stream_a_shard(tmp_path, store):
+def test_one_arrow_stream_per_shard(tmp_path, store):
     import pyarrow as pa
 
     export_store(store.path, to="hf", out=tmp_path / "h")
     state = json.loads((tmp_path / "h/state.json").read_text())
-    tables = [pa.ipc.open_stream(tmp_path / "h" / one["filename"]).read_all() for one in state["_data_files"]]
-    check_columns(rows(pa.concat_tables(tables)), store)
+    tables = [
+        pa.ipc.open_stream(tmp_path / "h" / data_file["filename"]).read_all() for data_file in state["_data_files"]
+    ]
+    check_columns(read_columns(pa.concat_tables(tables)), store)
 
 
 def test_mds_bytes(tmp_path):
@@ -148,12 +150,12 @@ def test_mds_bytes(tmp_path):
         b'["input_ids", "loss_mask", "source", "record"], "column_sizes": [null, null, null, 8], '
         b'"compression": null, "format": "mds", "hashes": [], "size_limit": 67108864, "version": 2}'
     )
-    one = np.array([10, 4, 5], "<u4").tobytes()
-    one += b"\x04\x02" + np.array([7, 256], "<i4").tobytes() + b"\x04\x02\x00\x01given" + bytes(8)
+    sample = np.array([10, 4, 5], "<u4").tobytes()
+    sample += b"\x04\x02" + np.array([7, 256], "<i4").tobytes() + b"\x04\x02\x00\x01given" + bytes(8)
     start = 16 + len(config)
-    assert data[:start] == np.array([2, start, start + len(one), len(data)], "<u4").tobytes() + config
-    assert data[start : start + len(one)] == one
-    assert data[start + len(one) + 12 :].startswith(b"\x05\x2c\x01" + np.int32(5).tobytes())
+    assert data[:start] == np.array([2, start, start + len(sample), len(data)], "<u4").tobytes() + config
+    assert data[start : start + len(sample)] == sample
+    assert data[start + len(sample) + 12 :].startswith(b"\x05\x2c\x01" + np.int32(5).tobytes())
 
 
 STREAMING = """
@@ -166,7 +168,7 @@ class Stub(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (), {})
-# Imported by the package for images alone, and broken beside a CPU torch.
+# The package imports it for images only, and it is broken next to a CPU torch.
 for name in ("", ".transforms", ".transforms.functional", ".datasets", ".models"):
     stub = sys.modules["torchvision" + name] = Stub("torchvision" + name)
     stub.__spec__ = importlib.machinery.ModuleSpec(stub.__name__, None)
@@ -189,53 +191,53 @@ print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards
 """
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not here")
+@pytest.mark.skipif(not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not installed")
 def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
     monkeypatch.setattr("batchloom.store.export.export_mds._SHARD_BYTES", 20_000)
     export_store(store.path, to="mds", out=tmp_path / "m")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", STREAMING, str(tmp_path / "m"), str(tmp_path / "theirs")],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    found, shards = json.loads(done.stdout.splitlines()[-1])
-    check_columns({name: [row[name] for row in found] for name in found[0]}, store)
+    assert process.returncode == 0, process.stderr
+    samples, shards = json.loads(process.stdout.splitlines()[-1])
+    check_columns({name: [row[name] for row in samples] for name in samples[0]}, store)
     assert shards > 1
 
 
 @pytest.mark.parametrize("to", EXPORT_TARGETS)
 def test_empty_documents_and_other_subsets(tmp_path, to):
     write_store(tmp_path / "s", {"train": [[1]], "val": [[], [2, 256], []]})
-    done = export_store(tmp_path / "s", to=to, out=tmp_path / "o" / "deep", split="val")
-    assert (done.documents, done.tokens) == (3, 2)
+    report = export_store(tmp_path / "s", to=to, out=tmp_path / "o" / "deep", split="val")
+    assert (report.documents, report.tokens) == (3, 2)
     if to == "parquet":
-        assert pq.read_table(done.path)["input_ids"].to_pylist() == [[], [2, 256], []]
+        assert pq.read_table(report.path)["input_ids"].to_pylist() == [[], [2, 256], []]
     if to == "megatron":
-        assert megatron_documents(done.path / "shard_00000") == [[], [2, 256], []]
+        assert megatron_documents(report.path / "shard_00000") == [[], [2, 256], []]
 
 
 @pytest.mark.parametrize("to", EXPORT_TARGETS)
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
-def test_a_bare_prefix_goes_out_too(tmp_path, to, dtype):
+def test_a_bare_prefix_is_exported(tmp_path, to, dtype):
     prefix = megatron_prefix(tmp_path / "p", [[[1, 2], [3]], [[4]]], dtype)
     merge = "one" if to == "megatron" else None
-    done = export_store(prefix, to=to, out=tmp_path / "o", merge=merge)
-    assert done.documents == 2
+    report = export_store(prefix, to=to, out=tmp_path / "o", merge=merge)
+    assert report.documents == 2
     if to == "parquet":
-        assert rows(pq.read_table(tmp_path / "o")) == {"input_ids": [[1, 2, 3], [4]]}
+        assert read_columns(pq.read_table(tmp_path / "o")) == {"input_ids": [[1, 2, 3], [4]]}
     if merge:
         assert megatron_documents(tmp_path / "o/one") == [[1, 2, 3], [4]]
 
 
-def test_ids_no_table_can_hold(tmp_path):
+def test_ids_too_large_for_a_table(tmp_path):
     prefix = megatron_prefix(tmp_path / "p", [[[1, 2**40]]], np.int64)
     with pytest.raises(InputError, match="1099511627776 does not fit into int32"):
         export_store(prefix, to="parquet", out=tmp_path / "o")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.bin", "p.idx"]
 
 
-def test_an_export_appears_as_a_whole_or_not_at_all(tmp_path, store):
+def test_an_export_is_atomic(tmp_path, store):
     def stop(documents):
         raise KeyboardInterrupt
 
@@ -245,14 +247,14 @@ def test_an_export_appears_as_a_whole_or_not_at_all(tmp_path, store):
     (tmp_path / "o.partial").mkdir()
     (tmp_path / "o.partial" / "left").touch()
     (tmp_path / "o").mkdir()
-    done = export_store(store.path, to="parquet", out=tmp_path / "o")
-    assert done.files == 4
+    report = export_store(store.path, to="parquet", out=tmp_path / "o")
+    assert report.files == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o", "s"]
     with pytest.raises(StoreConflictError, match="not empty; choose another --out"):
         export_store(store.path, to="flat", out=tmp_path / "o")
 
 
-def test_settings_that_are_wrong(tmp_path):
+def test_invalid_settings(tmp_path):
     write_store(tmp_path / "s", [[1]])
     with pytest.raises(SettingsError, match="did you mean 'parquet'"):
         export_store(tmp_path / "s", to="parqet", out=tmp_path / "o")
@@ -272,7 +274,7 @@ def test_the_command(tmp_path, store, capsys):
 
 
 @pytest.mark.parametrize("to", EXPORT_TARGETS)
-def test_damage_is_told_and_nothing_is_written(tmp_path, store, to, capsys):
+def test_damage_is_reported_and_nothing_is_written(tmp_path, store, to, capsys):
     path = store.path / "train" / "shard_00002.bin"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4

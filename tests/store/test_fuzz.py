@@ -1,4 +1,4 @@
-"""Damaged numbers anywhere in a store: each use ends in one of our errors or goes through, never in anything else."""
+"""Damaged numbers in a store: each use succeeds or raises a BatchloomError."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ from batchloom.store import (
 )
 
 SLOW = pytest.mark.slow
-ALONE = {"seq_len": 200, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
+SINGLE_RANK = {"seq_len": 200, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
 NUMBERS = (-1, 0, 1, 7, 255, 2**31, 2**32 - 1, 2**40, 2**50, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 VALUES = (
     *NUMBERS,
@@ -43,7 +43,7 @@ VALUES = (
 SECONDS = 20
 
 
-def text(folder):
+def make_text_store(folder):
     lines = [json.dumps({"text": f"Document {n} " + "word " * (n % 40)}) for n in range(90)]
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n{bad\n")
     settings = {"tokenizer": "bytes", "max_bad": 5, "val_fraction": 0.1, "tokens_per_shard": 3000}
@@ -55,7 +55,7 @@ def text(folder):
     remove_documents(folder / "s", documents_file=folder / "named")
 
 
-def chat(folder):
+def make_chat_store(folder):
     rows = [
         [
             {"role": "user", "content": f"Say {n}"},
@@ -67,13 +67,13 @@ def chat(folder):
     batchloom.prepare(folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0)
 
 
-def pairs(folder):
+def make_pair_store(folder):
     rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "no"} for n in range(40)]
     (folder / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     batchloom.prepare(folder / "in.jsonl", out=folder / "s", tokenizer="bytes", workers=1, val_fraction=0)
 
 
-def images(folder):
+def make_image_store(folder):
     pytest.importorskip("transformers")
     from media.made import encoded, picture, talk
     from media.processors import MADE, save
@@ -99,179 +99,179 @@ def images(folder):
     )
 
 
-MAKERS = {"text": text, "chat": chat, "pairs": pairs, "images": images}
+MAKERS = {"text": make_text_store, "chat": make_chat_store, "pairs": make_pair_store, "images": make_image_store}
 
 
-SOME = [pytest.param(name, marks=SLOW if name == "images" else ()) for name in MAKERS]
+MAKER_NAMES = [pytest.param(name, marks=SLOW if name == "images" else ()) for name in MAKERS]
 
 
-@pytest.fixture(scope="module", params=SOME)
-def sound(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=MAKER_NAMES)
+def sound_store(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     MAKERS[request.param](folder)
     return folder / "s"
 
 
-def epoch(place, **options):
-    loader = Loader(open_store(place, **options), **ALONE, prefetch=0)
+def read_epoch(folder, **options):
+    loader = Loader(open_store(folder, **options), **SINGLE_RANK, prefetch=0)
     for _, batch in zip(range(60), loader, strict=False):
         assert batch["input_ids"].dtype == np.int64
 
 
-def ask(place, **options):
-    loader = Loader(open_store(place, **options), **ALONE, prefetch=0)
+def query_plan(folder, **options):
+    loader = Loader(open_store(folder, **options), **SINGLE_RANK, prefetch=0)
     for step in (0, max(0, loader.plan.steps - 1)):
-        for one in explain(loader, step):
-            for span in one.spans[:2]:
+        for row in explain(loader, step):
+            for span in row.spans[:2]:
                 if span.origin is not None:
                     assert span.origin.record >= 0
     source = loader.store.manifest.sources[0].name
-    for words in (
+    for target in (
         {"document": 1},
         {"document": len(loader.store) - 1},
         {"source": source, "record": 2},
     ):
-        when(loader, **words)
+        when(loader, **target)
 
 
 USES = {
     "check": check,
     "inspect": inspect,
-    "epoch": epoch,
-    "first-read": lambda place: epoch(place, verify="first-read"),
-    "older": lambda place: epoch(place, generation=1),
-    "explain and when": ask,
-    "export": lambda place: [export_store(place, to=to, out=f"{place}-{to}") for to in ("flat", "parquet")],
+    "epoch": read_epoch,
+    "first-read": lambda folder: read_epoch(folder, verify="first-read"),
+    "older": lambda folder: read_epoch(folder, generation=1),
+    "explain and when": query_plan,
+    "export": lambda folder: [export_store(folder, to=to, out=f"{folder}-{to}") for to in ("flat", "parquet")],
     "log": read_log,
-    "documents": lambda place: list(iter_shard_documents(place)),
-    "remove": lambda place: remove_documents(place, sources=["in.jsonl"], dry_run=True),
-    "compact": lambda place: compact_store(shutil.copytree(place, f"{place}-compact")),
+    "documents": lambda folder: list(iter_shard_documents(folder)),
+    "remove": lambda folder: remove_documents(folder, sources=["in.jsonl"], dry_run=True),
+    "compact": lambda folder: compact_store(shutil.copytree(folder, f"{folder}-compact")),
 }
 
 
-# A few in the fast tier.
-PARTS = [range(8), *(pytest.param(range(n, n + 40), marks=SLOW) for n in range(8, 248, 40))]
+# The fast tier runs a few seeds.
+SEED_RANGES = [range(8), *(pytest.param(range(n, n + 40), marks=SLOW) for n in range(8, 248, 40))]
 
 
 @contextmanager
-def time_limit(words):
+def time_limit(task):
     def stop(*_):
-        raise AssertionError(f"{words} takes more than {SECONDS} s")
+        raise AssertionError(f"{task} takes more than {SECONDS} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    previous = signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
 
 
-def use_all(folder, what, names=USES):
+def use_all(folder, damage, names=USES):
     """Use a damaged store in every way."""
     refused = 0
     for name in names:
-        with time_limit(f"{name} of {what}"):
+        with time_limit(f"{name} of {damage}"):
             try:
                 USES[name](folder)
             except BatchloomError:
                 refused += 1
             except Exception as error:
-                raise AssertionError(f"{name} of {what}: {type(error).__name__}: {error}") from error
+                raise AssertionError(f"{name} of {damage}: {type(error).__name__}: {error}") from error
         for path in folder.parent.glob(f"{folder.name}-*"):
             shutil.rmtree(path)
     return refused
 
 
-def places_in(value, place=()):
-    """Every place in a JSON value but the top."""
-    if place:
-        yield place
+def iter_paths(value, path=()):
+    """Iterate over the paths of all nested values of a JSON value."""
+    if path:
+        yield path
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places_in(inner, (*place, name))
+            yield from iter_paths(inner, (*path, name))
 
 
-def change_json(data, chance):
-    """Change one value, key or item; what was changed."""
-    place = chance.choice(list(places_in(data)))
-    inner = data
-    for name in place[:-1]:
-        inner = inner[name]
-    how = chance.choice(["value"] * 6 + ["delete", "twice"])
-    if how == "delete":
-        del inner[place[-1]]
-        return place, how
-    if how == "twice" and isinstance(inner, list):
-        inner.append(copy.deepcopy(inner[place[-1]]))
-        return place, how
-    inner[place[-1]] = chance.choice(VALUES)
-    return place, inner[place[-1]]
+def change_json(data, rng):
+    """Change one value, key or item; return its path and the change."""
+    path = rng.choice(list(iter_paths(data)))
+    container = data
+    for name in path[:-1]:
+        container = container[name]
+    action = rng.choice(["value"] * 6 + ["delete", "twice"])
+    if action == "delete":
+        del container[path[-1]]
+        return path, action
+    if action == "twice" and isinstance(container, list):
+        container.append(copy.deepcopy(container[path[-1]]))
+        return path, action
+    container[path[-1]] = rng.choice(VALUES)
+    return path, container[path[-1]]
 
 
-def damage_json(path, chance, *, drop):
+def damage_json(path, rng, *, drop):
     data = json.loads(path.read_text())
     if drop:
         data.pop("checksum", None)
-    changed = [change_json(data, chance) for _ in range(chance.choice((1, 1, 2)))]
+    changes = [change_json(data, rng) for _ in range(rng.choice((1, 1, 2)))]
     path.write_text(json.dumps(data))
-    return changed
+    return changes
 
 
-def damage_bytes(path, chance):
+def damage_bytes(path, rng):
     """Overwrite an aligned number, cut, or lengthen a file."""
     data = bytearray(path.read_bytes())
-    how = chance.choice(["number"] * 6 + ["cut", "longer", "bit"])
-    if how == "cut":
-        data = data[: chance.randrange(len(data) + 1)]
-    elif how == "longer":
-        data += bytes(chance.choice((1, 4, 8, 4096)))
-    elif how == "bit" and data:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    action = rng.choice(["number"] * 6 + ["cut", "longer", "bit"])
+    if action == "cut":
+        data = data[: rng.randrange(len(data) + 1)]
+    elif action == "longer":
+        data += bytes(rng.choice((1, 4, 8, 4096)))
+    elif action == "bit" and data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     else:
-        width = chance.choice((1, 4, 8))
-        at = chance.randrange(0, max(1, min(len(data), chance.choice((64, len(data) + 1)))), width)
-        number = chance.choice(NUMBERS) % (1 << 8 * width)
+        width = rng.choice((1, 4, 8))
+        at = rng.randrange(0, max(1, min(len(data), rng.choice((64, len(data) + 1)))), width)
+        number = rng.choice(NUMBERS) % (1 << 8 * width)
         data[at : at + width] = number.to_bytes(width, "little")
     path.write_bytes(data)
-    return how
+    return action
 
 
-def damaged(sound, tmp_path, number):
+def copy_store(sound_store, tmp_path, number):
     folder = tmp_path / f"s{number}"
-    shutil.copytree(sound, folder)
+    shutil.copytree(sound_store, folder)
     return folder
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_numbers_of_a_manifest_without_checksum(sound, tmp_path, part):
+@pytest.mark.parametrize("seeds", SEED_RANGES)
+def test_numbers_of_a_manifest_without_checksum(sound_store, tmp_path, seeds):
     refused = 0
-    for seed in part:
-        chance, folder = random.Random(seed), damaged(sound, tmp_path, seed)
+    for seed in seeds:
+        rng, folder = random.Random(seed), copy_store(sound_store, tmp_path, seed)
         names = [
             "dataset_metadata.json",
             *(f"generations/{p.name}" for p in folder.glob("generations/*")),
         ]
-        name = chance.choice([names[0], *names])
-        what = damage_json(folder / name, chance, drop=True)
-        refused += use_all(folder, f"seed {seed}: {name} with {what}") > 0
+        name = rng.choice([names[0], *names])
+        damage = damage_json(folder / name, rng, drop=True)
+        refused += use_all(folder, f"seed {seed}: {name} with {damage}") > 0
         shutil.rmtree(folder)
     assert refused
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_numbers_of_other_files(sound, tmp_path, part):
+@pytest.mark.parametrize("seeds", SEED_RANGES)
+def test_numbers_of_other_files(sound_store, tmp_path, seeds):
     refused = 0
-    for seed in part:
-        chance, folder = random.Random(seed), damaged(sound, tmp_path, seed)
+    for seed in seeds:
+        rng, folder = random.Random(seed), copy_store(sound_store, tmp_path, seed)
         files = [p for p in sorted(folder.rglob("*")) if p.is_file() and "dataset_met" not in p.name]
         by_kind = sorted({p.suffix for p in files})
-        kind = chance.choice(by_kind)
-        path = chance.choice([p for p in files if p.suffix == kind])
-        if path.suffix == ".json" and chance.random() < 0.7:
-            what = damage_json(path, chance, drop=False)
+        kind = rng.choice(by_kind)
+        path = rng.choice([p for p in files if p.suffix == kind])
+        if path.suffix == ".json" and rng.random() < 0.7:
+            damage = damage_json(path, rng, drop=False)
         else:
-            what = damage_bytes(path, chance)
-        refused += use_all(folder, f"seed {seed}: {path.relative_to(folder)} with {what}") > 0
+            damage = damage_bytes(path, rng)
+        refused += use_all(folder, f"seed {seed}: {path.relative_to(folder)} with {damage}") > 0
         shutil.rmtree(folder)
     assert refused

@@ -41,14 +41,14 @@ FIRST = {"train": [[1, 2, 256], [3, 256], [4, 5, 6, 256]], "val": [[7, 256]]}
 SECOND = {"train": [[8, 9, 256], [10, 256]], "test": [[11, 12, 256]]}
 
 
-def contents(folder, generation=None):
-    """Every document of a generation, by subset."""
+def read_contents(folder, generation=None):
+    """Read every document of a generation, by subset."""
     manifest = read_manifest(folder, generation)
     stores = {name: open_store(folder, name, generation=generation) for name in manifest.subsets}
-    return {name: [one.ids.tolist() for one in store] for name, store in stores.items()}
+    return {name: [document.ids.tolist() for document in store] for name, store in stores.items()}
 
 
-def tree(folder):
+def read_tree(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(Path(folder).rglob("*"))
@@ -57,33 +57,33 @@ def tree(folder):
 
 
 @pytest.fixture
-def grown(tmp_path):
+def grown_store(tmp_path):
     """A store of two generations."""
     write_store(tmp_path / "s", FIRST, documents_per_shard=2)
     append_documents(tmp_path / "s", SECOND, documents_per_shard=1)
     return tmp_path / "s"
 
 
-def test_an_appended_store_has_the_old_documents_under_their_numbers_and_the_new_behind(grown):
-    both = {"train": FIRST["train"] + SECOND["train"], "val": FIRST["val"], "test": SECOND["test"]}
-    assert contents(grown) == {name: both[name] for name in ("train", "val", "test")}
-    assert contents(grown, 1) == FIRST
-    store = open_store(grown)
+def test_appended_documents_follow_the_old_ones(grown_store):
+    expected = {"train": FIRST["train"] + SECOND["train"], "val": FIRST["val"], "test": SECOND["test"]}
+    assert read_contents(grown_store) == {name: expected[name] for name in ("train", "val", "test")}
+    assert read_contents(grown_store, 1) == FIRST
+    store = open_store(grown_store)
     assert (store.location.generation, store.lengths.layers) == (2, (3, 2))
     assert [store.provenance.of(n).source for n in range(5)] == ["given"] * 3 + ["appended"] * 2
-    assert check(grown).sound, check(grown).faults
-    assert check(grown, generation=1).sound
+    assert check(grown_store).sound, check(grown_store).faults
+    assert check(grown_store, generation=1).sound
 
 
 def test_golden_bytes_of_a_second_generation(tmp_path):
-    """What docs/format.md says of names and bytes; a change here needs a new format_version."""
+    """Names and bytes of docs/format.md. A change here needs a new format_version."""
     write_store(tmp_path, FIRST, documents_per_shard=2)
-    before = tree(tmp_path)
+    before = read_tree(tmp_path)
     append_documents(tmp_path, SECOND, documents_per_shard=1)
     remove_documents(tmp_path, sources=["given"])
-    after = tree(tmp_path)
-    new = {name: data for name, data in after.items() if name not in before}
-    assert sorted(new) == [
+    after = read_tree(tmp_path)
+    new_files = {name: data for name, data in after.items() if name not in before}
+    assert sorted(new_files) == [
         "generations/00001.json",
         "generations/00002.json",
         "test/lengths.00002.sums",
@@ -105,21 +105,21 @@ def test_golden_bytes_of_a_second_generation(tmp_path):
         "train/shard_00003.sums",
         "val/removed.00003.u64",
     ]
-    # Every file but the manifest is as it was, and the old manifest is kept as it was.
+    # Every file except the manifest is unchanged, and the old manifest is archived unchanged.
     assert {name: after[name] for name in before if name != MANIFEST_NAME} == {
         name: data for name, data in before.items() if name != MANIFEST_NAME
     }
-    assert new["generations/00001.json"] == before[MANIFEST_NAME]
-    assert new["train/lengths.00002.u32"] == np.array([3, 2], "<u4").tobytes()
+    assert new_files["generations/00001.json"] == before[MANIFEST_NAME]
+    assert new_files["train/lengths.00002.u32"] == np.array([3, 2], "<u4").tobytes()
     head = b"BLMGONE\x00" + np.array([1, 3, 0], "<u8").tobytes()
-    assert new["train/removed.00003.u64"] == head + np.array([0, 1, 2], "<u8").tobytes()
+    assert new_files["train/removed.00003.u64"] == head + np.array([0, 1, 2], "<u8").tobytes()
     manifest = json.loads(after[MANIFEST_NAME])
     train = manifest["subsets"]["train"]
-    assert [(one["generation"], one["documents"]) for one in train["layers"]] == [(1, 3), (2, 2)]
-    gone = train["removed"]
-    assert (gone["generation"], gone["documents"], gone["tokens"], gone["trained"]) == (3, 3, 9, 9)
-    made = [(one["number"], one["made"]) for one in manifest["history"]]
-    assert made == [(1, "prepared"), (2, "appended"), (3, "removed")]
+    assert [(entry["generation"], entry["documents"]) for entry in train["layers"]] == [(1, 3), (2, 2)]
+    removed = train["removed"]
+    assert (removed["generation"], removed["documents"], removed["tokens"], removed["trained"]) == (3, 3, 9, 9)
+    changes = [(entry["number"], entry["made"]) for entry in manifest["history"]]
+    assert changes == [(1, "prepared"), (2, "appended"), (3, "removed")]
     assert manifest["history"][1]["documents"] == {"train": 5, "val": 1, "test": 1}
     import jsonschema
 
@@ -127,53 +127,53 @@ def test_golden_bytes_of_a_second_generation(tmp_path):
     jsonschema.validate(manifest, schema)
 
 
-def test_a_store_of_one_generation_says_nothing_of_generations(tmp_path):
+def test_a_store_of_one_generation_has_no_generation_fields(tmp_path):
     write_store(tmp_path, FIRST)
     text = (tmp_path / MANIFEST_NAME).read_text()
     assert not {"history", "layers", "removed"} & set(json.loads(text)) | (
         {"layers", "removed"} & set(json.loads(text)["subsets"]["train"])
     )
-    assert [one.made for one in read_log(tmp_path)] == ["prepared"]
+    assert [entry.made for entry in read_log(tmp_path)] == ["prepared"]
 
 
-def test_a_fingerprint_is_what_it_was_when_the_generation_was_the_newest(tmp_path):
+def test_later_generations_do_not_change_a_fingerprint(tmp_path):
     first = write_store(tmp_path, FIRST).fingerprint
     second = append_documents(tmp_path, SECOND).fingerprint
     remove_documents(tmp_path, sources=["appended"])
-    found = [open_store(tmp_path, generation=number).fingerprint for number in (1, 2, 3)]
-    assert found[:2] == [first, second]
-    assert len(set(found)) == 3
-    assert open_store(tmp_path).fingerprint == found[2]
-    assert [one.fingerprints["train"] for one in read_log(tmp_path)] == found
+    fingerprints = [open_store(tmp_path, generation=number).fingerprint for number in (1, 2, 3)]
+    assert fingerprints[:2] == [first, second]
+    assert len(set(fingerprints)) == 3
+    assert open_store(tmp_path).fingerprint == fingerprints[2]
+    assert [entry.fingerprints["train"] for entry in read_log(tmp_path)] == fingerprints
 
 
-def test_what_is_pickled_stays_of_its_generation(tmp_path):
+def test_a_pickled_store_keeps_its_generation(tmp_path):
     store = write_store(tmp_path, FIRST)
     data = pickle.dumps(store)
     append_documents(tmp_path, SECOND)
-    again = pickle.loads(data)
-    assert (again.location.generation, len(again), again.fingerprint) == (1, 3, store.fingerprint)
+    unpickled = pickle.loads(data)
+    assert (unpickled.location.generation, len(unpickled), unpickled.fingerprint) == (1, 3, store.fingerprint)
     assert pickle.loads(pickle.dumps(open_store(tmp_path, "test"))).location.generation == 2
 
 
 @pytest.mark.parametrize(
-    ("generation", "error", "words"),
+    ("generation", "error", "message"),
     [
         (3, GenerationError, "has no generation 3; it has: 1, 2"),
         (0, GenerationError, "has no generation 0"),
         ("two", SettingsError, "generation: 'two' is not the number"),
     ],
 )
-def test_a_generation_that_is_not_there(grown, generation, error, words):
-    with pytest.raises(error, match=words):
-        open_store(grown, generation=generation)
+def test_a_missing_generation(grown_store, generation, error, message):
+    with pytest.raises(error, match=message):
+        open_store(grown_store, generation=generation)
 
 
-def test_only_stores_have_generations(tmp_path, grown):
+def test_only_stores_have_generations(tmp_path, grown_store):
     with pytest.raises(SettingsError, match="only stores have generations"):
         open_store("dummy", generation=1)
     with pytest.raises(SettingsError, match="only stores have generations"):
-        open_store(grown / "train/shard_00000", generation=1)
+        open_store(grown_store / "train/shard_00000", generation=1)
     with pytest.raises(StoreMissingError):
         open_store(tmp_path / "nothing", generation=1)
     (tmp_path / "a.txt").write_text("text")
@@ -186,17 +186,17 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
     documents = [[n + 1] * (n % 7 + 1) for n in range(60)]
     store = write_store(tmp_path, documents, documents_per_shard=10)
     loader = batchloom.Loader(store, **settings)
-    whole = [batch["input_ids"].tolist() for batch in loader]
+    expected = [batch["input_ids"].tolist() for batch in loader]
     loader = batchloom.Loader(store, **settings)
-    taken = iter(loader)
+    steps = iter(loader)
     for _ in range(3):
-        next(taken)
+        next(steps)
     state = loader.state_dict()
     append_documents(tmp_path, [[200] * 5] * 30)
     remove_documents(tmp_path, sources=["given"])
     older = batchloom.Loader(open_store(tmp_path, generation=1), **settings)
     older.load_state_dict(json.loads(json.dumps(state)))
-    assert [batch["input_ids"].tolist() for batch in older] == whole[3:]
+    assert [batch["input_ids"].tolist() for batch in older] == expected[3:]
     newer = batchloom.Loader(open_store(tmp_path), **settings)
     with pytest.raises(
         StateError,
@@ -209,42 +209,42 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
         newest.load_state_dict(state)
 
 
-def test_hashes_and_parts_of_what_is_there(grown):
-    remove_documents(grown, documents_file=listed(grown, "train:1", "train:3"))
-    found = list(iter_shard_documents(grown))
-    hashes = np.concatenate([one.hashes for one in found])
-    parts = np.concatenate([one.parts for one in found])
+def test_hashes_and_parts_of_remaining_documents(grown_store):
+    remove_documents(grown_store, documents_file=write_list(grown_store, "train:1", "train:3"))
+    ranges = list(iter_shard_documents(grown_store))
+    hashes = np.concatenate([document_range.hashes for document_range in ranges])
+    parts = np.concatenate([document_range.parts for document_range in ranges])
     assert parts.tolist() == [0, 0, 1, 0, 1]
-    kept = [("train", 0), ("train", 2), ("train", 4), ("val", 0), ("test", 0)]
-    expected = [open_store(grown, name).provenance.of(n).hash for name, n in kept]
+    remaining = [("train", 0), ("train", 2), ("train", 4), ("val", 0), ("test", 0)]
+    expected = [open_store(grown_store, name).provenance.of(n).hash for name, n in remaining]
     assert [f"{(int(h) << 64) | int(low):032x}" for low, h in hashes] == expected
 
 
-def listed(folder, *lines):
+def write_list(folder, *lines):
     path = folder.parent / "list.txt"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def test_a_job_that_began_on_another_generation_is_refused(tmp_path, grown):
-    copied = tmp_path / "copy"
-    shutil.copytree(grown, copied)
-    base = read_manifest(copied, 1)
+def test_a_job_started_on_another_generation_is_refused(tmp_path, grown_store):
+    copy = tmp_path / "copy"
+    shutil.copytree(grown_store, copy)
+    base = read_manifest(copy, 1)
     stale = extend_manifest(base, replace(base, subsets={}))
     with pytest.raises(StoreConflictError, match="is now generation 2, and was another"):
-        add_generation(copied, stale, staged=tmp_path)
-    assert tree(copied) == tree(grown)
+        add_generation(copy, stale, staged=tmp_path)
+    assert read_tree(copy) == read_tree(grown_store)
 
 
-def test_a_job_of_another_tokenizer_is_refused(grown, tmp_path):
-    base = read_manifest(grown)
-    other = replace(base, tokenizer=replace(base.tokenizer, fingerprint="f"))
+def test_a_job_of_another_tokenizer_is_refused(grown_store, tmp_path):
+    base = read_manifest(grown_store)
+    changed = replace(base, tokenizer=replace(base.tokenizer, fingerprint="f"))
     with pytest.raises(StoreConflictError, match="a store has only one tokenizer"):
-        extend_manifest(base, other)
+        extend_manifest(base, changed)
 
 
-def test_missing_files_are_no_generation(grown, tmp_path):
-    base = read_manifest(grown)
+def test_a_generation_with_missing_files_is_refused(grown_store, tmp_path):
+    base = read_manifest(grown_store)
     train = base.subsets["train"]
     added = replace(
         base,
@@ -259,36 +259,36 @@ def test_missing_files_are_no_generation(grown, tmp_path):
         },
         sources=base.sources[:1],
     )
-    before = tree(grown)
+    before = read_tree(grown_store)
     with pytest.raises(StoreConflictError, match="lengths.00003.sums is missing"):
-        add_generation(grown, extend_manifest(base, added), staged=tmp_path)
-    assert tree(grown) == before
+        add_generation(grown_store, extend_manifest(base, added), staged=tmp_path)
+    assert read_tree(grown_store) == before
 
 
-def test_adding_the_same_generation_again_is_done_already(grown, tmp_path):
-    before = tree(grown)
-    (grown / "train/shard_00099.bin").write_bytes(b"left over")
-    add_generation(grown, read_manifest(grown), staged=tmp_path)
-    assert tree(grown) == before
+def test_adding_the_same_generation_again_changes_nothing(grown_store, tmp_path):
+    before = read_tree(grown_store)
+    (grown_store / "train/shard_00099.bin").write_bytes(b"left over")
+    add_generation(grown_store, read_manifest(grown_store), staged=tmp_path)
+    assert read_tree(grown_store) == before
 
 
-def test_a_store_is_changed_by_one_at_a_time(grown):
+def test_concurrent_changes_of_a_store_are_refused(grown_store):
     changes = (
-        lambda: compact_store(grown),
-        lambda: remove_documents(grown, sources=["given"]),
+        lambda: compact_store(grown_store),
+        lambda: remove_documents(grown_store, sources=["given"]),
     )
     for change in changes:
-        with lock_store(grown), pytest.raises(StoreConflictError, match="Another run is changing"):
+        with lock_store(grown_store), pytest.raises(StoreConflictError, match="Another run is changing"):
             change()
-    (grown / WORK_NAME).mkdir()
+    (grown_store / WORK_NAME).mkdir()
     for change in changes:
         with pytest.raises(StoreConflictError, match="holds an unfinished job"):
             change()
-    assert remove_documents(grown, sources=["given"], dry_run=True).documents == 4
+    assert remove_documents(grown_store, sources=["given"], dry_run=True).documents == 4
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (lambda s: (s / "generations/00001.json").unlink(), "00001.json is missing"),
         (
@@ -306,16 +306,16 @@ def test_a_store_is_changed_by_one_at_a_time(grown):
         (lambda s: (s / "train/lengths.00002.u32").write_bytes(b""), "has 0 bytes"),
     ],
 )
-def test_check_finds_what_is_damaged(grown, damage, words):
-    remove_documents(grown, documents_file=listed(grown, "train:4"))
-    assert check(grown).sound
-    damage(grown)
-    faults = check(grown).faults
-    assert any(words in fault for fault in faults), faults
+def test_check_finds_damage(grown_store, damage, message):
+    remove_documents(grown_store, documents_file=write_list(grown_store, "train:4"))
+    assert check(grown_store).sound
+    damage(grown_store)
+    faults = check(grown_store).faults
+    assert any(message in fault for fault in faults), faults
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda m: m.update(generation=3), "it is generation 3"),
         (lambda m: m.update(history=[]), "generation 2 but has no history"),
@@ -344,15 +344,15 @@ def test_check_finds_what_is_damaged(grown, damage, words):
         ),
     ],
 )
-def test_manifests_that_contradict_themselves_are_refused(grown, change, words):
-    edit_manifest(grown, change)
-    with pytest.raises(StoreError, match=words):
-        open_store(grown)
+def test_contradictory_manifests_are_refused(grown_store, change, message):
+    edit_manifest(grown_store, change)
+    with pytest.raises(StoreError, match=message):
+        open_store(grown_store)
 
 
-def test_check_compares_what_the_history_says(grown):
-    edit_manifest(grown, lambda m: m["history"][1]["tokens"].update(train=99))
-    assert "history contradicts the manifest of generation 2 (tokens)" in "\n".join(check(grown).faults)
+def test_check_compares_the_history(grown_store):
+    edit_manifest(grown_store, lambda m: m["history"][1]["tokens"].update(train=99))
+    assert "history contradicts the manifest of generation 2 (tokens)" in "\n".join(check(grown_store).faults)
 
 
 def append(folder):
@@ -363,19 +363,19 @@ def remove(folder):
     remove_documents(folder, sources=["given"])
 
 
-def killed_at(step, change, folder):
-    """Run a change in a process that kills itself before its step-th change of the disk.
+def run_killed(step, change, folder):
+    """Run a change in a process that kills itself at its step-th disk operation.
 
-    Returns whether it ended before that.
+    Returns whether the change finished first.
     """
     child = os.fork()
     if not child:
-        left = [step]
+        remaining = [step]
 
         def touch(event, _):
             if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
-                left[0] -= 1
-                if not left[0]:
+                remaining[0] -= 1
+                if not remaining[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(touch)
@@ -388,7 +388,7 @@ def killed_at(step, change, folder):
 
 @dataclass
 class KilledChange:
-    """One change of one store, killed at any step and then ended."""
+    """One change of one store, killed at any step and then completed."""
 
     folder: Path
     change: Callable
@@ -398,26 +398,26 @@ class KilledChange:
     tree: dict
 
     def kill_at(self, step):
-        """Kill the change at a step, check the store and end the change.
+        """Kill the change at a step, check the store and complete the change.
 
-        Returns the generation that the killed change left, and whether the change had ended.
+        Returns the generation after the kill, and whether the change had finished.
         """
         folder = self.folder / "try"
         shutil.copytree(self.folder / "seed", folder)
-        ended = killed_at(step, self.change, folder)
+        finished = run_killed(step, self.change, folder)
         number = read_manifest(folder).generation
         assert number in (self.generation, self.generation + 1)
-        assert contents(folder) == (self.before if number == self.generation else self.after)
+        assert read_contents(folder) == (self.before if number == self.generation else self.after)
         assert check(folder).sound
         shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
         if number == self.generation or self.change is compact_store:
             self.change(folder)
         else:
-            # The next change clears what this one left.
+            # The next change deletes the leftovers of this one.
             add_generation(folder, read_manifest(folder), staged=folder)
-        assert tree(folder) == self.tree
+        assert read_tree(folder) == self.tree
         shutil.rmtree(folder)
-        return number, ended
+        return number, finished
 
 
 @pytest.fixture(params=[append, remove, compact_store])
@@ -427,7 +427,7 @@ def killed_change(request, tmp_path):
     write_store(seed, documents, documents_per_shard=5)
     if change is compact_store:
         append_documents(seed, {"train": [[8, 256]] * 9}, documents_per_shard=4)
-        remove_documents(seed, documents_file=listed(seed, "train:0", "train:7", "train:22"))
+        remove_documents(seed, documents_file=write_list(seed, "train:0", "train:7", "train:22"))
     undisturbed = tmp_path / "undisturbed"
     shutil.copytree(seed, undisturbed)
     change(undisturbed)
@@ -435,14 +435,14 @@ def killed_change(request, tmp_path):
         folder=tmp_path,
         change=change,
         generation=read_manifest(seed).generation,
-        before=contents(seed),
-        after=contents(undisturbed),
-        tree=tree(undisturbed),
+        before=read_contents(seed),
+        after=read_contents(undisturbed),
+        tree=read_tree(undisturbed),
     )
 
 
 def test_a_killed_change_leaves_the_old_generation_or_the_new(killed_change):
-    """Bisect for the step that makes the next generation: all kills leave one or the other."""
+    """Bisect for the step that commits the next generation."""
     old, new = 0, 256
     assert killed_change.kill_at(new) == (killed_change.generation + 1, True)
     while new - old > 1:
@@ -455,28 +455,28 @@ def test_a_killed_change_leaves_the_old_generation_or_the_new(killed_change):
 
 @pytest.mark.slow
 def test_a_change_killed_at_any_step_leaves_the_old_generation_or_the_new(killed_change):
-    seen = []
+    generations = []
     for step in range(1, 1000):
-        number, ended = killed_change.kill_at(step)
-        seen.append(number)
-        if ended:
+        number, finished = killed_change.kill_at(step)
+        generations.append(number)
+        if finished:
             break
-    assert ended
-    # It was killed both before and after the step that makes the next generation.
-    assert seen == sorted(seen)
-    assert set(seen[:-1]) == {killed_change.generation, killed_change.generation + 1}
-    assert len(seen) > 20
+    assert finished
+    # Kills happened both before and after the step that commits the next generation.
+    assert generations == sorted(generations)
+    assert set(generations[:-1]) == {killed_change.generation, killed_change.generation + 1}
+    assert len(generations) > 20
 
 
 @pytest.mark.slow
-def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path):
-    """From another process, as on the command line."""
+def test_a_change_killed_at_random_moments_is_completed_by_repeating_it(tmp_path):
+    """Run the change in another process, as the command line does."""
     write_store(tmp_path / "s", [[n % 200, 256] for n in range(200)], documents_per_shard=2)
     remove_documents(
         tmp_path / "s",
-        documents_file=listed(tmp_path / "s", *(f"train:{n}" for n in range(0, 200, 2))),
+        documents_file=write_list(tmp_path / "s", *(f"train:{n}" for n in range(0, 200, 2))),
     )
-    before = contents(tmp_path / "s")
+    before = read_contents(tmp_path / "s")
     command = [
         sys.executable,
         "-c",
@@ -489,42 +489,42 @@ def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path)
             time.sleep(rng.uniform(0, 0.1))
             process.kill()
         if read_manifest(tmp_path / "s").generation == 2:
-            assert contents(tmp_path / "s") == before
+            assert read_contents(tmp_path / "s") == before
         assert check(tmp_path / "s").sound
     compact_store(tmp_path / "s")
-    assert contents(tmp_path / "s") == {"train": [ids for ids in before["train"] if ids != [256, 256]]}
+    assert read_contents(tmp_path / "s") == {"train": [ids for ids in before["train"] if ids != [256, 256]]}
     assert sorted(p.name for p in (tmp_path / "s/train").iterdir() if p.suffix == ".bin") == [
         f"shard_{n:05d}.bin" for n in range(100, 200)
     ]
     assert not list((tmp_path / "s").rglob("*.partial"))
 
 
-def test_the_old_manifest_is_kept_as_it_was_read(grown):
-    base = read_manifest(grown, 1)
-    assert encode_manifest(base) == (grown / "generations/00001.json").read_bytes()
+def test_the_old_manifest_is_archived_unchanged(grown_store):
+    base = read_manifest(grown_store, 1)
+    assert encode_manifest(base) == (grown_store / "generations/00001.json").read_bytes()
 
 
-def test_an_empty_append_makes_a_generation_of_the_same_documents(grown, tmp_path):
-    base = read_manifest(grown)
+def test_an_empty_append_makes_a_generation_of_the_same_documents(grown_store, tmp_path):
+    base = read_manifest(grown_store)
     source = replace(base.sources[0], name="more", documents=0, tokens=0, parts=(PartEntry(0, 9, 3),))
     counts = replace(base.counts, records=3, documents=0, tokens=0, dropped={"exact": 2}, quarantined=1)
     (tmp_path / "quarantine.00003.jsonl").write_text("{}\n")
     (tmp_path / "report.00003.json").write_text('{"started": "today"}')
     added = replace(base, subsets={}, sources=(source,), counts=counts)
-    add_generation(grown, extend_manifest(base, added), staged=tmp_path)
-    assert contents(grown) == contents(grown, 2)
-    assert [one.when for one in read_log(grown)] == ["", "", "today"]
-    assert check(grown).sound, check(grown).faults
-    assert open_store(grown).fingerprint == open_store(grown, generation=2).fingerprint
-    assert open_store(grown).lengths.layers == (3, 2)
-    # They are what is known of records that came to nothing, and outlive a compaction.
-    compact_store(grown)
-    assert check(grown).sound, check(grown).faults
-    assert (grown / "quarantine.00003.jsonl").exists()
-    (grown / "quarantine.00003.jsonl").unlink()
-    assert "1 quarantined records, its quarantine files have 0" in "\n".join(check(grown).faults)
+    add_generation(grown_store, extend_manifest(base, added), staged=tmp_path)
+    assert read_contents(grown_store) == read_contents(grown_store, 2)
+    assert [entry.when for entry in read_log(grown_store)] == ["", "", "today"]
+    assert check(grown_store).sound, check(grown_store).faults
+    assert open_store(grown_store).fingerprint == open_store(grown_store, generation=2).fingerprint
+    assert open_store(grown_store).lengths.layers == (3, 2)
+    # Quarantine files document rejected records and survive a compaction.
+    compact_store(grown_store)
+    assert check(grown_store).sound, check(grown_store).faults
+    assert (grown_store / "quarantine.00003.jsonl").exists()
+    (grown_store / "quarantine.00003.jsonl").unlink()
+    assert "1 quarantined records, its quarantine files have 0" in "\n".join(check(grown_store).faults)
 
 
-def test_a_subset_that_an_older_generation_has_not(grown):
+def test_a_subset_missing_from_an_older_generation(grown_store):
     with pytest.raises(InputError, match="has no documents in subset 'test'; it has: train, val"):
-        open_store(grown, "test", generation=1)
+        open_store(grown_store, "test", generation=1)

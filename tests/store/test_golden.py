@@ -1,4 +1,4 @@
-"""Golden bytes: what docs/format.md says, byte for byte. A change here needs a new format_version."""
+"""Golden bytes of docs/format.md. A change here needs a new format_version."""
 
 import json
 import struct
@@ -52,8 +52,8 @@ def test_index_pointers_of_shards_above_two_gibibytes():
     assert pointers.tolist() == [0, 2 * (2**31 - 1), 4 * (2**31 - 1)]
 
 
-def test_docs_bytes(tmp_path):
-    origins = ProvenanceTable(
+def test_provenance_bytes(tmp_path):
+    provenance = ProvenanceTable(
         np.array([[1, 2], [3, 4]], np.uint64),
         np.array([5, 6], np.uint64),
         np.array([7, 8], np.uint64),
@@ -61,19 +61,19 @@ def test_docs_bytes(tmp_path):
     )
     expected = b"BLMDOCS\x00" + struct.pack("<QQQ", 1, 2, 0) + struct.pack("<8Q", 1, 2, 3, 4, 5, 6, 7, 8)
     expected += struct.pack("<2I", 9, 10)
-    assert origins.to_bytes() == expected
+    assert provenance.to_bytes() == expected
     (tmp_path / "x.docs").write_bytes(expected)
-    again = map_provenance(tmp_path / "x.docs")
-    assert again.to_bytes() == expected
-    assert origins.take(np.array([1])).records.tolist() == [6]
+    mapped = map_provenance(tmp_path / "x.docs")
+    assert mapped.to_bytes() == expected
+    assert provenance.take(np.array([1])).records.tolist() == [6]
 
 
 def test_mask_bytes(tmp_path):
-    bits = MaskBuilder()
-    for piece in ([1, 0, 0], [1, 1, 1, 1, 0, 1], [], [0]):
-        bits.append(np.array(piece, bool))
+    builder = MaskBuilder()
+    for flags in ([1, 0, 0], [1, 1, 1, 1, 0, 1], [], [0]):
+        builder.append(np.array(flags, bool))
     expected = b"BLMMASK\x00" + struct.pack("<QQQ", 1, 10, 6) + bytes([0b01111001, 0b00000001])
-    assert bits.to_bytes() == expected
+    assert builder.to_bytes() == expected
     (tmp_path / "x.mask").write_bytes(expected)
     mask = map_mask(tmp_path / "x.mask", 10)
     assert mask.slice(0, 10).tolist() == [
@@ -92,32 +92,32 @@ def test_mask_bytes(tmp_path):
     assert (mask.trained, mask.count()) == (6, 6)
 
 
-def test_sums_bytes(tmp_path):
+def test_checksum_bytes(tmp_path):
     data = bytes(range(256)) * 16 * 600 + b"rest"
-    sums = BlockChecksums()
-    for piece in (data[:5], data[5:4095], data[4095:4096], data[4096:40_000], data[40_000:]):
-        sums.append(piece)
+    checksums = BlockChecksums()
+    for chunk in (data[:5], data[5:4095], data[4095:4096], data[4096:40_000], data[40_000:]):
+        checksums.append(chunk)
     digests = [xxhash.xxh3_64_intdigest(data[at : at + 4096]) for at in range(0, len(data), 4096)]
     entries = struct.pack("<601Q", *digests)
     roots = [xxhash.xxh3_64_intdigest(entries[at : at + 4096]) for at in (0, 4096)]
     head = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 601, 8) + struct.pack("<2Q", *roots)
     head += bytes(4096 - len(head))
-    assert sums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
+    assert checksums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
     (tmp_path / "x.sums").write_bytes(head + entries)
     mapped = map_checksum_file(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
     assert mapped.read_checksums(500, 601).tolist() == digests[500:]
 
 
-def test_sums_bytes_of_lengths(tmp_path):
-    """Behind each checksum the tokens before its block."""
+def test_checksum_bytes_of_lengths(tmp_path):
+    """Each checksum is followed by the number of tokens before its block."""
     lengths = np.arange(2500, dtype="<u4")
-    sums = BlockChecksums(COUNTED_ENTRY_BYTES)
-    sums.append(lengths[:1500])
-    sums.append(lengths[1500:])
-    data, head = sums.to_bytes()
+    checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
+    checksums.append(lengths[:1500])
+    checksums.append(lengths[1500:])
+    data, head = checksums.to_bytes()
     blocks = [lengths[at : at + 1024].tobytes() for at in (0, 1024, 2048)]
-    before = (0, sum(range(1024)), sum(range(2048)))
-    pairs = zip(map(xxhash.xxh3_64_intdigest, blocks), before, strict=True)
+    preceding_tokens = (0, sum(range(1024)), sum(range(2048)))
+    pairs = zip(map(xxhash.xxh3_64_intdigest, blocks), preceding_tokens, strict=True)
     entries = b"".join(struct.pack("<2Q", *pair) for pair in pairs)
     root = struct.pack("<Q", xxhash.xxh3_64_intdigest(entries))
     expected = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 3, 16) + root
@@ -125,23 +125,23 @@ def test_sums_bytes_of_lengths(tmp_path):
     (tmp_path / "x.sums").write_bytes(data)
     assert (
         tuple(map_checksum_file(tmp_path / "x.sums", head, 10_000, COUNTED_ENTRY_BYTES).preceding_tokens.tolist())
-        == before
+        == preceding_tokens
     )
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 << 20])
-def test_sums_of_any_size_are_those_of_the_pieces(tmp_path, size):
+def test_file_checksums_equal_appended_checksums(tmp_path, size):
     data = bytes(size)
     (tmp_path / "x.bin").write_bytes(data)
-    sums = BlockChecksums()
-    sums.append(data)
-    written, head = sums.to_bytes()
-    assert compute_file_checksums(tmp_path / "x.bin").to_bytes() == (written, head)
-    (tmp_path / "x.sums").write_bytes(written)
+    checksums = BlockChecksums()
+    checksums.append(data)
+    expected, head = checksums.to_bytes()
+    assert compute_file_checksums(tmp_path / "x.bin").to_bytes() == (expected, head)
+    (tmp_path / "x.sums").write_bytes(expected)
     map_checksum_file(tmp_path / "x.sums", head, size)
-    for place in {0, 24, 31, len(written) - 1}:
-        changed = bytearray(written)
-        changed[place] ^= 1
+    for position in {0, 24, 31, len(expected) - 1}:
+        changed = bytearray(expected)
+        changed[position] ^= 1
         (tmp_path / "x.sums").write_bytes(changed)
         with pytest.raises(StoreError, match="x.sums"):
             map_checksum_file(tmp_path / "x.sums", head, size).read_checksums(0, max(1, -(-size // 4096)))
@@ -152,8 +152,8 @@ def test_pairs_bytes(tmp_path):
     assert numbers.tolist() == [7, 8, (3 << 40) + 1]
     expected = b"BLMPAIR\x00" + struct.pack("<QQQ", 1, 4, 0)
     expected += struct.pack("<4Q", 7, 7, 9, 9) + bytes([1, 2, 1, 2])
-    sides = PairIndex(np.array([7, 7, 9, 9], np.uint64), np.array([1, 2, 1, 2], np.uint8))
-    assert sides.to_bytes() == expected
+    index = PairIndex(np.array([7, 7, 9, 9], np.uint64), np.array([1, 2, 1, 2], np.uint8))
+    assert index.to_bytes() == expected
     (tmp_path / "x.pairs").write_bytes(expected)
     assert map_pair_index(tmp_path / "x.pairs", 4, "pairs").to_bytes() == expected
     with pytest.raises(StoreError, match="document 0 has side 1, which is not a side of labels"):
@@ -184,14 +184,14 @@ def test_a_mask_is_written_only_where_a_token_is_not_trained(tmp_path):
     assert check(tmp_path).sound
 
 
-def test_a_mask_is_part_of_what_a_store_is(tmp_path):
+def test_a_mask_changes_the_fingerprint(tmp_path):
     documents = [[1, 2], [3]]
-    flags = ([[0, 1], [1]], [[1, 0], [1]], None)
-    stores = [write_store(tmp_path / str(i), documents, trained=some) for i, some in enumerate(flags)]
+    masks = ([[0, 1], [1]], [[1, 0], [1]], None)
+    stores = [write_store(tmp_path / str(i), documents, trained=mask) for i, mask in enumerate(masks)]
     assert len({store.fingerprint for store in stores}) == 3
 
 
-def test_a_whole_store(tmp_path):
+def test_the_files_of_a_store(tmp_path):
     write_store(tmp_path, DOCUMENTS, documents_per_shard=3)
     files = {str(p.relative_to(tmp_path)): p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
     assert sorted(files) == [
@@ -221,7 +221,7 @@ def test_a_whole_store(tmp_path):
     assert [shard["documents"] for shard in manifest["subsets"]["train"]["shards"]] == [3, 1]
 
 
-def test_the_manifest_is_what_its_schema_says(tmp_path):
+def test_the_manifest_matches_its_schema(tmp_path):
     import jsonschema
 
     write_store(tmp_path, DOCUMENTS)
@@ -235,12 +235,12 @@ def test_the_manifest_is_what_its_schema_says(tmp_path):
 
 
 def test_the_same_store_has_the_same_bytes(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_store(one, DOCUMENTS)
-    write_store(two, DOCUMENTS)
-    for path in one.rglob("*"):
+    first, second = tmp_path / "one", tmp_path / "two"
+    write_store(first, DOCUMENTS)
+    write_store(second, DOCUMENTS)
+    for path in first.rglob("*"):
         if path.is_file():
-            assert path.read_bytes() == (two / path.relative_to(one)).read_bytes()
+            assert path.read_bytes() == (second / path.relative_to(first)).read_bytes()
 
 
 def test_dtype_follows_megatrons_rule():
@@ -264,21 +264,21 @@ def test_shard_names_grow():
 
 
 @pytest.mark.parametrize("code", range(1, 9))
-def test_every_dtype_code_is_known(tmp_path, code):
+def test_every_dtype_code_is_read(tmp_path, code):
     data = bytearray(encode_index(np.array([1], np.uint32), np.dtype("<u2")))
     data[17] = code
     (tmp_path / "a.idx").write_bytes(data)
     assert map_index(tmp_path / "a.idx").dtype.itemsize == [1, 1, 2, 4, 8, 8, 4, 2][code - 1]
 
 
-def test_the_schema_is_the_manifests_own():
+def test_the_schema_matches_the_manifest_class():
     import msgspec
 
     from batchloom.store import Manifest
 
     schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
-    own = json.loads(json.dumps(msgspec.json.schema(Manifest)))
-    assert {key: schema[key] for key in own} == own
+    generated = json.loads(json.dumps(msgspec.json.schema(Manifest)))
+    assert {key: schema[key] for key in generated} == generated
 
 
 def test_a_document_too_long_for_an_index_is_refused():

@@ -1,4 +1,4 @@
-"""The manifest's own checksum: what is changed or damaged is refused, what older versions wrote is read."""
+"""The manifest's checksum: changed manifests are refused, older ones are read."""
 
 import json
 import os
@@ -24,29 +24,29 @@ from store.test_damaged_stores import edit_manifest
 NAME = "dataset_metadata.json"
 DOCUMENTS = {"train": [[72, 105, 256], [256], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
 TRAINED = {"train": [[0, 1, 1], [1], [0, 0, 1, 1, 1]]}
-ALONE = {"seq_len": 4, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
+SINGLE_RANK = {"seq_len": 4, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A store of three generations, in which something is masked and something removed."""
+    """A store of three generations with masked and removed documents."""
     write_store(tmp_path / "store", DOCUMENTS, trained=TRAINED, documents_per_shard=2)
     append_documents(tmp_path / "store", [[9, 256], [10, 11, 256]], source="more")
     remove_documents(tmp_path / "store", sources=["more"])
     return tmp_path / "store"
 
 
-def leaves(value, place=()):
-    """Place and value of everything in a JSON value that is no list or object."""
+def iter_leaves(value, path=()):
+    """Iterate over the paths and values of all scalars in a JSON value."""
     if not isinstance(value, dict | list):
-        yield place, value
+        yield path, value
         return
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from leaves(inner, (*place, name))
+        yield from iter_leaves(inner, (*path, name))
 
 
-def other(value):
-    """Another value of the same type."""
+def change_value(value):
+    """Return another value of the same type."""
     if value is None:
         return 1
     if isinstance(value, bool):
@@ -56,36 +56,36 @@ def other(value):
     return value + 1
 
 
-def in_our_form(manifest):
+def encode_formatted(manifest):
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
-def test_the_checksum_is_that_of_the_file_without_it(folder):
+def test_the_checksum_covers_the_file_without_it(folder):
     for path in (folder / NAME, *folder.glob("generations/*")):
         data = path.read_bytes()
         *before, last, closing = data.splitlines(keepends=True)
-        rest = b"".join(before)
+        fields = b"".join(before)
         assert last == b' "checksum": "%s"\n' % json.loads(data)["checksum"].encode()
-        without = rest.removesuffix(b",\n") + b"\n" + closing
+        without = fields.removesuffix(b",\n") + b"\n" + closing
         assert json.loads(data)["checksum"] == xxhash.xxh3_128_hexdigest(without)
 
 
 def test_a_change_of_any_field_is_refused(folder):
-    path = folder / NAME
-    original = json.loads(path.read_text())
-    assert in_our_form(original) == path.read_bytes()
-    places = list(leaves(original))
-    assert len(places) > 100
-    for place, value in places:
+    manifest_path = folder / NAME
+    original = json.loads(manifest_path.read_text())
+    assert encode_formatted(original) == manifest_path.read_bytes()
+    leaves = list(iter_leaves(original))
+    assert len(leaves) > 100
+    for path, value in leaves:
         changed = json.loads(json.dumps(original))
         inner = changed
-        for name in place[:-1]:
+        for name in path[:-1]:
             inner = inner[name]
-        inner[place[-1]] = other(value)
-        (folder / NAME).write_bytes(in_our_form(changed))
+        inner[path[-1]] = change_value(value)
+        (folder / NAME).write_bytes(encode_formatted(changed))
         with pytest.raises(StoreError, match=f"{NAME} (was changed or damaged|has format_version)"):
             open_store(folder)
-    path.write_bytes(in_our_form(original))
+    manifest_path.write_bytes(encode_formatted(original))
     assert open_store(folder).end_id == 256
 
 
@@ -99,12 +99,12 @@ def test_a_change_of_an_older_generation_is_refused(folder):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_manifest_with_any_byte_changed_or_cut_short_is_refused(folder, seed):
-    path, chance = folder / NAME, random.Random(seed)
+    path, rng = folder / NAME, random.Random(seed)
     data = path.read_bytes()
     for _ in range(100):
-        at = chance.randrange(len(data))
+        at = rng.randrange(len(data))
         changed = bytearray(data)
-        changed[at] ^= 1 << chance.randrange(8)
+        changed[at] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         with pytest.raises(StoreError, match=NAME):
             open_store(folder)
@@ -143,9 +143,9 @@ def test_every_command_refuses_a_changed_manifest(folder, capsys, command):
     path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
     before = path.read_bytes()
     assert run_command_line(command.replace("{}", str(folder)).split()) != 0
-    said = "".join(capsys.readouterr())
-    assert "dataset_metadata.json was changed or damaged: its checksum is" in said.replace("\n", " ")
-    assert "restore it from a copy, or prepare the data again" in said.replace("\n", " ")
+    output = "".join(capsys.readouterr())
+    assert "dataset_metadata.json was changed or damaged: its checksum is" in output.replace("\n", " ")
+    assert "restore it from a copy, or prepare the data again" in output.replace("\n", " ")
     assert path.read_bytes() == before
 
 
@@ -167,37 +167,37 @@ def test_a_manifest_of_very_many_values_is_refused_before_it_is_parsed(folder):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 256 << 10  # KiB
 
 
-def older(folder, target):
-    """A copy of a store as older versions wrote it: no manifest has a checksum."""
+def copy_as_older_version(folder, target):
+    """Copy a store as older versions wrote it, without manifest checksums."""
     shutil.copytree(folder, target)
     for path in (target / NAME, *target.glob("generations/*")):
         data = json.loads(path.read_bytes())
         del data["checksum"]
-        path.write_bytes(in_our_form(data))
+        path.write_bytes(encode_formatted(data))
     return target
 
 
-def test_older_stores_are_read_and_go_on(folder, tmp_path):
-    old = older(folder, tmp_path / "old")
+def test_older_stores_are_read_and_extended(folder, tmp_path):
+    older = copy_as_older_version(folder, tmp_path / "old")
     for generation in (None, 1, 2, 3):
-        one, two = (open_store(place, generation=generation) for place in (folder, old))
-        assert one.fingerprint == two.fingerprint
-        plans = [Loader(store, **ALONE).plan.fingerprint for store in (one, two)]
+        store, older_store = (open_store(store_folder, generation=generation) for store_folder in (folder, older))
+        assert store.fingerprint == older_store.fingerprint
+        plans = [Loader(opened, **SINGLE_RANK).plan.fingerprint for opened in (store, older_store)]
         assert plans[0] == plans[1]
-    assert check(old).sound
-    first = (old / NAME).read_bytes()
-    for place in (folder, old):
-        append_documents(place, [[5, 256]], source="last")
-    assert (old / "generations/00003.json").read_bytes() == first
-    # What is made from now on is the same in both: of the older one the manifests of before have no checksum.
-    assert (old / NAME).read_bytes() == (folder / NAME).read_bytes()
-    assert open_store(old, generation=2).fingerprint == open_store(folder, generation=2).fingerprint
-    assert check(old).sound
+    assert check(older).sound
+    previous = (older / NAME).read_bytes()
+    for store_folder in (folder, older):
+        append_documents(store_folder, [[5, 256]], source="last")
+    assert (older / "generations/00003.json").read_bytes() == previous
+    # Both write equal new generations. Only the archived manifests differ, by their checksums.
+    assert (older / NAME).read_bytes() == (folder / NAME).read_bytes()
+    assert open_store(older, generation=2).fingerprint == open_store(folder, generation=2).fingerprint
+    assert check(older).sound
 
 
-def test_a_state_of_an_older_store_goes_on(folder, tmp_path):
-    old = older(folder, tmp_path / "old")
-    loaders = [Loader(open_store(place), **ALONE) for place in (folder, old)]
+def test_a_state_of_an_older_store_is_resumed(folder, tmp_path):
+    older = copy_as_older_version(folder, tmp_path / "old")
+    loaders = [Loader(open_store(store_folder), **SINGLE_RANK) for store_folder in (folder, older)]
     states = []
     for loader in loaders:
         steps = iter(loader)
@@ -206,27 +206,27 @@ def test_a_state_of_an_older_store_goes_on(folder, tmp_path):
         steps.close()
     assert states[0] == states[1]
     loaders[0].load_state_dict(states[1])
-    assert len(list(loaders[0])) == len(list(Loader(open_store(folder), **ALONE))) - 1
+    assert len(list(loaders[0])) == len(list(Loader(open_store(folder), **SINGLE_RANK))) - 1
 
 
-def test_a_store_made_again_from_an_older_one_is_the_same(tmp_path):
+def test_a_store_prepared_from_an_older_recipe_is_the_same(tmp_path):
     (tmp_path / "in.txt").write_text("One.\n\nTwo.\n")
     batchloom.prepare(str(tmp_path / "in.txt"), out=tmp_path / "a", tokenizer="bytes")
     edit_manifest(tmp_path / "a", lambda m: None)
     data = json.loads((tmp_path / "a" / NAME).read_text())
-    (tmp_path / "a" / NAME).write_bytes(in_our_form(data))
-    made = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
-    assert any("is the same as" in note for note in made.notes)
+    (tmp_path / "a" / NAME).write_bytes(encode_formatted(data))
+    report = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
+    assert any("is the same as" in note for note in report.notes)
 
 
-class Damaging(Handler):
-    """Changes a byte in the middle of the first answers that hold a manifest."""
+class DamagingHandler(Handler):
+    """Changes a byte of the first responses that hold a manifest."""
 
-    left = 0
+    damaged_responses = 0
 
     def send(self, web, path, *, body):
-        if path.endswith(NAME) and Damaging.left:
-            Damaging.left -= 1
+        if path.endswith(NAME) and DamagingHandler.damaged_responses:
+            DamagingHandler.damaged_responses -= 1
             sound = web.files[path]
             web.files[path] = sound.replace(b'"end_id": 256', b'"end_id": 255')
             super().send(web, path, body=body)
@@ -245,30 +245,30 @@ def web(folder):
 
 
 @pytest.mark.parametrize(
-    "look",
+    "operation",
     [open_store, check, lambda url: open_store(url, generation=1)],
     ids=["open", "check", "older"],
 )
 @pytest.mark.parametrize("times", [2, 99])
-def test_a_manifest_damaged_on_its_way_is_fetched_again(web, look, times, tmp_path, monkeypatch):
+def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Damaging.left = times
-    with serving(Damaging, web=web):
+    DamagingHandler.damaged_responses = times
+    with serving(DamagingHandler, web=web):
         try:
-            seen = look(f"{web.url}/store")
+            result = operation(f"{web.url}/store")
         except StoreError as error:
-            seen = error
-    words = f"/store/{NAME} was changed or damaged: its checksum is"
+            result = error
+    message = f"/store/{NAME} was changed or damaged: its checksum is"
     if times == 2:
-        assert not isinstance(seen, StoreError)
-        assert seen.sound if look is check else seen.end_id == 256
+        assert not isinstance(result, StoreError)
+        assert result.sound if operation is check else result.end_id == 256
     else:
-        assert words in (seen.faults[0] if look is check else str(seen))
-        asked = [one for one in web.asked if one[1].endswith(NAME)]
-        assert len(asked) == (6 if look is check else 3)
+        assert message in (result.faults[0] if operation is check else str(result))
+        manifest_requests = [request for request in web.asked if request[1].endswith(NAME)]
+        assert len(manifest_requests) == (6 if operation is check else 3)
 
 
-def test_a_manifest_damaged_between_the_bucket_and_here_is_fetched_again(s3, folder, tmp_path):
+def test_a_manifest_damaged_on_its_way_from_a_bucket_is_fetched_again(s3, folder, tmp_path):
     url = to_bucket(s3, folder)
     with behind_relay(s3) as relay:
         relay.faults = [
@@ -280,8 +280,8 @@ def test_a_manifest_damaged_between_the_bucket_and_here_is_fetched_again(s3, fol
         assert not any(fault.times for fault in relay.faults)
 
 
-def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(web, folder, tmp_path, monkeypatch):
-    """Beyond 8 MiB its size is asked for before the rest is fetched."""
+def test_a_large_manifest_is_fetched_and_a_larger_one_is_refused(web, folder, tmp_path, monkeypatch):
+    """Beyond 8 MiB the size is requested before the remaining bytes."""
     manifest = read_manifest(folder)
     edit_manifest(folder, lambda m: m["recipe"].update(long="x" * (9 << 20)))
     data = (folder / NAME).read_bytes()
@@ -293,20 +293,20 @@ def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(web, folder, t
         web.asked.clear()
         with pytest.raises(StoreError, match="bytes, and at most 8,388,608 are read; check the address"):
             open_store(f"{web.url}/store", cache=tmp_path / "cache")
-    assert [one[2] for one in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
+    assert [request[2] for request in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
 
 
-def test_inputs_whose_manifest_could_not_be_read_are_refused_before_the_work(tmp_path, monkeypatch):
+def test_inputs_with_a_too_large_manifest_are_refused_at_once(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     for number in range(5):
         (tmp_path / f"in/{number}.txt").write_text(f"Text {number}.")
-    given = {"tokenizer": "bytes", "workers": 1}
+    settings = {"tokenizer": "bytes", "workers": 1}
     monkeypatch.setattr("batchloom.preparation.phases.phase_runner.SMALL_FILE_LIMIT", 1000)
     with pytest.raises(InputError, match="5 input files make a manifest of more than 1,000 bytes"):
-        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **settings)
     monkeypatch.undo()
-    # What is behind it: the manifest itself, when it is written.
+    # Without that check, writing the manifest itself is refused.
     monkeypatch.setattr("batchloom.store.format.manifest.SMALL_FILE_LIMIT", 1000)
     with pytest.raises(StoreError, match="would have .* bytes; the limit is 1,000"):
-        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **settings)
     assert not (tmp_path / "out" / NAME).exists()

@@ -1,4 +1,4 @@
-"""Megatron's own readers read every store we write."""
+"""Megatron's own readers read the stores of batchloom."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ def folder(request, tmp_path):
 
 def test_indexed_dataset_reads_every_shard(folder):
     indexed = megatron("indexed_dataset").IndexedDataset
-    got = []
+    documents = []
     for path in sorted((folder / "train").glob("*.idx")):
         dataset = indexed(str(path.with_suffix("")))
         assert dataset.document_indices.tolist() == list(range(len(dataset) + 1))
-        got += [dataset[n].tolist() for n in range(len(dataset))]
-    assert got == DOCUMENTS
+        documents += [dataset[n].tolist() for n in range(len(dataset))]
+    assert documents == DOCUMENTS
 
 
 def test_numpy_memmap_reads_the_bin(folder):
@@ -48,9 +48,9 @@ def test_gpt_dataset_trains_on_the_prefixes(folder, tmp_path):
     prefixes = [str(path.with_suffix("")) for path in sorted((folder / "train").glob("*.bin"))]
     dataset = gpt_dataset((prefixes, None), tmp_path / "cache", seq_len=16, samples=20)
     flat = [token for ids in DOCUMENTS for token in ids]
-    text = f",{','.join(map(str, flat))},"
+    token_list = f",{','.join(map(str, flat))},"
     for sample in range(len(dataset)):
         tokens = dataset[sample]["tokens"].tolist()
         assert len(tokens) == 16
         documents = ",".join(map(str, tokens)).split(",256,")
-        assert all(f",{piece}," in text for piece in documents)
+        assert all(f",{document}," in token_list for document in documents)

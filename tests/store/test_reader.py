@@ -18,13 +18,13 @@ from oracles import megatron_prefix
 HELLO = [*b"Hello", 256]
 
 
-def test_documents_tokens_text_and_origin(tmp_path):
+def test_documents_tokens_text_and_provenance(tmp_path):
     store = write_store(tmp_path / "s", {"train": [HELLO, [256], [*b"you", 256]], "val": [[*b"v", 256]]})
     assert (len(store), store.tokens, store.subsets) == (3, 11, ("train", "val"))
     assert store[0].ids.tolist() == HELLO
     assert store[-1].text == "you<|endoftext|>"
-    origin = store.provenance.of(2)
-    assert (origin.source, origin.record, origin.line, len(origin.hash)) == ("given", 2, 3, 32)
+    provenance = store.provenance.of(2)
+    assert (provenance.source, provenance.record, provenance.line, len(provenance.hash)) == ("given", 2, 3, 32)
     assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
     with pytest.raises(IndexError):
         store[3]
@@ -33,13 +33,13 @@ def test_documents_tokens_text_and_origin(tmp_path):
     assert "3 documents, 11 tokens" in repr(store)
 
 
-def test_a_subset_that_is_not_there(tmp_path):
+def test_a_missing_subset(tmp_path):
     write_store(tmp_path, [HELLO])
     with pytest.raises(InputError, match="no documents in subset 'vla'; it has: train"):
         batchloom.open_store(tmp_path, split="vla")
 
 
-def test_nothing_there(tmp_path):
+def test_a_missing_store(tmp_path):
     with pytest.raises(StoreMissingError, match="batchloom prepare INPUT"):
         batchloom.open_store(tmp_path / "no")
     with pytest.raises(FileNotFoundError, match="the folder is empty. Make one with: batchloom"):
@@ -55,7 +55,7 @@ def test_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("a.txt", "this is a file.*batchloom prepare .*a.txt --out STORE;.*--input-file .*a.txt"),
         ("texts", "this is a folder without .*batchloom prepare .*texts --out STORE"),
@@ -65,14 +65,14 @@ def test_nothing_there(tmp_path):
         ("a.tx", r"--out .*a.tx makes one.*did you mean 'a.txt'\?$"),
     ],
 )
-def test_something_else_than_a_store_is_there(tmp_path, name, said):
+def test_paths_that_are_not_stores(tmp_path, name, message):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("text")
     (tmp_path / "half" / ".work").mkdir(parents=True)
     (tmp_path / "half.bin").write_bytes(b"1234")
     write_store(tmp_path / "s", [HELLO])
-    with pytest.raises(StoreMissingError, match=said) as error:
+    with pytest.raises(StoreMissingError, match=message) as error:
         batchloom.open_store(tmp_path / name)
     assert name == "a.tx" or f"--out {tmp_path / name}" not in str(error.value)
 
@@ -109,8 +109,8 @@ def test_a_batch_over_more_shards_than_may_be_open(tmp_path):
         "views = s.read(n, n * 0, n * 0 + 2);"
         "print([int(v[0]) for v in views] == [k % 250 for k in range(700)])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout.strip() == "True", process.stderr
 
 
 def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path):
@@ -120,8 +120,8 @@ def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_pat
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
     subset = manifest["subsets"]["train"]
-    one = subset["shards"][0]
-    subset["shards"] = [{**one, "name": f"shard_{n:05d}"} for n in range(shards)]
+    shard = subset["shards"][0]
+    subset["shards"] = [{**shard, "name": f"shard_{n:05d}"} for n in range(shards)]
     subset["documents"] = subset["tokens"] = shards
     path.write_text(json.dumps(manifest))
     np.ones(shards, "<u4").tofile(tmp_path / "train" / "lengths.u32")
@@ -132,18 +132,18 @@ def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_pat
     assert store[0].ids.tolist() == [1]
 
 
-def test_a_store_travels_to_other_processes(tmp_path):
+def test_a_store_is_pickled(tmp_path):
     store = write_store(tmp_path, [HELLO])
-    again = pickle.loads(pickle.dumps(store))
-    assert again[0].ids.tolist() == HELLO
-    assert again.fingerprint == store.fingerprint
+    unpickled = pickle.loads(pickle.dumps(store))
+    assert unpickled[0].ids.tolist() == HELLO
+    assert unpickled.fingerprint == store.fingerprint
 
 
-def test_the_fingerprint_names_content_not_place(tmp_path):
-    one = write_store(tmp_path / "a", {"train": [HELLO], "val": [HELLO]})
-    assert write_store(tmp_path / "b", [HELLO]).fingerprint == one.fingerprint
-    assert write_store(tmp_path / "c", [HELLO[::-1]]).fingerprint != one.fingerprint
-    assert batchloom.open_store(tmp_path / "a", split="val").fingerprint != one.fingerprint
+def test_the_fingerprint_depends_on_content_not_location(tmp_path):
+    store = write_store(tmp_path / "a", {"train": [HELLO], "val": [HELLO]})
+    assert write_store(tmp_path / "b", [HELLO]).fingerprint == store.fingerprint
+    assert write_store(tmp_path / "c", [HELLO[::-1]]).fingerprint != store.fingerprint
+    assert batchloom.open_store(tmp_path / "a", split="val").fingerprint != store.fingerprint
 
 
 INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16]
@@ -151,7 +151,7 @@ INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16]
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
-def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
+def test_a_bare_prefix_of_any_origin(tmp_path, dtype, suffix):
     prefix = megatron_prefix(tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype)
     store = batchloom.open_store(f"{prefix}{suffix}")
     assert [store[n].ids.tolist() for n in range(4)] == [[1, 2, 3], [4, 5, 6], [], [7]]
@@ -185,14 +185,14 @@ def test_a_prefix_of_floats_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [3, -4, 10**9])
-def test_there_is_no_origin_of_a_document_that_is_not_there(tmp_path, number):
+def test_provenance_of_a_missing_document(tmp_path, number):
     store = write_store(tmp_path, [HELLO, HELLO, HELLO])
     assert store.provenance.of(-1) == store.provenance.of(2)
     with pytest.raises(IndexError, match=f"no document {number}: there are 3, numbered from 0"):
         store.provenance.of(number)
 
 
-def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
+def test_too_many_open_files_name_the_limit_to_raise(tmp_path):
     path = write_store(tmp_path, [HELLO] * 100, documents_per_shard=1).path
     code = (
         "import resource, sys, batchloom\n"
@@ -200,21 +200,21 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
         "import numpy, batchloom.store.read.mapped_shards\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
         "try:\n"
-        "    kept = [store[number].ids for number in range(len(store))]\n"
+        "    arrays = [store[number].ids for number in range(len(store))]\n"
         "except batchloom.StoreError as error:\n"
         "    print(error)\n"
     )
-    words = [sys.executable, "-c", code, str(path)]
-    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
-    assert "has too many files open; raise its limit: ulimit -n" in told
+    command = [sys.executable, "-c", code, str(path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert "has too many files open; raise its limit: ulimit -n" in output
 
 
-def test_a_path_the_system_refuses(tmp_path):
+def test_a_path_that_is_too_long(tmp_path):
     with pytest.raises(StoreError, match="too long; choose a shorter one"):
         batchloom.open_store(tmp_path / ("x" * 300))
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_a_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     synced = []
 
     def fsync(descriptor):
@@ -235,10 +235,10 @@ def test_batches_of_a_prefix_of_any_integers(tmp_path, dtype, form):
     loader = batchloom.Loader(batchloom.open_store(prefix), seq_len=10, global_batch_size=2, form=form, output="numpy")
     ids = [batch["input_ids"] for batch in loader]
     assert {array.dtype for array in ids} == {np.dtype(np.int64)}
-    got = np.concatenate([array.ravel() for array in ids])
+    token_ids = np.concatenate([array.ravel() for array in ids])
     flat = np.concatenate(documents)
     # Padding holds id 0.
-    assert np.bincount(got, minlength=100)[1:].tolist() == np.bincount(flat, minlength=100)[1:].tolist()
+    assert np.bincount(token_ids, minlength=100)[1:].tolist() == np.bincount(flat, minlength=100)[1:].tolist()
 
 
 def test_a_multimodal_prefix_reads_as_its_ids(tmp_path):
@@ -249,23 +249,23 @@ def test_a_multimodal_prefix_reads_as_its_ids(tmp_path):
     assert [store[n].ids.tolist() for n in range(2)] == [[1, 2, 3], [4, 5]]
 
 
-def test_a_mask_beside_a_prefix_is_heeded(tmp_path):
+def test_a_mask_next_to_a_prefix_is_read(tmp_path):
     write_store(tmp_path / "s", [[5, 6, 7], [8, 9]], trained=[[0, 1, 1], [0, 1]])
-    whole = batchloom.open_store(tmp_path / "s")
-    bare = batchloom.open_store(tmp_path / "s" / "train" / "shard_00000")
+    store = batchloom.open_store(tmp_path / "s")
+    prefix = batchloom.open_store(tmp_path / "s" / "train" / "shard_00000")
     labels = [
         batchloom.Loader(data, seq_len=5, global_batch_size=1, output="numpy")[0]["labels"].tolist()
-        for data in (whole, bare)
+        for data in (store, prefix)
     ]
     assert labels[0] == labels[1]
-    assert (bare.masked, bare.contents.trained_tokens) == (True, 3)
-    name = bare.fingerprint
+    assert (prefix.masked, prefix.contents.trained_tokens) == (True, 3)
+    name = prefix.fingerprint
     (tmp_path / "s" / "train" / "shard_00000.mask").unlink()
     assert batchloom.open_store(tmp_path / "s" / "train" / "shard_00000").fingerprint != name
 
 
 def test_check_reads_every_id_of_a_prefix(tmp_path):
-    # In the middle of a long document, where no sample looks.
+    # In the middle of a long document, outside of every sample.
     ids = np.full(3_000_000, 7)
     ids[::2], ids[1_500_000] = 9, -5
     prefix = megatron_prefix(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
@@ -279,7 +279,7 @@ def test_check_reads_every_id_of_a_prefix(tmp_path):
     ]
 
 
-def test_a_document_says_what_of_it_is_trained(tmp_path):
+def test_trained_tokens_of_a_document(tmp_path):
     documents = [list(b"question answer"), list(b"plain")]
     trained = [[0] * 9 + [1] * 6, [1] * 5]
     store = write_store(tmp_path / "masked", documents, trained=trained)

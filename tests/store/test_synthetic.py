@@ -1,4 +1,4 @@
-"""Synthetic data: arithmetic on its settings, read like any store, and always called what it is."""
+"""Synthetic data: generated documents, read as a store and reported as synthetic."""
 
 import json
 from pathlib import Path
@@ -35,20 +35,20 @@ GOLDEN_FINGERPRINT = "0ebe427d9d829f7d1afc8ba0d43db7f7"
 SMALL = "dummy:documents=200,vocab=50,lengths=3-40,seed=1"
 
 
-def ids(store, number):
+def read_ids(store, number):
     return store[number].ids.tolist()
 
 
-def test_the_bytes_of_every_kind_are_pinned():
+def test_golden_bytes_of_every_kind():
     spec = {"documents": 5, "lengths": (6, 30), "seed": 7}
     random, text = (SyntheticDocuments(SyntheticSpec(**spec, kind=kind)) for kind in ("random", "text"))
-    every, zeros = np.arange(5), np.zeros(5, np.int64)
-    lengths = random.lengths(every)
+    numbers, zeros = np.arange(5), np.zeros(5, np.int64)
+    lengths = random.lengths(numbers)
     assert (lengths.dtype, lengths.tolist()) == (np.uint32, GOLDEN_LENGTHS)
-    assert text.lengths(every).tolist() == GOLDEN_LENGTHS
-    six = np.full(5, 6)
-    assert random.ids(every, zeros, six).reshape(5, 6).tolist() == GOLDEN_RANDOM
-    assert text.ids(every, zeros, six).reshape(5, 6).tolist() == GOLDEN_TEXT
+    assert text.lengths(numbers).tolist() == GOLDEN_LENGTHS
+    lengths_of_six = np.full(5, 6)
+    assert random.ids(numbers, zeros, lengths_of_six).reshape(5, 6).tolist() == GOLDEN_RANDOM
+    assert text.ids(numbers, zeros, lengths_of_six).reshape(5, 6).tolist() == GOLDEN_TEXT
     store = batchloom.open_store("dummy:documents=5,lengths=6-30,seed=7")
     assert store.fingerprint == GOLDEN_FINGERPRINT
 
@@ -57,33 +57,33 @@ def test_the_bytes_of_every_kind_are_pinned():
     kind=st.sampled_from(["random", "text"]),
     vocab=st.sampled_from([2, 3, 17, 18, 256, 70_000, 2**31 - 1]),
     shortest=st.integers(1, 40),
-    more=st.integers(0, 60),
+    spread=st.integers(0, 60),
     seed=st.integers(-(2**128) + 1, 2**128 - 1),
     data=st.data(),
 )
 @settings(max_examples=examples(150))
-def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data):
-    lengths = (shortest, shortest + more)
-    made = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))
-    number = st.integers(0, made.spec.documents - 1)
-    documents = np.array(data.draw(st.lists(number, min_size=1, max_size=5)))
-    whole = made.lengths(documents).astype(np.int64)
-    assert ((whole >= shortest) & (whole <= shortest + more)).all()
-    texts = np.split(made.ids(documents, np.zeros_like(whole), whole), np.cumsum(whole)[:-1])
+def test_a_span_is_a_slice_of_its_document(kind, vocab, shortest, spread, seed, data):
+    lengths = (shortest, shortest + spread)
+    documents = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))
+    number = st.integers(0, documents.spec.documents - 1)
+    numbers = np.array(data.draw(st.lists(number, min_size=1, max_size=5)))
+    full_lengths = documents.lengths(numbers).astype(np.int64)
+    assert ((full_lengths >= shortest) & (full_lengths <= shortest + spread)).all()
+    texts = np.split(documents.ids(numbers, np.zeros_like(full_lengths), full_lengths), np.cumsum(full_lengths)[:-1])
     for text in texts:
-        assert text[-1] == made.end_id == vocab - 1
+        assert text[-1] == documents.end_id == vocab - 1
         assert ((text[:-1] >= 0) & (text[:-1] < vocab - 1)).all()
-    starts = np.array([data.draw(st.integers(0, int(n) - 1)) for n in whole])
-    parts = np.array([data.draw(st.integers(1, int(n - s))) for n, s in zip(whole, starts, strict=True)])
-    cut = [t[s : s + n] for t, s, n in zip(texts, starts, parts, strict=True)]
-    assert made.ids(documents, starts, parts).tolist() == np.concatenate(cut).tolist()
+    starts = np.array([data.draw(st.integers(0, int(n) - 1)) for n in full_lengths])
+    span_lengths = np.array([data.draw(st.integers(1, int(n - s))) for n, s in zip(full_lengths, starts, strict=True)])
+    expected = [t[s : s + n] for t, s, n in zip(texts, starts, span_lengths, strict=True)]
+    assert documents.ids(numbers, starts, span_lengths).tolist() == np.concatenate(expected).tolist()
 
 
 def test_random_ids_are_uniform_and_text_follows_rules():
     def sample(kind):
-        made = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=257, lengths=(1000, 1000)))
-        found = made.ids(np.arange(300), np.zeros(300, np.int64), np.full(300, 1000))
-        return found.reshape(300, 1000)[:, :-1]
+        documents = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=257, lengths=(1000, 1000)))
+        sampled_ids = documents.ids(np.arange(300), np.zeros(300, np.int64), np.full(300, 1000))
+        return sampled_ids.reshape(300, 1000)[:, :-1]
 
     random, text = sample("random"), sample("text")
     counts = np.bincount(random.ravel(), minlength=256)
@@ -97,15 +97,15 @@ def test_random_ids_are_uniform_and_text_follows_rules():
     assert shares[:16].sum() > 3 * shares[128:144].sum()
 
 
-def test_seeds_and_settings_make_other_documents():
+def test_seeds_and_settings_change_the_documents():
     names = ["seed=1", "seed=2", "vocab=51", "kind=text", "lengths=4-40", "documents=201"]
     stores = [batchloom.open_store(f"dummy:{name}") for name in names]
     stores.append(batchloom.open_store("distributed_dummy:seed=1"))
     assert len({store.fingerprint for store in stores}) == len(stores)
-    assert ids(stores[0], 5) != ids(stores[1], 5)
+    assert read_ids(stores[0], 5) != read_ids(stores[1], 5)
 
 
-def test_it_reads_like_any_store():
+def test_synthetic_data_reads_like_a_store():
     store = batchloom.open_store(SMALL)
     assert (len(store), store.vocab_size, store.end_id, store.subsets) == (200, 50, 49, ("train",))
     lengths = store.lengths.slice(0, 200)
@@ -113,11 +113,11 @@ def test_it_reads_like_any_store():
     assert [len(store[number].ids) for number in range(200)] == lengths.tolist()
     assert store[-1].ids.tolist() == store[199].ids.tolist()
     assert (store.dtype, store.contents.synthetic, store.masked) == (np.dtype("<u2"), True, False)
-    assert store[3].text == " ".join(map(str, ids(store, 3)))
-    origin = store[3].provenance
-    assert (origin.source, origin.record) == (f"{SMALL},kind=random", 3)
+    assert store[3].text == " ".join(map(str, read_ids(store, 3)))
+    provenance = store[3].provenance
+    assert (provenance.source, provenance.record) == (f"{SMALL},kind=random", 3)
     spans = (np.array([3, 4]), np.array([1, 0]), np.array([2, 3]))
-    assert [span.tolist() for span in store.read(*spans)] == [ids(store, 3)[1:3], ids(store, 4)[:3]]
+    assert [span.tolist() for span in store.read(*spans)] == [read_ids(store, 3)[1:3], read_ids(store, 4)[:3]]
     assert [span.tolist() for span in store.mask(*spans)] == [[True] * 2, [True] * 3]
     with pytest.raises(StoreError, match="Document 3 of dummy:.* tokens, and a span of it ends at"):
         store.read(np.array([3]), np.array([0]), np.array([len(store[3].ids) + 1]))
@@ -129,7 +129,7 @@ def test_it_reads_like_any_store():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("spec", "message"),
     [
         ("dummy:docments=3", "'docments=3' is not a setting; .*; did you mean 'documents'?"),
         ("dummy:vocab", "dummy: 'vocab' is not a setting; write NAME=VALUE"),
@@ -144,25 +144,25 @@ def test_it_reads_like_any_store():
         ("dummy:documents=" + "9" * 200, "dummy.documents: a number of"),
     ],
 )
-def test_settings_that_are_none(given, said):
-    with pytest.raises(SettingsError, match=said):
-        batchloom.open_store(given)
+def test_invalid_settings(spec, message):
+    with pytest.raises(SettingsError, match=message):
+        batchloom.open_store(spec)
 
 
-@pytest.mark.parametrize("made", ["synthetic documents", "preferences"])
-def test_a_shard_does_not_pass_for_what_its_store_says_it_is_not(tmp_path, monkeypatch, made):
-    if made == "preferences":
+@pytest.mark.parametrize("kind", ["synthetic documents", "preferences"])
+def test_a_shard_of_a_special_store_is_refused(tmp_path, monkeypatch, kind):
+    if kind == "preferences":
         rows = ({"prompt": f"q{n}", "chosen": "yes", "rejected": f"no {n}"} for n in range(9))
-        given = tmp_path / "in.jsonl"
-        given.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        source = tmp_path / "in.jsonl"
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     else:
-        given = "dummy:documents=9,vocab=257,kind=text"
-    tokenizer = {"tokenizer": "bytes"} if made == "preferences" else {}
-    store = batchloom.prepare(given, out=tmp_path / "s", val_fraction=0, **tokenizer).path
+        source = "dummy:documents=9,vocab=257,kind=text"
+    tokenizer = {"tokenizer": "bytes"} if kind == "preferences" else {}
+    store = batchloom.prepare(source, out=tmp_path / "s", val_fraction=0, **tokenizer).path
     prefix = store / "train/shard_00000"
-    named = f"is a shard of a store of {made}.*name the store itself: {store}$"
+    message = f"is a shard of a store of {kind}.*name the store itself: {store}$"
     config = {"block_size": 4, "batch_size": 1, "output": "numpy"}
-    doors = [
+    openers = [
         batchloom.open_store,
         batchloom.check,
         IndexedDataset,
@@ -170,44 +170,44 @@ def test_a_shard_does_not_pass_for_what_its_store_says_it_is_not(tmp_path, monke
         lambda prefix: import_tokens(prefix.parent, out=tmp_path / "i", tokenizer="bytes"),
     ]
     monkeypatch.chdir(prefix.parent)
-    for place in (prefix, prefix.with_suffix(".bin"), Path("shard_00000")):
-        for door in doors:
-            with pytest.raises(InputError, match=named):
-                door(place)
-    with pytest.raises(InputError, match=f"{named}|not trained"):
+    for path in (prefix, prefix.with_suffix(".bin"), Path("shard_00000")):
+        for open_prefix in openers:
+            with pytest.raises(InputError, match=message):
+                open_prefix(path)
+    with pytest.raises(InputError, match=f"{message}|not trained"):
         GPTDataLoader(config, dataset_dir=store / "train")
     assert not (tmp_path / "i").exists()
 
 
-def test_a_window_of_made_up_documents_is_called_one(tmp_path, caplog):
+def test_a_loader_of_generated_documents_reports_them(tmp_path, caplog):
     store = batchloom.prepare("dummy:documents=9", out=tmp_path / "s", val_fraction=0).path
     config = {"block_size": 4, "batch_size": 1, "output": "numpy"}
     assert GPTDataLoader(config, dataset_dir=store).get_batch("train")[0].shape == (1, 4)
     assert f"source=synthetic: the documents of {store} are generated." in caplog.text
 
 
-def test_every_problem_is_told_at_once():
+def test_all_problems_are_reported_together():
     with pytest.raises(SettingsError) as caught:
         parse_synthetic_spec("dummy:vocb=3,kind=txt,documents=0")
     assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("name", ["dumy", "Dummy", "dummy2", "distributed-dummy", "x:dummy"])
-def test_only_its_names_are_it(name):
+def test_similar_names_are_not_synthetic_data(name):
     assert parse_synthetic_spec(name) is None
     with pytest.raises(StoreError, match=f"There is no file or folder {name}: "):
         batchloom.open_store(name)
 
 
 @pytest.mark.parametrize("name", ["dummy", "dummy:vocab=9"])
-def test_what_has_no_records_is_not_read(name):
+def test_synthetic_data_is_not_listed_as_a_source(name):
     from batchloom.sources import list_sources
 
     with pytest.raises(FileNotFoundError, match=f"prepare {name} --out STORE writes a store of it"):
         list_sources([name])
 
 
-def test_what_lies_here_is_never_taken_for_it(tmp_path, monkeypatch):
+def test_local_files_take_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dummy").mkdir()
     with pytest.raises(StoreError, match="the folder is empty"):
@@ -219,7 +219,7 @@ def test_what_lies_here_is_never_taken_for_it(tmp_path, monkeypatch):
     assert batchloom.open_store("dummy:").contents.synthetic
 
 
-def test_check_tells_the_three_apart(tmp_path):
+def test_check_distinguishes_kinds_of_data(tmp_path):
     verdict = batchloom.check(SMALL)
     assert (verdict.data, verdict.kind, verdict.sound) == ("synthetic", "synthetic", True)
     assert "batchloom train --data dummy:documents=200" in verdict.used
@@ -239,8 +239,8 @@ def test_check_tells_the_three_apart(tmp_path):
         batchloom.check("dumy")
 
 
-def test_noise_is_a_fault_where_nobody_said_so(tmp_path):
-    """The ids of a declared store, under a manifest that calls them text."""
+def test_undeclared_noise_is_a_fault(tmp_path):
+    """Synthetic ids under a manifest that declares them as text are a fault."""
     name = "dummy:documents=60,vocab=257,lengths=2000"
     batchloom.prepare(name, out=tmp_path / "s")
     assert verify_store(tmp_path / "s").faults == []
@@ -256,11 +256,11 @@ def test_noise_is_a_fault_where_nobody_said_so(tmp_path):
     assert any("uniform noise" in fault for fault in bare.faults)
 
 
-def test_an_export_says_what_it_loses(tmp_path):
+def test_an_export_reports_lost_information(tmp_path):
     from batchloom.store import export_store
 
     with pytest.raises(InputError, match="has no shards to export: write it first"):
         export_store(SMALL, to="megatron", out=tmp_path / "m")
     batchloom.prepare(SMALL, out=tmp_path / "s")
-    done = export_store(tmp_path / "s", to="megatron", out=tmp_path / "m")
-    assert done.notes[-1].startswith("source=synthetic: these documents are synthetic")
+    report = export_store(tmp_path / "s", to="megatron", out=tmp_path / "m")
+    assert report.notes[-1].startswith("source=synthetic: these documents are synthetic")

@@ -1,4 +1,4 @@
-"""Writing: what is told when it fails, and what is left open."""
+"""Errors of writing, and files that are synced and closed."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from batchloom.store import ShardEntry, read_manifest, wrap_write_errors
 from batchloom.testing import write_store
 
 
-def test_an_error_about_reading_stays_one_while_something_is_written(tmp_path):
+def test_read_errors_are_not_wrapped_as_write_errors(tmp_path):
     with pytest.raises(StoreMissingError), wrap_write_errors(tmp_path):
         read_manifest(tmp_path)
 
@@ -29,13 +29,13 @@ def test_an_error_about_reading_stays_one_while_something_is_written(tmp_path):
         (errno.EMFILE, "ulimit -n"),
     ],
 )
-def test_every_refusal_has_its_remedy(tmp_path, number, remedy):
+def test_every_write_error_names_a_remedy(tmp_path, number, remedy):
     with pytest.raises(OutputError, match=remedy), wrap_write_errors(tmp_path):
         raise OSError(number, "x")
 
 
 def test_lengths_that_cannot_be_finished_leave_no_file_open(tmp_path):
-    """A file left open is a ResourceWarning, which is an error here."""
+    """An open file raises a ResourceWarning, which is an error in the tests."""
     entry = ShardEntry("shard_00000", 1, 1, 2, "", "", "")
     (tmp_path / "shard_00000.idx").write_bytes(np.zeros(4, "u1").tobytes())
     with pytest.raises(StoreError, match="is cut short"):
@@ -54,7 +54,7 @@ def write_ids(folder):
 
 @pytest.mark.parametrize("make", [prepare_store, write_ids])
 def test_every_file_of_a_store_is_synced_in_full(tmp_path, monkeypatch, make):
-    """Without it a power cut leaves files that have their name and size, and hold zeros."""
+    """Without a sync, a power cut leaves files of zeros with the right name and size."""
     synced = set()
     sync = os.fsync
 
