@@ -1,4 +1,4 @@
-"""Two processes of Accelerate: what would be kept of one of them alone, or dealt among them anew, is refused."""
+"""Two Accelerate processes: streams and prepared DataLoaders are refused."""
 
 import sys
 from pathlib import Path
@@ -21,10 +21,10 @@ if __name__ == "__main__":
     texts = write_texts(Path(out) / f"{rank}.jsonl", 60)
     with pytest.raises(TrainError, match=r"reads a stream in 2 processes.*merge_states"):
         attach(accelerator, Loader(small_stream(texts), rank=rank, world_size=2))
-    place = {"rank": rank, "world_size": 2}
-    loader = Loader(open_store(data), seq_len=64, global_batch_size=4, steps=6, **place)
-    for face in (LoaderDataset, LoaderIterable):
-        accelerator.prepare(DataLoader(face(loader), batch_size=None))
+    placement = {"rank": rank, "world_size": 2}
+    loader = Loader(open_store(data), seq_len=64, global_batch_size=4, steps=6, **placement)
+    for dataset_class in (LoaderDataset, LoaderIterable):
+        accelerator.prepare(DataLoader(dataset_class(loader), batch_size=None))
         with pytest.raises(TrainError, match=r"given a DataLoader .*Leave it out of prepare"):
             attach(accelerator, loader)
         accelerator._dataloaders.clear()

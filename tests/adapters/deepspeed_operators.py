@@ -1,10 +1,10 @@
-"""DeepSpeed without the C++ operators that it compiles when it starts on CPUs."""
+"""DeepSpeed without the C++ operators that it compiles at start on CPUs."""
 
 import os
 
 
 def leave_out_operators():
-    """Have DeepSpeed take torch's own operators; compiling its operator for inference takes a minute."""
+    """Make DeepSpeed use torch's operators; compiling its own takes a minute."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed.ops
 

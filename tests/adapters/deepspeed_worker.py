@@ -1,4 +1,4 @@
-"""Two ranks of DeepSpeed: what its engines are refused for, and each ZeRO stage against a plain model."""
+"""Two DeepSpeed ranks: refused engines, and ZeRO stages against a plain model."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def engine_of(store, stage, sizes, **given):
+def make_engine(store, stage, sizes, **options):
     import deepspeed
 
     model = tiny_model(store)
@@ -40,14 +40,14 @@ def engine_of(store, stage, sizes, **given):
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,
     }
-    return deepspeed.initialize(model=model, optimizer=adamw(model.parameters(), 3e-3), config=config, **given)[0]
+    return deepspeed.initialize(model=model, optimizer=adamw(model.parameters(), 3e-3), config=config, **options)[0]
 
 
-def losses(store, stage, folder):
+def train_with_deepspeed(store, stage, folder):
     loader = Loader(store, **SIZES)
-    engine = engine_of(store, stage, make_batch_size_config(loader))
+    engine = make_engine(store, stage, make_batch_size_config(loader))
     check_engine(engine, loader)
-    said = []
+    losses = []
     for batch in loader:
         total = torch.zeros(())
         for part in batch.split(1):
@@ -57,36 +57,36 @@ def losses(store, stage, folder):
             engine.step()
             total += loss.detach()
         dist.all_reduce(total)
-        said.append(total.item())
+        losses.append(total.item())
     save_engine_checkpoint(engine, folder, 4, loader)
-    again = Loader(store, **SIZES)
-    assert load_newest_engine_checkpoint(engine, folder, again) == again.next_step == 4
+    resumed_loader = Loader(store, **SIZES)
+    assert load_newest_engine_checkpoint(engine, folder, resumed_loader) == resumed_loader.next_step == 4
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
         load_newest_engine_checkpoint(engine, folder, Loader(store, **{**SIZES, "seq_len": 32}))
     engine.save_checkpoint(str(folder), tag="without")
     with pytest.raises(StateError, match="holds no loader state"):
-        load_newest_engine_checkpoint(engine, folder, again)
-    other = {"batchloom": {"step": 9, "loader": loader.state_at(4)}}
-    engine.save_checkpoint(str(folder), tag="changed", client_state=other)
+        load_newest_engine_checkpoint(engine, folder, resumed_loader)
+    client_state = {"batchloom": {"step": 9, "loader": loader.state_at(4)}}
+    engine.save_checkpoint(str(folder), tag="changed", client_state=client_state)
     with pytest.raises(StateError, match="changed.* holds the loader state before step 4"):
-        load_newest_engine_checkpoint(engine, folder, again)
-    return said
+        load_newest_engine_checkpoint(engine, folder, resumed_loader)
+    return losses
 
 
-def plain(store):
+def train_with_torch(store):
     model = tiny_model(store)
     optimizer = adamw(model.parameters(), 3e-3)
-    whole = {**SIZES, "batch": BatchOptions(micro_batch_size=4)}
-    loader = Loader(store, **whole, rank=0, world_size=1)
-    said = []
+    options = {**SIZES, "batch": BatchOptions(micro_batch_size=4)}
+    loader = Loader(store, **options, rank=0, world_size=1)
+    losses = []
     for batch in loader:
         count = loader.trained_tokens(batch.step)
         loss = model(**batch, use_cache=False, num_items_in_batch=count).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        said.append(loss.item())
-    return said
+        losses.append(loss.item())
+    return losses
 
 
 if __name__ == "__main__":
@@ -94,18 +94,18 @@ if __name__ == "__main__":
     leave_out_operators()
     init_process_group()
     store = open_store(data)
-    wanted = plain(store)
+    expected_losses = train_with_torch(store)
     for stage in (1, 3):
-        assert losses(store, stage, Path(out) / str(stage)) == pytest.approx(wanted, rel=1e-4)
+        assert train_with_deepspeed(store, stage, Path(out) / str(stage)) == pytest.approx(expected_losses, rel=1e-4)
     loader = Loader(store, **SIZES)
-    wrong = {
+    wrong_sizes = {
         **make_batch_size_config(loader),
         "train_batch_size": 2,
         "gradient_accumulation_steps": 1,
     }
     with pytest.raises(TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"):
-        check_engine(engine_of(store, 1, wrong), loader)
-    engine = engine_of(store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader))
+        check_engine(make_engine(store, 1, wrong_sizes), loader)
+    engine = make_engine(store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader))
     with pytest.raises(TrainError, match=r"given training_data \(LoaderDataset\).*leave training"):
         check_engine(engine, loader)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Two ranks, of which each drew other first weights, train and write the model."""
+"""Two ranks with different initial weights train and write the model."""
 
 import json
 import os
@@ -20,9 +20,9 @@ if __name__ == "__main__":
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=store)
     trainer.train()
     trainer.save_model(Path(out) / "model")
-    other = FSDP2Arguments(**{**json.loads(settings), "output_dir": out, "seed": 9})
-    again = FSDP2SFTTrainer(model=tiny_model(store), args=other, train_dataset=store)
+    other_args = FSDP2Arguments(**{**json.loads(settings), "output_dir": out, "seed": 9})
+    resumed_trainer = FSDP2SFTTrainer(model=tiny_model(store), args=other_args, train_dataset=store)
     with pytest.raises(StateError, match="spec.seed was 42 and is 9"):
-        again.train(resume_from_checkpoint=True)
+        resumed_trainer.train(resume_from_checkpoint=True)
     with pytest.raises(InputError, match="already sharded"):
         FSDP2SFTTrainer(model=model, args=replace(args, bf16=True), train_dataset=store)

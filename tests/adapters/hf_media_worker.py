@@ -1,4 +1,7 @@
-"""One of two processes of a Trainer on a store with media: ``torchrun hf_media_worker.py STORE MODEL OUT``."""
+"""One of two processes of a Trainer on a store with media.
+
+``torchrun hf_media_worker.py STORE MODEL OUT``
+"""
 
 import json
 import sys
@@ -7,8 +10,8 @@ from pathlib import Path
 from transformers import AutoModelForMultimodalLM
 
 import batchloom
-from adapters.test_hugging_face import losses, make_args
-from adapters.test_hugging_face_media import STEPS, TWO, Heard
+from adapters.test_hugging_face import get_losses, make_args
+from adapters.test_hugging_face_media import STEPS, TWO_RANK_SIZES, RecordingTrainer
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.examples.job import adamw
 
@@ -16,10 +19,10 @@ from batchloom.examples.job import adamw
 def main(data: str, folder: str, out: str) -> None:
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     args = make_args(out, max_steps=STEPS, **sizes)
-    loader = batchloom.Loader(batchloom.open_store(data), **TWO, steps=STEPS)
+    loader = batchloom.Loader(batchloom.open_store(data), **TWO_RANK_SIZES, steps=STEPS)
     parts = make_trainer_parts(loader, args)
     model = AutoModelForMultimodalLM.from_pretrained(folder)
-    trainer = Heard(
+    trainer = RecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -30,7 +33,7 @@ def main(data: str, folder: str, out: str) -> None:
     )
     trainer.train()
     if args.process_index == 0:
-        Path(out, "told.json").write_text(json.dumps(list(losses(trainer).values())))
+        Path(out, "losses.json").write_text(json.dumps(list(get_losses(trainer).values())))
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

@@ -1,4 +1,6 @@
-"""One of several processes of a Trainer: goes on with a checkpoint of one process, evaluates, and tells what it was given.
+"""One of several Trainer processes: resumes from one process's checkpoint.
+
+It evaluates and writes a report of its batches and losses.
 
 ``torchrun hf_worker.py STORE CHECKPOINT OUT``
 """
@@ -8,7 +10,7 @@ import sys
 from pathlib import Path
 
 import batchloom
-from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args, make_trainer
+from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, RecordingTrainer, make_args, make_trainer
 from batchloom.adapters import compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.core.errors import TrainError
@@ -21,19 +23,19 @@ def main(data: str, checkpoint: str, out: str) -> None:
     store = batchloom.open_store(data)
     loader = batchloom.Loader(store, **SIZES, steps=STEPS)
     held_out = batchloom.Loader(store.subset("val"), **HELD_OUT)
-    other = batchloom.Loader(store.subset("val"), **HELD_OUT, seed=loader.spec.rank)
+    other_evaluation = batchloom.Loader(store.subset("val"), **HELD_OUT, seed=loader.spec.rank)
     try:
-        make_trainer_parts(loader, args, evaluation=other)
+        make_trainer_parts(loader, args, evaluation=other_evaluation)
     except TrainError as error:
-        refused = str(error)
-    shorter = make_args(out, max_steps=STEPS - loader.spec.rank, **sizes)
+        evaluation_error = str(error)
+    shorter_args = make_args(out, max_steps=STEPS - loader.spec.rank, **sizes)
     try:
-        make_trainer(store, out, parts=make_trainer_parts(loader, shorter), args=shorter).train()
+        make_trainer(store, out, parts=make_trainer_parts(loader, shorter_args), args=shorter_args).train()
     except TrainError as error:
-        unlike = str(error)
+        steps_error = str(error)
     parts = make_trainer_parts(loader, args, evaluation=held_out)
     model = tiny_model(store)
-    trainer = Heard(
+    trainer = RecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -46,14 +48,14 @@ def main(data: str, checkpoint: str, out: str) -> None:
         compute_metrics=compute_token_loss,
     )
     trainer.train(resume_from_checkpoint=checkpoint)
-    told = {
-        "ids": [one["input_ids"].tolist() for one in trainer.heard],
-        "losses": [one["loss"] for one in trainer.state.log_history if "loss" in one],
+    report = {
+        "ids": [batch["input_ids"].tolist() for batch in trainer.recorded],
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "evaluation": trainer.evaluate(),
-        "refused": refused,
-        "unlike": unlike,
+        "refused": evaluation_error,
+        "unlike": steps_error,
     }
-    Path(out, f"told_{args.process_index}.json").write_text(json.dumps(told))
+    Path(out, f"report_{args.process_index}.json").write_text(json.dumps(report))
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

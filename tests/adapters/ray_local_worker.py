@@ -1,4 +1,4 @@
-"""Two workers of Ray Train in its local mode: each is the process that it is started in.
+"""Two workers of Ray Train in its local mode, each in its own process.
 
 ``ray_local_worker.py FOLDER``
 """
@@ -14,14 +14,14 @@ import torch
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from adapters.test_ray_train import be_a_worker, worker_settings
+from adapters.test_ray_train import make_worker_settings, run_train_worker
 from batchloom import StateError
 from batchloom.adapters import ray_train
 from batchloom.core.errors import TrainError
 
 
-def keep_checkpoints(folder):
-    """Have checkpoints copied to a folder, as Ray's workers do; its local mode notes their path alone."""
+def copy_checkpoints(folder):
+    """Copy checkpoints to a folder, as Ray's workers do; local mode keeps only paths."""
     report = ray.train.report
 
     def copy(metrics, checkpoint=None):
@@ -33,26 +33,26 @@ def keep_checkpoints(folder):
     ray.train.report = copy
 
 
-def keep_a_state(folder):
-    """Report a state, read it again, and damage it in every way."""
+def check_states(folder):
+    """Report a state, read it back, and damage it in every way."""
     rank, world = ray_train.get_rank_and_world_size()
     assert world == 2
-    keep_checkpoints(folder)
+    copy_checkpoints(folder)
     assert ray_train.load_restored_state() is None
     ray_train.report_step({"loss": 2.0})
     assert ray_train.load_restored_state() is None
     ray_train.report_step({"loss": 1.0}, {"model": torch.full((99,), 7.0), "step": 3})
     if rank:
-        # Of the first worker alone.
+        # Only the first worker saves the state.
         assert ray_train.load_restored_state() is None
         return
     state = ray_train.load_restored_state()
     assert state["step"] == 3
     assert torch.equal(state["model"], torch.full((99,), 7.0))
     file = folder / "batchloom.pt"
-    whole = file.read_bytes()
+    content = file.read_bytes()
     for share in (0.0, 0.01, 0.5, 0.99):
-        file.write_bytes(whole[: int(len(whole) * share)])
+        file.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(StateError, match=f"of the checkpoint {folder} cannot be read .*damag"):
             ray_train.load_restored_state()
     torch.save(3, file)
@@ -63,9 +63,9 @@ def keep_a_state(folder):
         ray_train.load_restored_state()
 
 
-def work(folder):
-    keep_a_state(folder / "checkpoint")
-    be_a_worker(worker_settings(folder))
+def train_loop(folder):
+    check_states(folder / "checkpoint")
+    run_train_worker(make_worker_settings(folder))
 
 
 if __name__ == "__main__":
@@ -76,6 +76,6 @@ if __name__ == "__main__":
     ):
         with pytest.raises(TrainError, match="not a worker of Ray Train. Call this in the function"):
             call()
-    # Without workers Ray trains in the process it is called in.
+    # Without workers Ray trains in the calling process.
     scaling = ScalingConfig(num_workers=0)
-    TorchTrainer(work, train_loop_config=Path(sys.argv[1]), scaling_config=scaling).fit()
+    TorchTrainer(train_loop, train_loop_config=Path(sys.argv[1]), scaling_config=scaling).fit()

@@ -1,4 +1,7 @@
-"""Accelerate keeps the loader's place, and steps where its steps end; the batches are shown in tests/analysis/compare."""
+"""Loader states in Accelerate checkpoints, and aligned optimizer steps.
+
+tests/analysis/compare checks the batches.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import batchloom
-from adapters.small import small_store
+from adapters.small_stores import make_small_store
 from batchloom import Edit, PlanError, StateError
 from batchloom.adapters.deepspeed import make_batch_size_config
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
@@ -23,64 +26,64 @@ SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 6}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return small_store(tmp_path_factory.mktemp("data") / "store")
+    return make_small_store(tmp_path_factory.mktemp("data") / "store")
 
 
 @pytest.fixture
-def accelerators():
-    """Makes them; each is what a process that is started anew has."""
+def make_accelerator():
+    """Factory of accelerators; each is that of a new process."""
     yield lambda: accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
-def accelerator(accelerators):
-    return accelerators()
+def accelerator(make_accelerator):
+    return make_accelerator()
 
 
-def loader_of(store, **sizes):
+def make_loader(store, **sizes):
     sizes = {"batch": BatchOptions(micro_batch_size=2), **SIZES, **sizes}
     return batchloom.Loader(store, **sizes, rank=0, world_size=1)
 
 
-def test_a_loader_that_steps_elsewhere_is_refused(store, accelerator):
+def test_a_loader_with_other_accumulation_or_ranks_is_refused(store, accelerator):
     from batchloom.adapters.accelerate import attach
 
-    whole = batchloom.Loader(store, **SIZES, rank=0, world_size=1)
+    one_pass_loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1)
     with pytest.raises(TrainError, match=r"1 passes of 4 .*gradient_accumulation_steps=2.*Give it 1"):
-        attach(accelerator, whole)
-    other = batchloom.Loader(store, **SIZES, rank=1, world_size=2, batch=BatchOptions(micro_batch_size=1))
+        attach(accelerator, one_pass_loader)
+    rank_1_loader = batchloom.Loader(store, **SIZES, rank=1, world_size=2, batch=BatchOptions(micro_batch_size=1))
     with pytest.raises(TrainError, match="share of rank 1 of 2 and this is process 0 of 1"):
-        attach(accelerator, other)
+        attach(accelerator, rank_1_loader)
 
 
 def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpoint_brings_them(
-    store, accelerator, accelerators, tmp_path
+    store, accelerator, make_accelerator, tmp_path
 ):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
-    plain, edited, once = (
+    plain, edited, one_pass = (
         batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=micro))
         for micro in (2, 2, None)
     )
-    for loader in (edited, once):
+    for loader in (edited, one_pass):
         loader.edit(Edit(step=2, global_batch_size=2))
-    said = "2 passes of 2 .* but after an edit 1 of 2 from step 2 on, .*Leave global_batch_size out"
-    with pytest.raises(PlanError, match=said):
+    message = "2 passes of 2 .* but after an edit 1 of 2 from step 2 on, .*Leave global_batch_size out"
+    with pytest.raises(PlanError, match=message):
         attach(accelerator, edited)
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         make_batch_size_config(edited)
-    assert make_batch_size_config(once)["gradient_accumulation_steps"] == 1
+    assert make_batch_size_config(one_pass)["gradient_accumulation_steps"] == 1
     attach(accelerator, plain)
     plain.edit(Edit(step=2, global_batch_size=2))
     save_checkpoint(accelerator, tmp_path, 0)
-    again = accelerators()
-    attach(again, loader_of(store))
-    with pytest.raises(PlanError, match=said):
-        load_newest_checkpoint(again, tmp_path)
+    resumed = make_accelerator()
+    attach(resumed, make_loader(store))
+    with pytest.raises(PlanError, match=message):
+        load_newest_checkpoint(resumed, tmp_path)
 
 
-def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, accelerators, tmp_path):
+def test_the_loader_state_is_that_of_the_newest_complete_checkpoint(store, accelerator, make_accelerator, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=2))
@@ -89,36 +92,36 @@ def test_the_place_is_that_of_the_newest_whole_checkpoint(store, accelerator, ac
     attach(accelerator, loader)
     assert load_newest_checkpoint(accelerator, tmp_path) == 0
     batches = iter(loader)
-    # One more than is trained, as what reads ahead does.
+    # One batch more than was trained, as a prefetching loop reads.
     for _ in range(4):
         next(batches)
     save_checkpoint(accelerator, tmp_path, 3)
-    # What a kill leaves.
+    # A killed save leaves such a folder.
     (tmp_path / "checkpoint-5.partial").mkdir()
     batches.close()
     assert load_newest_checkpoint(accelerator, tmp_path) == loader.next_step == 3
     accelerator.save_state(str(tmp_path / "checkpoint-4"))
     with pytest.raises(StateError, match="checkpoint-4 holds the loader state before step 3"):
         load_newest_checkpoint(accelerator, tmp_path)
-    again = accelerators()
-    again.prepare(model)
-    attach(again, loader_of(store, seq_len=32))
+    resumed = make_accelerator()
+    resumed.prepare(model)
+    attach(resumed, make_loader(store, seq_len=32))
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        load_newest_checkpoint(again, tmp_path)
+        load_newest_checkpoint(resumed, tmp_path)
 
 
-def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, accelerators, tmp_path):
+def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, make_accelerator, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
-    once, twice = (loader_of(store, steps=None, epochs=epochs) for epochs in (1, 2))
-    first, again = accelerators(), accelerators()
-    attach(first, once)
-    save_checkpoint(first, tmp_path, len(once))
-    attach(again, twice)
-    assert load_newest_checkpoint(again, tmp_path) == twice.next_step == len(once) - 1
+    one_epoch, two_epochs = (make_loader(store, steps=None, epochs=epochs) for epochs in (1, 2))
+    first, resumed = make_accelerator(), make_accelerator()
+    attach(first, one_epoch)
+    save_checkpoint(first, tmp_path, len(one_epoch))
+    attach(resumed, two_epochs)
+    assert load_newest_checkpoint(resumed, tmp_path) == two_epochs.next_step == len(one_epoch) - 1
 
 
-def test_a_loader_is_attached_once_before_anything_is_kept(store, accelerator, tmp_path):
+def test_a_loader_is_attached_once_before_anything_is_saved(store, accelerator, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     with pytest.raises(TrainError, match="no loader, .*call .*attach.accelerator, loader. first"):
@@ -126,30 +129,30 @@ def test_a_loader_is_attached_once_before_anything_is_kept(store, accelerator, t
     with pytest.raises(TrainError, match="no loader, .*call .*attach.accelerator, loader. first"):
         load_newest_checkpoint(accelerator, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    loader = loader_of(store)
+    loader = make_loader(store)
     attach(accelerator, loader)
-    for other in (loader, loader_of(store)):
+    for second_loader in (loader, make_loader(store)):
         with pytest.raises(TrainError, match="already has a loader attached: attach only"):
-            attach(accelerator, other)
+            attach(accelerator, second_loader)
 
 
-@pytest.mark.parametrize("face", [LoaderDataset, LoaderIterable])
-def test_batches_that_went_through_prepare_are_refused(store, accelerators, tmp_path, face):
+@pytest.mark.parametrize("dataset_class", [LoaderDataset, LoaderIterable])
+def test_batches_that_went_through_prepare_are_refused(store, make_accelerator, tmp_path, dataset_class):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
-    before, behind = accelerators(), accelerators()
-    loader = loader_of(store)
-    before.prepare(DataLoader(face(loader), batch_size=None))
+    prepared_before, prepared_after = make_accelerator(), make_accelerator()
+    loader = make_loader(store)
+    prepared_before.prepare(DataLoader(dataset_class(loader), batch_size=None))
     with pytest.raises(TrainError, match="given a DataLoader .*Leave it out of prepare"):
-        attach(before, loader)
-    behind.prepare(DataLoader([1, 2, 3]))
-    attach(behind, loader)
-    save_checkpoint(behind, tmp_path, 2)
-    behind.prepare(DataLoader(face(loader), batch_size=None))
+        attach(prepared_before, loader)
+    prepared_after.prepare(DataLoader([1, 2, 3]))
+    attach(prepared_after, loader)
+    save_checkpoint(prepared_after, tmp_path, 2)
+    prepared_after.prepare(DataLoader(dataset_class(loader), batch_size=None))
     with pytest.raises(TrainError, match="given a DataLoader .*Leave it out of prepare"):
-        save_checkpoint(behind, tmp_path, 4)
+        save_checkpoint(prepared_after, tmp_path, 4)
     with pytest.raises(TrainError, match="given a DataLoader .*Leave it out of prepare"):
-        load_newest_checkpoint(behind, tmp_path)
+        load_newest_checkpoint(prepared_after, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["custom_checkpoint_0.pkl", "model.safetensors", "optimizer.bin"])
@@ -158,31 +161,31 @@ def test_a_damaged_checkpoint_is_named(store, accelerator, tmp_path, name):
 
     model = tiny_model(store)
     accelerator.prepare(model, adamw(model.parameters(), 1e-3))
-    attach(accelerator, loader_of(store))
+    attach(accelerator, make_loader(store))
     file = save_checkpoint(accelerator, tmp_path, 2) / name
-    whole = file.read_bytes()
-    cuts = [0, 1, 3, 16, *(int(len(whole) * share) for share in (0.01, 0.5, 0.99))]
-    for damaged in [*(whole[:stop] for stop in cuts), bytes(len(whole)), None]:
+    content = file.read_bytes()
+    cuts = [0, 1, 3, 16, *(int(len(content) * share) for share in (0.01, 0.5, 0.99))]
+    for damaged in [*(content[:stop] for stop in cuts), bytes(len(content)), None]:
         file.unlink()
         if damaged is not None:
             file.write_bytes(damaged)
         with pytest.raises(StateError, match="checkpoint-2 cannot be loaded: .*delete the folder"):
             load_newest_checkpoint(accelerator, tmp_path)
         file.touch()
-    file.write_bytes(whole)
+    file.write_bytes(content)
     assert load_newest_checkpoint(accelerator, tmp_path) == 2
 
 
-def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
+def test_a_stream_is_saved_at_its_current_step_only(make_accelerator, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     lines = write_texts(tmp_path / "a.jsonl", 200)
 
-    def streamed():
+    def make_stream_loader():
         return batchloom.Loader(small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1)
 
-    first, again = accelerators(), accelerators()
-    loader, other = streamed(), streamed()
+    first, resumed = make_accelerator(), make_accelerator()
+    loader, resumed_loader = make_stream_loader(), make_stream_loader()
     attach(first, loader)
     batches = iter(loader)
     for _ in range(3):
@@ -191,10 +194,10 @@ def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
         save_checkpoint(first, tmp_path / "out", 2)
     save_checkpoint(first, tmp_path / "out", 3)
     batches.close()
-    attach(again, other)
-    assert load_newest_checkpoint(again, tmp_path / "out") == other.next_step == 3
+    attach(resumed, resumed_loader)
+    assert load_newest_checkpoint(resumed, tmp_path / "out") == resumed_loader.next_step == 3
 
 
 @pytest.mark.slow
-def test_two_processes_are_not_given_what_one_of_them_would_keep_or_deal(store, tmp_path):
+def test_two_processes_refuse_streams_and_prepared_batches(store, tmp_path):
     run_two_ranks(Path(__file__).with_name("accelerate_worker.py"), store.path, tmp_path)

@@ -1,4 +1,4 @@
-"""Ranks that would train on different data are found out before the first step, on every rank."""
+"""Ranks that would train on different data fail before the first step."""
 
 import json
 
@@ -37,30 +37,30 @@ cases = {
     "peers": ({"rank": 0, "world_size": 1, "shares": 1},) * 2,
     "twice": ({"rank": 0, "world_size": 2, "shares": 2},) * 2,
 }
-told = {}
-for name, given in cases.items():
-    mine = dict(given[rank])
-    asked = (("data", stores[0]), ("resume", 0), ("edit", 0), ("shares", None))
-    store, resume, edit, shares = (mine.pop(key, none) for key, none in asked)
-    loader = batchloom.Loader(batchloom.open_store(store), **SIZES, **mine)
+messages = {}
+for name, rank_options in cases.items():
+    options = dict(rank_options[rank])
+    defaults = (("data", stores[0]), ("resume", 0), ("edit", 0), ("shares", None))
+    store, resume, edit, shares = (options.pop(key, default) for key, default in defaults)
+    loader = batchloom.Loader(batchloom.open_store(store), **SIZES, **options)
     if resume:
         loader.load_state_dict(loader.state_at(resume))
     if edit:
         loader.edit(Edit(step=edit, global_batch_size=2))
     try:
         require_agreement(loader, world_size=shares)
-        told[name] = ""
+        messages[name] = ""
     except TrainError as error:
-        told[name] = str(error)
+        messages[name] = str(error)
 with open(f"{sys.argv[3]}/rank_{rank}.json", "w") as file:
-    json.dump(told, file)
+    json.dump(messages, file)
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def messages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreement")
     for name, base in (("one", 1), ("two", 2)):
         write_store(folder / name, [[base + n % 7 for n in range(k)] for k in range(1, 60)])
@@ -69,12 +69,12 @@ def told(tmp_path_factory):
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_ranks_that_agree_go_on(told):
-    assert [told[0][case] for case in ("alike", "peers")] == ["", ""]
+def test_ranks_that_agree_go_on(messages):
+    assert [messages[0][case] for case in ("alike", "peers")] == ["", ""]
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         ("store", "identity.sources.data.store is "),
         ("seed", "identity.spec.seed is 0 on rank 0 and 1 on rank 1"),
@@ -91,22 +91,22 @@ def test_ranks_that_agree_go_on(told):
         ("twice", "Ranks 0 and 1 both read the share of rank 0 of 2"),
     ],
 )
-def test_what_differs_is_named_on_every_rank(told, case, said):
-    assert said in told[0][case]
-    assert told[0][case] == told[1][case]
+def test_what_differs_is_named_on_every_rank(messages, case, message):
+    assert message in messages[0][case]
+    assert messages[0][case] == messages[1][case]
 
 
 def test_versions_are_compared(tmp_path):
-    same = {"place": [0, 2], "equal": {"batchloom": "1.0"}}
-    other = {"place": [1, 2], "equal": {"batchloom": "1.1"}}
-    assert "batchloom is '1.0' on rank 0 and '1.1' on rank 1" in find_disagreement([same, other])
+    first = {"place": [0, 2], "equal": {"batchloom": "1.0"}}
+    second = {"place": [1, 2], "equal": {"batchloom": "1.1"}}
+    assert "batchloom is '1.0' on rank 0 and '1.1' on rank 1" in find_disagreement([first, second])
 
 
 def test_one_process_has_nothing_to_compare(tmp_path):
     store = write_store(tmp_path, [[1, 2, 3]])
     require_agreement(batchloom.Loader(store, **SIZES))
-    half = batchloom.Loader(store, **SIZES, rank=1, world_size=2)
+    rank_1_loader = batchloom.Loader(store, **SIZES, rank=1, world_size=2)
     with pytest.raises(TrainError, match="the share of rank 1 of 2, and world_size is 1"):
-        require_agreement(half)
-    # Its framework knows the other, and torch.distributed does not.
-    require_agreement(half, world_size=2)
+        require_agreement(rank_1_loader)
+    # The framework knows the second rank; torch.distributed does not.
+    require_agreement(rank_1_loader, world_size=2)

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed: whole or none, of the moment they were begun, read by any number of ranks."""
+"""Distributed checkpoints: complete or absent, for any number of ranks."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from analysis.compare.warm import run_warm
 from torch.distributed.checkpoint import state_dict_saver
 
 import batchloom
-from adapters.small import small_store
+from adapters.small_stores import make_small_store
 from batchloom import StateError
 from batchloom.adapters.checkpoints import find_newest_checkpoint
 from batchloom.adapters.fsdp2 import begin_async_save, load_fsdp2, load_newest_fsdp2, save_fsdp2
@@ -17,7 +17,7 @@ SIZES = {"seq_len": 64, "global_batch_size": 4}
 
 
 class Run:
-    """A model, its optimizer and a loader, and a plain step of them."""
+    """A model, its optimizer and a loader, with a plain training loop."""
 
     def __init__(self, store, **options):
         self.model = tiny_model(store)
@@ -37,28 +37,28 @@ class Run:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return small_store(tmp_path_factory.mktemp("data") / "store", count=400)
+    return make_small_store(tmp_path_factory.mktemp("data") / "store", count=400)
 
 
-def same(some, others):
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+def are_equal(tensors, others):
+    return all(torch.equal(first, second) for first, second in zip(tensors, others, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_a_checkpoint_written_beside_the_training_is_of_the_moment_it_was_begun(store, tmp_path):
+def test_an_asynchronous_checkpoint_holds_the_state_at_its_start(store, tmp_path):
     run = Run(store)
     run.train(0, 2)
     save_fsdp2(tmp_path, 2, *run.parts)
     saved = run.train(2, 4)
     finish = begin_async_save(tmp_path, 4, *run.parts)
     run.train(4, 6)
-    # As a kill would leave it: what is not whole is no checkpoint.
+    # After a kill, too, an incomplete folder is no checkpoint.
     assert find_newest_checkpoint(tmp_path).name == "checkpoint-2"
     assert finish() == find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
-    other = Run(store)
-    assert load_newest_fsdp2(tmp_path, *other.parts) == other.loader.next_step == 4
-    assert same(other.model.parameters(), saved)
-    assert same(other.train(4, 6), run.model.parameters())
+    resumed = Run(store)
+    assert load_newest_fsdp2(tmp_path, *resumed.parts) == resumed.loader.next_step == 4
+    assert are_equal(resumed.model.parameters(), saved)
+    assert are_equal(resumed.train(4, 6), run.model.parameters())
 
 
 def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
@@ -66,11 +66,11 @@ def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
     run.train(0, 1)
     save_fsdp2(tmp_path, 1, *run.parts)
     assert load_newest_fsdp2(tmp_path / "nowhere", *run.parts) == 0
-    other = Run(store, seq_len=32)
-    before = other.train(0, 1)
+    other_run = Run(store, seq_len=32)
+    before = other_run.train(0, 1)
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        load_newest_fsdp2(tmp_path, *other.parts)
-    assert same(other.model.parameters(), before)
+        load_newest_fsdp2(tmp_path, *other_run.parts)
+    assert are_equal(other_run.model.parameters(), before)
     wide = torch.nn.Linear(3, 3)
     with pytest.raises(StateError, match="checkpoint-1 cannot be loaded.*another model"):
         load_fsdp2(tmp_path / "checkpoint-1", wide, adamw(wide.parameters(), 1.0), run.loader)
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
         load_newest_fsdp2(tmp_path, *run.parts)
 
 
-def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
+def test_a_step_other_than_that_of_the_folder_name_is_refused(store, tmp_path):
     run = Run(store)
     run.train(0, 1)
     save_fsdp2(tmp_path, 4, *run.parts).rename(tmp_path / "checkpoint-9")
@@ -90,9 +90,9 @@ def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("place", ["abc", 5])
-def test_a_place_that_is_no_json_is_refused(store, tmp_path, place):
-    state_dict_saver.save({"loader": place}, checkpoint_id=tmp_path / "checkpoint-8", no_dist=True)
+@pytest.mark.parametrize("state", ["abc", 5])
+def test_a_loader_state_that_is_not_json_is_refused(store, tmp_path, state):
+    state_dict_saver.save({"loader": state}, checkpoint_id=tmp_path / "checkpoint-8", no_dist=True)
     with pytest.raises(StateError, match="checkpoint-8 cannot be loaded: .*Error: .*damaged"):
         load_newest_fsdp2(tmp_path, *Run(store).parts)
 
@@ -110,19 +110,19 @@ def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_pa
 def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
     job = {"data": str(store.path), **SIZES, "batch_size": 1, "save_every": 4}
     plain = {**job, "out": str(tmp_path / "plain"), "steps": 12}
-    wanted = run_warm("pytorch", plain, tmp_path / "p").losses
-    losses, done = [], 0
+    expected_losses = run_warm("pytorch", plain, tmp_path / "p").losses
+    losses, first_step = [], 0
     for stop, processes in ((4, 2), (8, 1), (12, 2)):
         run = run_warm(
             "fsdp2",
-            {**job, "out": str(tmp_path / "out"), "steps": stop, "resume": bool(done)},
+            {**job, "out": str(tmp_path / "out"), "steps": stop, "resume": bool(first_step)},
             tmp_path / f"record{stop}",
             processes=processes,
         )
-        assert run.first == done
-        for rank, told in enumerate(run.ranks):
+        assert run.first == first_step
+        for rank, entries in enumerate(run.ranks):
             loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=processes, steps=stop)
             hashes = [entry["hash"] for entry in iter_expected_entries(loader, stop)]
-            assert [entry["hash"] for entry in told] == hashes[done:]
-        losses, done = losses + run.losses, stop
-    assert losses == pytest.approx(wanted, rel=1e-4)
+            assert [entry["hash"] for entry in entries] == hashes[first_step:]
+        losses, first_step = losses + run.losses, stop
+    assert losses == pytest.approx(expected_losses, rel=1e-4)

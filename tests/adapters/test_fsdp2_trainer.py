@@ -1,4 +1,4 @@
-"""FSDP2SFTTrainer: Hugging Face's names and manner, the plan's batches, and no setting that is not obeyed."""
+"""FSDP2SFTTrainer: Hugging Face's arguments on the plan's batches."""
 
 import json
 import warnings
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import batchloom
-from adapters.small import small_records, small_store
+from adapters.small_stores import make_small_records, make_small_store
 from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.core.errors import TrainError
@@ -31,10 +31,10 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return small_store(tmp_path_factory.mktemp("data") / "store")
+    return make_small_store(tmp_path_factory.mktemp("data") / "store")
 
 
-def trainer(store, out, data=None, collator=None, dropout=0.0, **settings):
+def make_trainer(store, out, data=None, collator=None, dropout=0.0, **settings):
     model = tiny_model(store)
     model.config.attention_dropout = dropout
     for layer in model.model.layers:
@@ -48,87 +48,87 @@ def trainer(store, out, data=None, collator=None, dropout=0.0, **settings):
     )
 
 
-def accepted(args, store, data=None):
-    """The arguments of a trainer that was given some."""
+def resolve_args(args, store, data=None):
+    """Return the arguments that a trainer uses for the given ones."""
     data = store if data is None else data
     return FSDP2SFTTrainer(model=tiny_model(store), args=args, train_dataset=data).args
 
 
-def logged(out):
+def read_log(out):
     return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
 
 
-def untimed(entries):
+def drop_timings(entries):
     return [{k: v for k, v in entry.items() if not k.startswith("perf/")} for entry in entries]
 
 
 def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
-    whole = trainer(store, tmp_path / "a", dropout=0.2)
-    done = whole.train()
-    assert done.global_step == 6
-    assert done.training_loss == pytest.approx(sum(e["loss"] for e in logged(tmp_path / "a")) / 6)
-    assert {name for name in logged(tmp_path / "a")[0] if "/" not in name} == {
+    full_run = make_trainer(store, tmp_path / "a", dropout=0.2)
+    result = full_run.train()
+    assert result.global_step == 6
+    assert result.training_loss == pytest.approx(sum(e["loss"] for e in read_log(tmp_path / "a")) / 6)
+    assert {name for name in read_log(tmp_path / "a")[0] if "/" not in name} == {
         *("step", "lr", "loss", "tokens", "grad_norm", "origin")
     }
-    for step, entry in enumerate(logged(tmp_path / "a")):
-        assert entry["perf/tokens"] == whole.loader.tokens(step)
+    for step, entry in enumerate(read_log(tmp_path / "a")):
+        assert entry["perf/tokens"] == full_run.loader.tokens(step)
         assert 0 <= entry["perf/data_wait_share"] < 1
-    assert logged(tmp_path / "a")[0]["origin"] == whole.loader.origin
+    assert read_log(tmp_path / "a")[0]["origin"] == full_run.loader.origin
     assert sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*")) == [
         "checkpoint-3",
         "checkpoint-6",
     ]
     with pytest.raises(TrainError, match="holds checkpoint-6 of an earlier run"):
-        trainer(store, tmp_path / "a").train()
-    again = trainer(store, tmp_path / "a", dropout=0.2, save_total_limit=1)
-    assert again.train(str(tmp_path / "a" / "checkpoint-3")).global_step == 6
-    assert untimed(again.log_history) == untimed(whole.log_history[3:])
-    assert untimed(logged(tmp_path / "a")) == untimed(whole.log_history)
-    # That of the run which was gone back on passes for nothing.
+        make_trainer(store, tmp_path / "a").train()
+    resumed = make_trainer(store, tmp_path / "a", dropout=0.2, save_total_limit=1)
+    assert resumed.train(str(tmp_path / "a" / "checkpoint-3")).global_step == 6
+    assert drop_timings(resumed.log_history) == drop_timings(full_run.log_history[3:])
+    assert drop_timings(read_log(tmp_path / "a")) == drop_timings(full_run.log_history)
+    # The later checkpoint of the earlier run is kept as abandoned.
     assert sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*")) == [
         "checkpoint-6",
         "checkpoint-6.abandoned",
     ]
-    assert trainer(store, tmp_path / "a").train(resume_from_checkpoint=True).global_step == 6
-    for asked, said in ((True, "no checkpoint in"), ("nowhere", "no checkpoint nowhere")):
-        with pytest.raises(StateError, match=said):
-            trainer(store, tmp_path / "b").train(resume_from_checkpoint=asked)
+    assert make_trainer(store, tmp_path / "a").train(resume_from_checkpoint=True).global_step == 6
+    for checkpoint, message in ((True, "no checkpoint in"), ("nowhere", "no checkpoint nowhere")):
+        with pytest.raises(StateError, match=message):
+            make_trainer(store, tmp_path / "b").train(resume_from_checkpoint=checkpoint)
 
 
-def test_a_line_that_a_kill_tore_is_done_again(store, tmp_path):
-    whole = trainer(store, tmp_path)
-    whole.train()
+def test_a_log_line_cut_by_a_kill_is_written_again(store, tmp_path):
+    full_run = make_trainer(store, tmp_path)
+    full_run.train()
     log = tmp_path / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:3]) + lines[3][:20])
-    trainer(store, tmp_path).train(str(tmp_path / "checkpoint-3"))
-    assert untimed(logged(tmp_path)) == untimed(whole.log_history)
+    make_trainer(store, tmp_path).train(str(tmp_path / "checkpoint-3"))
+    assert drop_timings(read_log(tmp_path)) == drop_timings(full_run.log_history)
     log.write_bytes(b"nonsense\n" + log.read_bytes())
     with pytest.raises(StateError, match="Line 1 of .*log.jsonl is not a log line"):
-        trainer(store, tmp_path).train(resume_from_checkpoint=True)
+        make_trainer(store, tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_ids_without_a_row_in_the_model_are_refused(store, tmp_path):
     beyond = [{"input_ids": [1, 2, 100_000]}] * 40
     with pytest.raises(TrainError, match=r"Step 0 of source=.* holds id 100000 .* \d+ embeddings, from id 0"):
-        trainer(store, tmp_path, beyond).train()
+        make_trainer(store, tmp_path, beyond).train()
 
 
-def stacked(sequences):
-    return {name: torch.stack([one[name] for one in sequences]) for name in sequences[0]}
+def stack_rows(sequences):
+    return {name: torch.stack([row[name] for row in sequences]) for name in sequences[0]}
 
 
-def with_mask(sequences):
-    given = stacked(sequences)
-    return {**given, "attention_mask": torch.ones_like(given["input_ids"])}
+def stack_with_mask(sequences):
+    batch = stack_rows(sequences)
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
 def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
-    wanted = trainer(store, tmp_path / "a")
-    wanted.train()
+    expected = make_trainer(store, tmp_path / "a")
+    expected.train()
     plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=6))
     forms = {
-        "records": small_records(),
+        "records": make_small_records(),
         "plan": plan,
         "loader": batchloom.Loader(plan, rank=0, world_size=1),
         "collator": None,
@@ -136,48 +136,48 @@ def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
     }
     for name, data in forms.items():
         passes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
-        given = trainer(
+        run = make_trainer(
             store,
             tmp_path / name,
             data,
-            stacked if name == "collator" else None,
+            stack_rows if name == "collator" else None,
             **(passes if name == "passes" else {}),
         )
-        given.train()
-        assert [e["loss"] for e in given.log_history] == pytest.approx(
-            [e["loss"] for e in wanted.log_history], rel=1e-5
+        run.train()
+        assert [e["loss"] for e in run.log_history] == pytest.approx(
+            [e["loss"] for e in expected.log_history], rel=1e-5
         ), name
-        assert [e["tokens"] for e in given.log_history] == [e["tokens"] for e in wanted.log_history], name
+        assert [e["tokens"] for e in run.log_history] == [e["tokens"] for e in expected.log_history], name
 
 
 def test_labels_of_records_say_what_is_trained(store, tmp_path):
-    masked = [{**one, "labels": [-100] * len(one["input_ids"])} for one in small_records()]
-    some = [*masked[1:], {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}]
-    run = trainer(store, tmp_path / "a", some, max_steps=-1, num_train_epochs=1)
+    masked = [{**record, "labels": [-100] * len(record["input_ids"])} for record in make_small_records()]
+    records = [*masked[1:], {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}]
+    run = make_trainer(store, tmp_path / "a", records, max_steps=-1, num_train_epochs=1)
     result = run.train()
     assert sum(entry["tokens"] for entry in run.log_history) == 2
-    # A step without any trained token has no loss, and no NaN.
+    # The loss of a step without trained tokens is 0, not NaN.
     assert {entry["loss"] > 0 for entry in run.log_history} == {True, False}
     assert result.training_loss > 0
 
 
-def test_what_says_nothing_of_the_loss_is_let_be(store, tmp_path):
-    said = {"completion_mask": None, "text": "1 2", "attention_mask": [1, 1]}
-    run = trainer(store, tmp_path, [{"input_ids": [1, 2], **said}] * 9, max_steps=1)
+def test_columns_without_effect_on_the_loss_are_accepted(store, tmp_path):
+    columns = {"completion_mask": None, "text": "1 2", "attention_mask": [1, 1]}
+    run = make_trainer(store, tmp_path, [{"input_ids": [1, 2], **columns}] * 9, max_steps=1)
     assert run.loader.trained_tokens(0) > 0
 
 
 def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_path):
-    # Its loss was finite: it was made before the update.
+    # The loss is finite because it is computed before the update.
     beyond = {"max_steps": 1, "learning_rate": 1e30, "weight_decay": 1e30}
     for saves in ("steps", "no"):
         with pytest.raises(TrainError, match="After step 0 weights .* are not finite"):
-            trainer(store, tmp_path, **beyond, save_strategy=saves).train()
+            make_trainer(store, tmp_path, **beyond, save_strategy=saves).train()
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "message"),
     [
         ([{"text": "a"}], "Record 0 of train_dataset is {'text': 'a'}.*batchloom prepare"),
         ([{"input_ids": [1, 2], "labels": [2, 3]}], "Label 0 .* is 2 and the token is 1"),
@@ -198,44 +198,44 @@ def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_pa
         ("data/wiki", "train_dataset is 'data/wiki'.*open_store"),
     ],
 )
-def test_data_that_is_none_is_refused(store, tmp_path, records, said):
-    with pytest.raises(InputError, match=said):
-        trainer(store, tmp_path, records)
+def test_data_that_is_none_is_refused(store, tmp_path, records, message):
+    with pytest.raises(InputError, match=message):
+        make_trainer(store, tmp_path, records)
 
 
-def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
+def test_settings_that_contradict_the_plan_are_refused(store, tmp_path):
     plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=6, epochs=2))
     with pytest.raises(PlanError, match=r"are 4 sequences .* is 6: give 1 x 6 or 2 x 3 or 3 x 2"):
-        trainer(store, tmp_path, plan)
+        make_trainer(store, tmp_path, plan)
     three = {"per_device_train_batch_size": 3, "max_steps": -1}
     with pytest.raises(SettingsError, match="max_length: 32 .*plan has seq_len=64"):
-        trainer(store, tmp_path, plan, **{**three, "max_length": 32})
+        make_trainer(store, tmp_path, plan, **{**three, "max_length": 32})
     wrong = {"num_train_epochs": 3, "packing": False, "seed": 42, "max_length": 1024}
-    has = {"num_train_epochs": "epochs=2", "packing": "packing='best_fit'"}
-    has |= {"seed": "seed=0", "max_length": "seq_len=64"}
+    planned = {"num_train_epochs": "epochs=2", "packing": "packing='best_fit'"}
+    planned |= {"seed": "seed=0", "max_length": "seq_len=64"}
     with pytest.raises(SettingsError) as refused:
-        trainer(store, tmp_path, plan, **{**three, **wrong})
+        make_trainer(store, tmp_path, plan, **{**three, **wrong})
     assert sorted(refused.value.problems) == sorted(
-        f"{name}: {value} is requested and the plan has {has[name]}: leave it out, or make another Plan"
+        f"{name}: {value} is requested and the plan has {planned[name]}: leave it out, or make another Plan"
         for name, value in wrong.items()
     )
     right = {"num_train_epochs": 2, "packing": True, "seed": 0}
-    for given in (plan, batchloom.Loader(plan, rank=0, world_size=1)):
-        assert trainer(store, tmp_path, given, **{**three, **right}).steps == plan.steps
+    for data in (plan, batchloom.Loader(plan, rank=0, world_size=1)):
+        assert make_trainer(store, tmp_path, data, **{**three, **right}).steps == plan.steps
     with pytest.raises(SettingsError, match="seed: 9 is requested and the plan has seed=0"):
-        set_by = theirs("transformers", tmp_path, per_device_train_batch_size=6, seed=9)
-        FSDP2SFTTrainer(model=tiny_model(store), args=set_by, train_dataset=plan)
+        args = make_hugging_face_args("transformers", tmp_path, per_device_train_batch_size=6, seed=9)
+        FSDP2SFTTrainer(model=tiny_model(store), args=args, train_dataset=plan)
     steps = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=6, steps=4))
     with pytest.raises(SettingsError, match="num_train_epochs: 1 .* the plan has steps=4"):
-        trainer(store, tmp_path, steps, **three, num_train_epochs=1)
+        make_trainer(store, tmp_path, steps, **three, num_train_epochs=1)
     with pytest.raises(PlanError, match="max_steps 999 are requested and the plan has"):
-        trainer(store, tmp_path, plan, **{**three, "max_steps": 999})
+        make_trainer(store, tmp_path, plan, **{**three, "max_steps": 999})
     shifted = batchloom.Loader(plan, labels="shifted", form="varlen", rank=0, world_size=1)
     with pytest.raises(SettingsError, match=r"form: 'varlen'.*labels: 'shifted' instead of 'al"):
-        trainer(store, tmp_path, shifted, **three)
+        make_trainer(store, tmp_path, shifted, **three)
     with pytest.raises(InputError, match=r"attention_mask of \[2, 64\] and rows are packed"):
-        trainer(store, tmp_path, collator=with_mask).train()
-    trainer(store, tmp_path / "b", collator=with_mask, packing=False, max_steps=1).train()
+        make_trainer(store, tmp_path, collator=stack_with_mask).train()
+    make_trainer(store, tmp_path / "b", collator=stack_with_mask, packing=False, max_steps=1).train()
     with pytest.raises(InputError, match="Linear does not take num_items_in_batch"):
         FSDP2SFTTrainer(
             model=torch.nn.Linear(2, 2),
@@ -246,14 +246,14 @@ def test_what_asks_for_something_else_than_the_plan_is_refused(store, tmp_path):
 
 def test_a_collator_that_would_train_padding_is_refused(store, tmp_path):
     def labelled(rows):
-        batch = stacked(rows)
+        batch = stack_rows(rows)
         return {**batch, "labels": batch["input_ids"].clone()}
 
     with pytest.raises(InputError, match="gives .* labels in step 0 .*padding would be"):
-        trainer(store, tmp_path, collator=labelled, packing=False, max_steps=1).train()
+        make_trainer(store, tmp_path, collator=labelled, packing=False, max_steps=1).train()
 
 
-def theirs(kind, folder, **settings):
+def make_hugging_face_args(kind, folder, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
@@ -268,14 +268,14 @@ def theirs(kind, folder, **settings):
 def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tmp_path):
     packing = "none" if kind == "trl" else "best_fit"
     spec = batchloom.PlanSpec(seq_len=1024, global_batch_size=8, seed=42, steps=7, packing=packing)
-    args = theirs(kind, tmp_path, max_steps=7, lr_scheduler_type="cosine", report_to="none")
-    got = accepted(args, store, batchloom.Plan(store, spec))
-    assert (got.max_steps, got.lr_scheduler_type) == (7, "cosine")
-    assert got.max_length == (1024 if kind == "trl" else None)
-    assert got.packing is (kind != "trl")
+    args = make_hugging_face_args(kind, tmp_path, max_steps=7, lr_scheduler_type="cosine", report_to="none")
+    resolved = resolve_args(args, store, batchloom.Plan(store, spec))
+    assert (resolved.max_steps, resolved.lr_scheduler_type) == (7, "cosine")
+    assert resolved.max_length == (1024 if kind == "trl" else None)
+    assert resolved.packing is (kind != "trl")
     with pytest.raises(SettingsError) as refused:
-        accepted(
-            theirs(
+        resolve_args(
+            make_hugging_face_args(
                 kind,
                 tmp_path,
                 label_smoothing_factor=0.1,
@@ -295,11 +295,11 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
     assert len(named) == 6
     if kind == "transformers":
         with pytest.raises(SettingsError, match="max_length: TrainingArguments has none"):
-            FSDP2SFTTrainer(model=tiny_model(store), args=theirs(kind, tmp_path), train_dataset=store)
+            FSDP2SFTTrainer(model=tiny_model(store), args=make_hugging_face_args(kind, tmp_path), train_dataset=store)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"lr_scheduler_type": "linaer"}, "lr_scheduler_type: 'linaer' is not one of linear"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "constant_with_warmup"),
@@ -324,39 +324,39 @@ def test_arguments_of_hugging_face_are_obeyed_or_refused_by_name(kind, store, tm
         ({"learning_rate": 10**400}, "learning_rate: a number of .* is not an int or float"),
     ],
 )
-def test_settings_that_are_none_are_refused(store, settings, said):
-    with pytest.raises(SettingsError, match=said):
-        accepted(FSDP2Arguments(**{"output_dir": "x", **settings}), store)
+def test_settings_that_are_none_are_refused(store, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        resolve_args(FSDP2Arguments(**{"output_dir": "x", **settings}), store)
 
 
 def test_arguments_that_are_none_are_refused(store):
     with pytest.raises(InputError, match="not 3"):
-        accepted(3, store)
+        resolve_args(3, store)
 
 
-NUMBERS = [one.name for one in fields(FSDP2Arguments) if one.type in (float, float | None)]
+NUMERIC_FIELDS = [field.name for field in fields(FSDP2Arguments) if field.type in (float, float | None)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1e-3", True])
-def test_no_number_is_taken_that_is_none_and_all_are_told_at_once(value, store, tmp_path):
-    assert len(NUMBERS) == 8
-    wrong = dict.fromkeys(NUMBERS, value)
+def test_invalid_numbers_are_all_reported_at_once(value, store, tmp_path):
+    assert len(NUMERIC_FIELDS) == 8
+    wrong = dict.fromkeys(NUMERIC_FIELDS, value)
     with pytest.raises(SettingsError) as refused:
-        accepted(FSDP2Arguments(output_dir="x", bf16="no", save_steps=0, **wrong), store)
+        resolve_args(FSDP2Arguments(output_dir="x", bf16="no", save_steps=0, **wrong), store)
     named = [problem.split(":")[0] for problem in refused.value.problems]
-    assert sorted(named) == sorted([*NUMBERS, "bf16", "save_steps"])
-    args = theirs("transformers", tmp_path)
-    for name in NUMBERS:
+    assert sorted(named) == sorted([*NUMERIC_FIELDS, "bf16", "save_steps"])
+    args = make_hugging_face_args("transformers", tmp_path)
+    for name in NUMERIC_FIELDS:
         setattr(args, name, value)
     with pytest.raises(SettingsError) as refused:
-        accepted(args, store)
-    assert {problem.split(":")[0] for problem in refused.value.problems} >= set(NUMBERS)
+        resolve_args(args, store)
+    assert {problem.split(":")[0] for problem in refused.value.problems} >= set(NUMERIC_FIELDS)
 
 
-def test_the_least_that_numbers_may_be_is_taken(store, tmp_path):
-    least = dict.fromkeys(set(NUMBERS) - {"num_train_epochs"}, 0)
-    args = FSDP2Arguments(output_dir=str(tmp_path), use_cpu=True, **least)
-    assert accepted(args, store).max_grad_norm == 0
+def test_the_smallest_valid_numbers_are_accepted(store, tmp_path):
+    minimums = dict.fromkeys(set(NUMERIC_FIELDS) - {"num_train_epochs"}, 0)
+    args = FSDP2Arguments(output_dir=str(tmp_path), use_cpu=True, **minimums)
+    assert resolve_args(args, store).max_grad_norm == 0
 
 
 @pytest.mark.parametrize(
@@ -370,40 +370,40 @@ def test_the_learning_rate_is_that_of_transformers(store, tmp_path, kind, warmup
     from transformers import get_scheduler
 
     steps, rate = 12, 1e-3
-    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    course = {"max_steps": steps, "learning_rate": rate, "save_strategy": "no"}
-    run = trainer(store, tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, **small, **course)
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    schedule = {"max_steps": steps, "learning_rate": rate, "save_strategy": "no"}
+    run = make_trainer(store, tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, **sizes, **schedule)
     run.train()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    theirs = get_scheduler(kind, optimizer, int(warmup if warmup >= 1 else steps * warmup), steps)
+    scheduler = get_scheduler(kind, optimizer, int(warmup if warmup >= 1 else steps * warmup), steps)
     assert len(run.log_history) == steps
     for entry in run.log_history:
-        assert entry["lr"] == pytest.approx(theirs.get_last_lr()[0])
+        assert entry["lr"] == pytest.approx(scheduler.get_last_lr()[0])
         optimizer.step()
-        theirs.step()
+        scheduler.step()
 
 
 def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
     from transformers import LlamaForCausalLM
 
-    alone = trainer(store, tmp_path / "one", gradient_checkpointing=True)
+    alone = make_trainer(store, tmp_path / "one", gradient_checkpointing=True)
     alone.train()
     settings = {**SMALL, "gradient_accumulation_steps": 1}
     run_two_ranks(
         Path(__file__).with_name("fsdp2_worker.py"),
         *(store.path, tmp_path / "two", json.dumps(settings)),
     )
-    two, one = (untimed(logged(tmp_path / name)) for name in ("two", "one"))
-    for ours, wanted in zip(two, one, strict=True):
-        assert ours.pop("origin") == wanted.pop("origin")
-        assert ours == pytest.approx(wanted, rel=1e-3)
+    two_rank_log, one_rank_log = (drop_timings(read_log(tmp_path / name)) for name in ("two", "one"))
+    for actual, expected in zip(two_rank_log, one_rank_log, strict=True):
+        assert actual.pop("origin") == expected.pop("origin")
+        assert actual == pytest.approx(expected, rel=1e-3)
     model = LlamaForCausalLM.from_pretrained(tmp_path / "two" / "model")
-    for ours, wanted in zip(model.parameters(), alone.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
+    for actual, expected in zip(model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_bfloat16_trains(store, tmp_path):
-    run = trainer(store, tmp_path, bf16=True, max_steps=3)
+    run = make_trainer(store, tmp_path, bf16=True, max_steps=3)
     run.train()
     assert {weight.dtype for weight in run.model.parameters()} == {torch.float32}
     assert run.log_history[-1]["loss"] < run.log_history[0]["loss"]

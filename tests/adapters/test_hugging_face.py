@@ -1,4 +1,4 @@
-"""Trainer and SFTTrainer as they are: what they are refused, how they resume and evaluate, what becomes of the loss."""
+"""Hugging Face's Trainer and SFTTrainer: refusals, resume, evaluation and loss."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from batchloom.adapters.isolation_check import check_no_leak
 from single_settings import grouped
 
 pytestmark = [
-    # transformers and trl: what they deprecate of their own; torch counts this machine's cores.
+    # transformers and trl use names that they deprecate; torch warns of few cores.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -52,11 +52,11 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    """Conversations of which the second half is trained, and some of which nothing is."""
+    """Conversations with a trained second half; some have no trained token."""
     rng = np.random.default_rng(4)
     documents = [rng.integers(0, 250, rng.integers(4, 30)).tolist() for _ in range(64)]
     trained = [
-        [int(n % 4 > 0 and 2 * place >= len(ids)) for place in range(len(ids))] for n, ids in enumerate(documents)
+        [int(n % 4 > 0 and 2 * position >= len(ids)) for position in range(len(ids))] for n, ids in enumerate(documents)
     ]
     return write_store(tmp_path_factory.mktemp("hf") / "masked", {"train": documents}, trained={"train": trained})
 
@@ -66,7 +66,7 @@ def make_loader(store, **settings):
 
 
 def make_args(folder, kind=TrainingArguments, **settings):
-    given = {
+    defaults = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 4,
         "max_steps": STEPS,
@@ -78,15 +78,15 @@ def make_args(folder, kind=TrainingArguments, **settings):
         "disable_tqdm": True,
         "use_cpu": True,
     }
-    return kind(str(folder), **{**given, **settings})
+    return kind(str(folder), **{**defaults, **settings})
 
 
-class Heard(Trainer):
-    """Keeps what reached the loss."""
+class RecordingTrainer(Trainer):
+    """Trainer that records the inputs of its loss."""
 
     def compute_loss(self, model, inputs, **settings):
         if model.training:
-            self.__dict__.setdefault("heard", []).append(
+            self.__dict__.setdefault("recorded", []).append(
                 {name: value for name, value in inputs.items() if name in NAMES}
             )
         return super().compute_loss(model, inputs, **settings)
@@ -96,7 +96,7 @@ def make_trainer(store, folder, *, loader=None, model=None, parts=None, args=Non
     args = args or make_args(folder, **settings)
     parts = parts or make_trainer_parts(loader or make_loader(store), args)
     model = model or tiny_model(store)
-    return Heard(
+    return RecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -111,12 +111,12 @@ def micro_batches(loader, first=0):
     return [part for step in range(first, STEPS) for part in loader[step].split(2)]
 
 
-def losses(trainer):
-    return {one["step"]: one["loss"] for one in trainer.state.log_history if "loss" in one}
+def get_losses(trainer):
+    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(store, tmp_path_factory):
+def uninterrupted(store, tmp_path_factory):
     trainer = make_trainer(store, tmp_path_factory.mktemp("hf") / "run")
     trainer.train()
     return trainer
@@ -124,131 +124,131 @@ def undisturbed(store, tmp_path_factory):
 
 @pytest.mark.parametrize("skip", [False, True], ids=["skipping", "ignore_data_skip"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resume_goes_on_exactly_and_reads_nothing_again(store, undisturbed, tmp_path, skip, workers, monkeypatch):
+def test_a_resume_goes_on_exactly_and_reads_nothing_again(store, uninterrupted, tmp_path, skip, workers, monkeypatch):
     settings = {"ignore_data_skip": skip, "dataloader_num_workers": workers}
     trainer = make_trainer(store, tmp_path, **settings)
-    read, given = [], LoaderDataset.__getitem__
+    read_steps, original_getitem = [], LoaderDataset.__getitem__
 
-    def reading(dataset, step):
-        read.append(step)
-        return given(dataset, step)
+    def record_read(dataset, step):
+        read_steps.append(step)
+        return original_getitem(dataset, step)
 
-    monkeypatch.setattr(LoaderDataset, "__getitem__", reading)
-    trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-4")
-    wanted = micro_batches(make_loader(store), 4)
-    assert len(trainer.heard) == len(wanted)
-    for one, two in zip(trainer.heard, wanted, strict=True):
-        assert all(torch.equal(one[name], two[name]) for name in two)
-    assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-6)
-    # Of workers the reading is in their processes.
-    assert read == ([] if workers else [4, 5])
+    monkeypatch.setattr(LoaderDataset, "__getitem__", record_read)
+    trainer.train(resume_from_checkpoint=f"{uninterrupted.args.output_dir}/checkpoint-4")
+    expected_batches = micro_batches(make_loader(store), 4)
+    assert len(trainer.recorded) == len(expected_batches)
+    for actual, expected in zip(trainer.recorded, expected_batches, strict=True):
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert get_losses(trainer) == pytest.approx(get_losses(uninterrupted), rel=1e-6)
+    # Workers read in their own processes.
+    assert read_steps == ([] if workers else [4, 5])
 
 
-def test_what_reaches_the_model_is_the_loaders(store, undisturbed):
-    for one, two in zip(undisturbed.heard, micro_batches(make_loader(store)), strict=True):
-        assert set(one) == set(NAMES)
-        assert all(torch.equal(one[name], two[name]) for name in two)
-    assert undisturbed.model.config.use_cache is False
+def test_what_reaches_the_model_is_the_loaders(store, uninterrupted):
+    for actual, expected in zip(uninterrupted.recorded, micro_batches(make_loader(store)), strict=True):
+        assert set(actual) == set(NAMES)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert uninterrupted.model.config.use_cache is False
 
 
 @pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, to_varlen)])
-def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, settings, form):
+def test_documents_back_to_back_learn_the_same(store, uninterrupted, tmp_path, settings, form):
     parts = make_trainer_parts(make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form)
     trainer = make_trainer(store, tmp_path, parts=parts, max_steps=2)
     trainer.train()
-    assert {one["input_ids"].shape[0] for one in trainer.heard} == {1}
-    wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
-    assert losses(trainer) == pytest.approx(wanted, rel=1e-5)
+    assert {batch["input_ids"].shape[0] for batch in trainer.recorded} == {1}
+    expected = {step: loss for step, loss in get_losses(uninterrupted).items() if step <= 2}
+    assert get_losses(trainer) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
     loader = make_loader(store, packing="none", group_by_length=True)
-    wanted = [to_padded(part) for part in micro_batches(loader)]
+    expected_batches = [to_padded(part) for part in micro_batches(loader)]
 
-    def trainer(folder):
+    def make_padded_trainer(folder):
         loader = make_loader(store, packing="none", group_by_length=True)
         parts = make_trainer_parts(loader, make_args(folder), form=to_padded)
         return make_trainer(store, folder, parts=parts)
 
-    whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
-    whole.train()
+    full_run, resumed = make_padded_trainer(tmp_path / "whole"), make_padded_trainer(tmp_path / "resumed")
+    full_run.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
-    for run, given in ((whole, wanted), (resumed, wanted[16:])):
-        assert len(run.heard) == len(given)
-        for one, two in zip(run.heard, given, strict=True):
-            assert all(torch.equal(one[name], two[name]) for name in NAMES)
-    assert len({one["input_ids"].shape[1] for one in whole.heard}) > 1
-    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-6)
+    for run, batches in ((full_run, expected_batches), (resumed, expected_batches[16:])):
+        assert len(run.recorded) == len(batches)
+        for actual, expected in zip(run.recorded, batches, strict=True):
+            assert all(torch.equal(actual[name], expected[name]) for name in NAMES)
+    assert len({batch["input_ids"].shape[1] for batch in full_run.recorded}) > 1
+    assert get_losses(resumed) == pytest.approx(get_losses(full_run), rel=1e-6)
 
 
-def test_a_checkpoint_goes_on_with_other_micro_batches(store, undisturbed, tmp_path):
+def test_a_checkpoint_goes_on_with_other_micro_batches(store, uninterrupted, tmp_path):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = make_trainer(store, tmp_path, **settings)
-    trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-2")
-    ids = torch.cat([one["input_ids"] for one in trainer.heard])
-    wanted = [make_loader(store)[step]["input_ids"] for step in range(2, STEPS)]
-    assert torch.equal(ids, torch.cat(wanted))
-    assert losses(trainer) == pytest.approx(losses(undisturbed), rel=1e-5)
+    trainer.train(resume_from_checkpoint=f"{uninterrupted.args.output_dir}/checkpoint-2")
+    ids = torch.cat([batch["input_ids"] for batch in trainer.recorded])
+    expected = [make_loader(store)[step]["input_ids"] for step in range(2, STEPS)]
+    assert torch.equal(ids, torch.cat(expected))
+    assert get_losses(trainer) == pytest.approx(get_losses(uninterrupted), rel=1e-5)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_path):
+def test_a_checkpoint_of_one_process_goes_on_with_two(store, uninterrupted, tmp_path):
     worker = Path(__file__).with_name("hf_worker.py")
-    checkpoint = f"{undisturbed.args.output_dir}/checkpoint-4"
+    checkpoint = f"{uninterrupted.args.output_dir}/checkpoint-4"
     run_two_ranks(worker, store.path, checkpoint, tmp_path)
-    told = [json.loads((tmp_path / f"told_{rank}.json").read_text()) for rank in (0, 1)]
+    reports = [json.loads((tmp_path / f"report_{rank}.json").read_text()) for rank in (0, 1)]
     for rank in (0, 1):
         loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=rank, world_size=2)
-        wanted = [one["input_ids"].tolist() for one in micro_batches(loader, 4)]
-        assert told[rank]["ids"] == wanted
-    assert told[0]["losses"] == pytest.approx(list(losses(undisturbed).values()), rel=1e-4)
-    sums = losses_of(store.subset("val"), undisturbed.model)
-    total, count = torch.cat(sums).double().sum(0)
+        expected = [batch["input_ids"].tolist() for batch in micro_batches(loader, 4)]
+        assert reports[rank]["ids"] == expected
+    assert reports[0]["losses"] == pytest.approx(list(get_losses(uninterrupted).values()), rel=1e-4)
+    step_losses = compute_step_losses(store.subset("val"), uninterrupted.model)
+    total, count = torch.cat(step_losses).double().sum(0)
     for rank in (0, 1):
-        assert "seed is 0 on rank 0 and 1 on rank 1" in told[rank]["refused"]
-        assert "max_steps is 6 on rank 0 and 5 on rank 1" in told[rank]["unlike"]
-        evaluation = told[rank]["evaluation"]
+        assert "seed is 0 on rank 0 and 1 on rank 1" in reports[rank]["refused"]
+        assert "max_steps is 6 on rank 0 and 5 on rank 1" in reports[rank]["unlike"]
+        evaluation = reports[rank]["evaluation"]
         assert evaluation["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-4)
-        means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]
+        means = [(losses[:, 0].sum() / losses[:, 1].sum()).item() for losses in step_losses]
         assert evaluation["eval_loss"] == pytest.approx(np.mean(means), rel=1e-4)
 
 
-def losses_of(held_out, model):
-    """Of each step of an evaluation what ``compute_row_losses`` gives."""
+def compute_step_losses(held_out, model):
+    """Return the ``compute_row_losses`` of each step of an evaluation."""
     model.eval()
-    found = []
+    step_losses = []
     for batch in batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1):
         with torch.no_grad():
-            found.append(compute_row_losses(model(**{**batch, "labels": None}).logits, batch["labels"]))
-    return found
+            step_losses.append(compute_row_losses(model(**{**batch, "labels": None}).logits, batch["labels"]))
+    return step_losses
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"seed": 7}, "spec.seed was 0 and is 7"),
         ({"seq_len": 64}, "spec.seq_len was 32 and is 64"),
         ({"packing": "wrap"}, "spec.packing was 'best_fit' and is 'wrap'"),
     ],
 )
-def test_a_checkpoint_of_another_plan_is_refused_by_name(store, undisturbed, tmp_path, settings, said):
+def test_a_checkpoint_of_another_plan_is_refused_by_name(store, uninterrupted, tmp_path, settings, message):
     trainer = make_trainer(store, tmp_path, loader=make_loader(store, **settings))
-    with pytest.raises(StateError, match=said):
-        trainer.train(resume_from_checkpoint=f"{undisturbed.args.output_dir}/checkpoint-4")
+    with pytest.raises(StateError, match=message):
+        trainer.train(resume_from_checkpoint=f"{uninterrupted.args.output_dir}/checkpoint-4")
 
 
-def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
+def test_a_checkpoint_without_a_state_is_refused(store, uninterrupted, tmp_path):
     folder = tmp_path / "checkpoint-4"
-    shutil.copytree(f"{undisturbed.args.output_dir}/checkpoint-4", folder)
-    told = json.loads((folder / "trainer_state.json").read_text())
-    assert told["stateful_callbacks"].pop("PlanState")["attributes"]["loader"]["position"] == 32
-    (folder / "trainer_state.json").write_text(json.dumps(told))
+    shutil.copytree(f"{uninterrupted.args.output_dir}/checkpoint-4", folder)
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"].pop("PlanState")["attributes"]["loader"]["position"] == 32
+    (folder / "trainer_state.json").write_text(json.dumps(state))
     with pytest.raises(StateError, match="holds no loader state"):
         make_trainer(store, tmp_path / "out").train(resume_from_checkpoint=str(folder))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"train_sampling_strategy": "random"}, "train_sampling_strategy: 'random'; the plan already shuffles"),
         ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan already shuffles"),
@@ -265,8 +265,8 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches"),
     ],
 )
-def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(store, tmp_path, settings, said):
-    with pytest.raises(SettingsError, match=said):
+def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(store, tmp_path, settings, message):
+    with pytest.raises(SettingsError, match=message):
         make_trainer_parts(make_loader(store), make_args(tmp_path, **settings))
 
 
@@ -282,18 +282,18 @@ def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"labels": "shifted"}, "shift labels themselves"),
         ({"output": "numpy"}, "takes tensors"),
     ],
 )
-def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, said):
-    with pytest.raises(SettingsError, match=said):
+def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, message):
+    with pytest.raises(SettingsError, match=message):
         make_trainer_parts(make_loader(store, **settings), make_args(tmp_path))
 
 
-def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
+def test_a_loader_of_another_rank_or_step_is_refused(store, tmp_path):
     loader = batchloom.Loader(store, **SIZES, steps=STEPS, rank=1, world_size=2)
     with pytest.raises(SettingsError, match="reads the share of rank 1 of 2, and the trainer's process is 0 of 1"):
         make_trainer_parts(loader, make_args(tmp_path))
@@ -313,9 +313,11 @@ def test_rows_are_numbered_as_accelerate_deals_them(batch_size, accumulation, wo
     rows = batch_size * accumulation * world_size * steps
     for rank in range(world_size):
         batches = BatchSampler(range(rows), batch_size, drop_last=False)
-        dealing = TrainerBatching(batch_size, accumulation, rank, world_size)
-        given = [dealing.locate_micro_batch(one) for one in BatchSamplerShard(batches, world_size, rank)]
-        assert given == [(step, micro) for step in range(steps) for micro in range(accumulation)]
+        batching = TrainerBatching(batch_size, accumulation, rank, world_size)
+        located = [
+            batching.locate_micro_batch(rows_of_batch) for rows_of_batch in BatchSamplerShard(batches, world_size, rank)
+        ]
+        assert located == [(step, micro) for step in range(steps) for micro in range(accumulation)]
 
 
 @pytest.mark.parametrize("numbers", [[0, 2], [1, 2], [0, 1, 2, 3], [2, 3]])
@@ -339,7 +341,7 @@ def test_the_dataset_is_changed_by_nothing(store, tmp_path):
 
 
 class Blind(torch.nn.Module):
-    """A model that takes positions and lets documents see each other all the same."""
+    """Model that accepts positions and still lets documents see each other."""
 
     def __init__(self, model):
         super().__init__()
@@ -364,11 +366,11 @@ def test_a_cache_that_was_turned_on_is_turned_off(store, tmp_path):
     cached.train()
     assert cached.model.config.use_cache is False
     plain.train()
-    assert losses(cached) == losses(plain)
+    assert get_losses(cached) == get_losses(plain)
 
 
 class ByMask(torch.nn.Module):
-    """A model that keeps documents apart by its mask alone."""
+    """Model that separates documents only by its mask."""
 
     def __init__(self, model):
         super().__init__()
@@ -380,7 +382,7 @@ class ByMask(torch.nn.Module):
 
 
 class Wrapped(torch.nn.Module):
-    """Hands on what it does not name, as PEFT's models do."""
+    """Model that passes on other keywords, as PEFT's models do."""
 
     def __init__(self, model):
         super().__init__()
@@ -391,7 +393,7 @@ class Wrapped(torch.nn.Module):
 
 
 class Deaf(torch.nn.Module):
-    """Takes no position_ids."""
+    """Model without position_ids."""
 
     def __init__(self, model):
         super().__init__()
@@ -401,19 +403,19 @@ class Deaf(torch.nn.Module):
         return self.model(input_ids, attention_mask=attention_mask, use_cache=False)
 
 
-def without_positions(batch):
+def drop_positions(batch):
     return {name: value for name, value in batch.items() if name != "position_ids"}
 
 
-def with_ones(batch):
+def add_ones_mask(batch):
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
-def masked_without_positions(batch):
-    return without_positions(add_dense_mask(batch))
+def mask_and_drop_positions(batch):
+    return drop_positions(add_dense_mask(batch))
 
 
-def probed(store, folder, kind, form, settings):
+def check_model(store, folder, kind, form, settings):
     loader = make_loader(store, **settings)
     parts = make_trainer_parts(loader, make_args(folder), form=form)
     model = kind(tiny_model(store)) if kind else tiny_model(store)
@@ -429,36 +431,36 @@ def probed(store, folder, kind, form, settings):
         (None, to_varlen, {}),
         (None, None, {"form": "varlen"}),
         (ByMask, add_dense_mask, {}),
-        (Deaf, masked_without_positions, {}),
+        (Deaf, mask_and_drop_positions, {}),
         (Wrapped, None, {}),
         (Wrapped, None, {"form": "varlen"}),
         (Blind, to_padded, {"packing": "none"}),
     ],
 )
-def test_models_are_shown_documents_in_the_form_they_are_trained_in(store, tmp_path, kind, form, settings):
-    probed(store, tmp_path, kind, form, settings)
+def test_models_are_checked_in_the_form_they_are_trained_in(store, tmp_path, kind, form, settings):
+    check_model(store, tmp_path, kind, form, settings)
 
 
 @pytest.mark.parametrize(
-    ("kind", "form", "said"),
+    ("kind", "form", "message"),
     [
-        (None, without_positions, "LlamaForCausalLM lets packed documents see each other"),
-        (None, with_ones, "LlamaForCausalLM lets packed documents see each other"),
+        (None, drop_positions, "LlamaForCausalLM lets packed documents see each other"),
+        (None, add_ones_mask, "LlamaForCausalLM lets packed documents see each other"),
         (ByMask, None, "ByMask lets packed documents see each other.*dense_mask"),
-        (Wrapped, with_ones, "Wrapped lets packed documents see each other"),
+        (Wrapped, add_ones_mask, "Wrapped lets packed documents see each other"),
         (Deaf, None, "Deaf takes no position_ids, .*dense_mask"),
     ],
 )
-def test_a_form_that_lets_documents_see_each_other_is_refused(store, tmp_path, kind, form, said):
-    with pytest.raises(TrainError, match=said):
-        probed(store, tmp_path, kind, form, {})
+def test_a_form_that_lets_documents_see_each_other_is_refused(store, tmp_path, kind, form, message):
+    with pytest.raises(TrainError, match=message):
+        check_model(store, tmp_path, kind, form, {})
 
 
-def test_a_wrapped_model_trains_with_the_form_it_was_shown(store, undisturbed, tmp_path):
+def test_a_wrapped_model_trains_with_the_form_it_was_checked_in(store, uninterrupted, tmp_path):
     trainer = make_trainer(store, tmp_path, model=Wrapped(tiny_model(store)), max_steps=2)
     trainer.train()
-    wanted = {step: loss for step, loss in losses(undisturbed).items() if step <= 2}
-    assert losses(trainer) == pytest.approx(wanted, rel=1e-6)
+    expected = {step: loss for step, loss in get_losses(uninterrupted).items() if step <= 2}
+    assert get_losses(trainer) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -470,14 +472,14 @@ def test_the_loss_is_that_of_the_model_or_the_smoother(store, smoothing):
     if smoothing:
         from transformers.trainer_pt_utils import LabelSmoother
 
-        wanted = LabelSmoother(smoothing)(outputs, labels, True, count)
+        expected = LabelSmoother(smoothing)(outputs, labels, True, count)
     else:
-        wanted = model(**batch, labels=labels, num_items_in_batch=count).loss
+        expected = model(**batch, labels=labels, num_items_in_batch=count).loss
     loss = TokenLoss(smoothing)(outputs, labels, count)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
-    nothing = torch.full_like(labels, -100)
-    assert TokenLoss(smoothing)(outputs, nothing, torch.tensor(0)).item() == 0
-    assert TokenLoss(smoothing)(outputs, nothing).item() == 0
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    no_labels = torch.full_like(labels, -100)
+    assert TokenLoss(smoothing)(outputs, no_labels, torch.tensor(0)).item() == 0
+    assert TokenLoss(smoothing)(outputs, no_labels).item() == 0
 
 
 def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path):
@@ -490,28 +492,28 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
     )
     loader = make_loader(masked, packing="none", group_by_length=4)
     model = tiny_model(masked)
-    trained = sum((one["labels"] != -100).sum().item() for one in loader[0].split(1))
-    assert any((one["labels"] == -100).all() for one in loader[0].split(1))
+    trained = sum((row["labels"] != -100).sum().item() for row in loader[0].split(1))
+    assert any((row["labels"] == -100).all() for row in loader[0].split(1))
     widths = {to_padded(part)["input_ids"].shape[1] for part in loader[0].split(2)}
     assert len(widths) > 1
     with torch.no_grad():
         logits = model(**{**loader[0], "labels": None}).logits
-    wanted = compute_row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
+    expected = compute_row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
     parts = make_trainer_parts(loader, args, form=to_padded)
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<end>": 0})))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<end>": 0})))
     trainer = trl.SFTTrainer(
         model,
         args,
         train_dataset=parts.dataset,
         data_collator=parts.collator,
-        processing_class=words,
+        processing_class=tokenizer,
         callbacks=[parts.callback],
     )
     trainer.train()
-    assert losses(trainer)[1] == pytest.approx(wanted, rel=1e-5)
+    assert get_losses(trainer)[1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_sft_settings_that_would_prepare_rows_again_are_refused(store, tmp_path):
@@ -536,25 +538,25 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
         preprocess_logits_for_metrics=compute_row_losses,
         compute_metrics=compute_token_loss,
     )
-    told = trainer.evaluate()
-    sums = losses_of(held_out, model)
-    total, count = torch.cat(sums).double().sum(0)
-    assert told["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-6)
-    means = [(one[:, 0].sum() / one[:, 1].sum()).item() for one in sums]
-    assert told["eval_loss"] == pytest.approx(np.mean(means), rel=1e-5)
-    assert np.isfinite(told["eval_loss"])
+    metrics = trainer.evaluate()
+    step_losses = compute_step_losses(held_out, model)
+    total, count = torch.cat(step_losses).double().sum(0)
+    assert metrics["eval_token_loss"] == pytest.approx((total / count).item(), rel=1e-6)
+    means = [(losses[:, 0].sum() / losses[:, 1].sum()).item() for losses in step_losses]
+    assert metrics["eval_loss"] == pytest.approx(np.mean(means), rel=1e-5)
+    assert np.isfinite(metrics["eval_loss"])
     smaller = make_args(tmp_path, per_device_eval_batch_size=8)
     with pytest.raises(SettingsError, match="give its Loader global_batch_size=8"):
         make_trainer_parts(make_loader(store), smaller, evaluation=evaluation)
 
 
-def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
+def test_documents_left_out_are_logged_once_per_loader(tmp_path, caplog):
     long, short = [[1] * 60] * 5, [[2, 3, 4, 5]] * 40
     store = write_store(tmp_path / "s", {"train": long + short, "val": long[:2] + short})
     args = make_args(tmp_path, per_device_eval_batch_size=4, max_steps=1)
     loader = make_loader(store, overlong="drop", steps=1)
-    held_out = {**HELD_OUT, "overlong": "drop"}
-    evaluation = batchloom.Loader(store.subset("val"), **held_out, rank=0, world_size=1)
+    options = {**HELD_OUT, "overlong": "drop"}
+    evaluation = batchloom.Loader(store.subset("val"), **options, rank=0, world_size=1)
     parts = make_trainer_parts(loader, args, evaluation=evaluation)
     trainer = Trainer(
         tiny_model(store),
@@ -567,17 +569,17 @@ def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
     )
     trainer.train()
     trainer.evaluate()
-    told = [one.getMessage() for one in caplog.records if "leaves" in one.getMessage()]
-    assert [line.partition(" documents")[0] for line in told] == [
+    messages = [record.getMessage() for record in caplog.records if "leaves" in record.getMessage()]
+    assert [message.partition(" documents")[0] for message in messages] == [
         "overlong='drop' leaves 5 of 45",
         "overlong='drop' leaves 2 of 42",
     ]
 
 
 def test_an_evaluation_without_trained_tokens_is_finite(masked, tmp_path):
-    nothing = write_store(tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5})
+    untrained = write_store(tmp_path / "nothing", {"train": [[1, 2, 3]] * 5}, trained={"train": [[0, 0, 0]] * 5})
     args = make_args(tmp_path, per_device_eval_batch_size=4)
-    evaluation = batchloom.Loader(nothing, **HELD_OUT, rank=0, world_size=1)
+    evaluation = batchloom.Loader(untrained, **HELD_OUT, rank=0, world_size=1)
     parts = make_trainer_parts(make_loader(masked), args, evaluation=evaluation)
     trainer = Trainer(
         tiny_model(masked),

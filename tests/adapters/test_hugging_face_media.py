@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on stores with images and audio: what reaches the model, its losses, and what is refused."""
+"""Hugging Face's Trainer on stores with images and audio."""
 
 import json
 from functools import partial
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import batchloom
-from adapters.test_hugging_face import losses, make_args
+from adapters.test_hugging_face import get_losses, make_args
 from batchloom import SettingsError
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.adapters.hugging_face.hf_dealing import _find_media_problems
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 SIZES = {"seq_len": 320, "global_batch_size": 2}
 STEPS = 4
-TWO = {"seq_len": 320, "global_batch_size": 4, "packing": "none"}
+TWO_RANK_SIZES = {"seq_len": 320, "global_batch_size": 4, "packing": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +38,21 @@ def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
 
 
-class Heard(transformers.Trainer):
-    """Keeps what reached the loss."""
+class RecordingTrainer(transformers.Trainer):
+    """Trainer that records the inputs of its loss."""
 
     def compute_loss(self, model, inputs, **settings):
-        self.__dict__.setdefault("heard", []).append(dict(inputs))
+        self.__dict__.setdefault("recorded", []).append(dict(inputs))
         return super().compute_loss(model, inputs, **settings)
 
 
-def trainer_of(family, name, folder, form=None, loader=None, model=None, **settings):
+def make_trainer(family, name, folder, form=None, loader=None, model=None, **settings):
     loader = loader or batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     args = make_args(folder, **{**sizes, "max_steps": STEPS, **settings})
     parts = make_trainer_parts(loader, args, form=form)
     model = model or make(name, family.made)
-    return Heard(
+    return RecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -63,19 +63,19 @@ def trainer_of(family, name, folder, form=None, loader=None, model=None, **setti
     )
 
 
-def own_losses(family, name, form, steps):
-    """The losses of a loop of one's own over the same batches."""
+def train_with_torch(family, name, form, steps):
+    """Return the losses of a plain loop over the same batches."""
     model = make(name, family.made)
     optimizer = adamw(model.parameters(), 0.01)
     loader = batchloom.Loader(family.store, **SIZES, steps=steps, rank=0, world_size=1)
-    found = []
+    losses = []
     for batch in loader:
         count = (batch["labels"][:, 1:] != -100).sum()
         total = 0.0
         for part in batch.split(1):
-            given = dict(part if form is None else form(part))
-            labels = given.pop("labels")
-            scores = model(**given, use_cache=False).logits
+            inputs = dict(part if form is None else form(part))
+            labels = inputs.pop("labels")
+            scores = model(**inputs, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(
                 scores[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum"
             )
@@ -83,8 +83,8 @@ def own_losses(family, name, form, steps):
             total += loss.item() / count.item()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(total)
-    return found
+        losses.append(total)
+    return losses
 
 
 FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
@@ -93,101 +93,101 @@ FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "qwen2_audio"])
 def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name):
     family, form = families[name], FORMS.get(name)
-    trainer = trainer_of(family, name, tmp_path, form)
+    trainer = make_trainer(family, name, tmp_path, form)
     trainer.train()
     loader = batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
-    wanted = [part for step in range(STEPS) for part in loader[step].split(1)]
-    assert len(trainer.heard) == len(wanted)
+    micro_batches = [part for step in range(STEPS) for part in loader[step].split(1)]
+    assert len(trainer.recorded) == len(micro_batches)
     features = set()
-    for heard, part in zip(trainer.heard, wanted, strict=True):
-        given = dict(part if form is None else form(part))
-        assert heard.keys() >= given.keys() - {"labels"}
-        for key, value in given.items():
+    for actual, part in zip(trainer.recorded, micro_batches, strict=True):
+        expected = dict(part if form is None else form(part))
+        assert actual.keys() >= expected.keys() - {"labels"}
+        for key, value in expected.items():
             if key != "labels" and isinstance(value, torch.Tensor):
-                assert torch.equal(heard[key], value), key
-        features |= heard.keys() & {"pixel_values", "input_features"}
+                assert torch.equal(actual[key], value), key
+        features |= actual.keys() & {"pixel_values", "input_features"}
     assert features
-    assert list(losses(trainer).values()) == pytest.approx(own_losses(family, name, form, STEPS), rel=1e-3)
+    assert list(get_losses(trainer).values()) == pytest.approx(train_with_torch(family, name, form, STEPS), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_cache_is_off_in_the_language_model_too(families, tmp_path, name):
-    """Also before an evaluation without training, which asks no callback before its first batch."""
+    """Evaluation without training calls no callback before its first batch."""
     family, loader = (
         families[name],
         batchloom.Loader(families[name].store, **SIZES, rank=0, world_size=1),
     )
     assert make(name, family.made).config.get_text_config().use_cache
-    trainer = trainer_of(family, name, tmp_path, FORMS.get(name))
+    trainer = make_trainer(family, name, tmp_path, FORMS.get(name))
     batch = inputs_of(name, loader[0])
     with torch.no_grad():
-        found = trainer.model(**batch)
-        wanted = trainer.model(**batch, use_cache=False)
-    assert found.past_key_values is None
-    assert torch.equal(found.logits, wanted.logits)
+        actual = trainer.model(**batch)
+        expected = trainer.model(**batch, use_cache=False)
+    assert actual.past_key_values is None
+    assert torch.equal(actual.logits, expected.logits)
 
 
 def test_a_resume_goes_on_with_the_same_media(families, tmp_path):
     family = families["qwen2_vl"]
-    whole = trainer_of(family, "qwen2_vl", tmp_path / "whole", save_steps=2)
-    whole.train()
+    full_run = make_trainer(family, "qwen2_vl", tmp_path / "whole", save_steps=2)
+    full_run.train()
     checkpoint = str(tmp_path / "whole/checkpoint-2")
-    later = trainer_of(family, "qwen2_vl", tmp_path / "later", save_steps=2)
-    # transformers 5.23 loads nothing of what this model writes into its checkpoints.
+    resumed = make_trainer(family, "qwen2_vl", tmp_path / "later", save_steps=2)
+    # transformers 5.23 does not load the weights that this model writes into its checkpoints.
     with pytest.raises(TrainError, match="does not have the weights of its checkpoint of step 2"):
-        later.train(resume_from_checkpoint=checkpoint)
+        resumed.train(resume_from_checkpoint=checkpoint)
     model = transformers.AutoModelForMultimodalLM.from_pretrained(checkpoint)
-    later = trainer_of(family, "qwen2_vl", tmp_path / "again", model=model, save_steps=2)
-    later.train(resume_from_checkpoint=checkpoint)
-    assert losses(later) == losses(whole)
-    assert len(later.heard) == 2 * 2
+    resumed = make_trainer(family, "qwen2_vl", tmp_path / "again", model=model, save_steps=2)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert get_losses(resumed) == get_losses(full_run)
+    assert len(resumed.recorded) == 2 * 2
 
 
 def test_a_model_whose_documents_see_each_other_is_refused(families, tmp_path):
     with pytest.raises(TrainError, match="lets packed documents see each other"):
-        trainer_of(families["gemma3"], "gemma3", tmp_path).train()
+        make_trainer(families["gemma3"], "gemma3", tmp_path).train()
 
 
 def test_a_model_of_other_media_is_refused(families, tmp_path):
     family = families["qwen2_audio"]
-    trainer = trainer_of(family, "qwen2_audio", tmp_path)
+    trainer = make_trainer(family, "qwen2_audio", tmp_path)
     trainer.model = make("llava", families["llava"].made)
     with pytest.raises(TrainError, match="does not take feature_attention_mask, input_features"):
         trainer.train()
 
 
-def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path):
+def test_settings_that_do_not_go_with_media_are_reported_at_once(families, tmp_path):
     family = families["llava"]
     varlen = batchloom.Loader(family.store, **SIZES, steps=STEPS, form="varlen", rank=0, world_size=1)
     with pytest.raises(SettingsError, match="with images or audio give form='rows'"):
-        trainer_of(family, "llava", tmp_path, loader=varlen)
+        make_trainer(family, "llava", tmp_path, loader=varlen)
     loader = batchloom.Loader(family.store, **SIZES, rank=0, world_size=1)
     args = {"world_size": 2, "deepspeed": None, "fsdp": [], "gradient_checkpointing": False}
 
-    def problems(**settings):
-        given = {**args, "ddp_find_unused_parameters": None, **settings}
-        return _find_media_problems(SimpleNamespace(**given), loader, "loader")
+    def find_problems(**settings):
+        arguments = {**args, "ddp_find_unused_parameters": None, **settings}
+        return _find_media_problems(SimpleNamespace(**arguments), loader, "loader")
 
-    assert problems() == problems(ddp_find_unused_parameters=True) == []
-    assert problems(world_size=1, fsdp=["full_shard"]) == []
-    (sharded,) = problems(fsdp=["full_shard"])
-    assert sharded.startswith("fsdp: sharded layers wait")
-    (deep,) = problems(deepspeed={"zero": 3})
-    assert deep.startswith("deepspeed: sharded layers")
+    assert find_problems() == find_problems(ddp_find_unused_parameters=True) == []
+    assert find_problems(world_size=1, fsdp=["full_shard"]) == []
+    (fsdp_problem,) = find_problems(fsdp=["full_shard"])
+    assert fsdp_problem.startswith("fsdp: sharded layers wait")
+    (deepspeed_problem,) = find_problems(deepspeed={"zero": 3})
+    assert deepspeed_problem.startswith("deepspeed: sharded layers")
     for settings in ({"ddp_find_unused_parameters": False}, {"gradient_checkpointing": True}):
-        (unused,) = problems(**settings)
-        assert unused.startswith("ddp_find_unused_parameters: ")
+        (ddp_problem,) = find_problems(**settings)
+        assert ddp_problem.startswith("ddp_find_unused_parameters: ")
 
 
 def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     family = families["llava"]
-    loaders = [batchloom.Loader(family.store, **TWO, rank=rank, world_size=2) for rank in (0, 1)]
-    seen = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(STEPS)]
-    assert {True, False} in map(set, seen)
+    loaders = [batchloom.Loader(family.store, **TWO_RANK_SIZES, rank=rank, world_size=2) for rank in (0, 1)]
+    has_media = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(STEPS)]
+    assert {True, False} in map(set, has_media)
     worker = Path(__file__).with_name("hf_media_worker.py")
     run_two_ranks(worker, family.store.path, family.folder, tmp_path / "two")
-    told = json.loads((tmp_path / "two/told.json").read_text())
-    loader = batchloom.Loader(family.store, **TWO, steps=STEPS, rank=0, world_size=1)
-    one = trainer_of(family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4)
-    one.train()
-    assert told == pytest.approx(list(losses(one).values()), rel=1e-3)
+    two_rank_losses = json.loads((tmp_path / "two/losses.json").read_text())
+    loader = batchloom.Loader(family.store, **TWO_RANK_SIZES, steps=STEPS, rank=0, world_size=1)
+    one_rank_trainer = make_trainer(family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4)
+    one_rank_trainer.train()
+    assert two_rank_losses == pytest.approx(list(get_losses(one_rank_trainer).values()), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Models that ignore position_ids, or would lose their sliding window, are refused by every adapter."""
+"""Adapters refuse models that ignore position_ids or lose their window."""
 
 from functools import partial
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from adapters.small import small_store
+from adapters.small_stores import make_small_store
 from adapters.test_hugging_face import make_trainer
 from batchloom import Loader
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
@@ -23,10 +23,10 @@ GROUPED = {**SIZE, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return small_store(tmp_path_factory.mktemp("data") / "store")
+    return make_small_store(tmp_path_factory.mktemp("data") / "store")
 
 
-def build(name, **settings):
+def build_model(name, **settings):
     """A small model of a family of transformers."""
     import transformers
 
@@ -36,8 +36,8 @@ def build(name, **settings):
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
-# Families that keep no documents apart by their positions: ALiBi, learned positions, a state.
-DEAF = {
+# Families that ignore resets of positions: ALiBi, learned positions, a state.
+POSITION_BLIND = {
     "OPT": {**SIZE, "ffn_dim": 64, "word_embed_proj_dim": 32},
     "Bloom": SIZE,
     "Mpt": {"d_model": 32, "n_heads": 2, "n_layers": 2, "vocab_size": 320, "max_seq_len": 64},
@@ -46,21 +46,21 @@ DEAF = {
 }
 
 
-def build_deaf(name):
-    return build(name, **DEAF[name])
+def build_position_blind(name):
+    return build_model(name, **POSITION_BLIND[name])
 
 
-@pytest.mark.parametrize("name", DEAF)
+@pytest.mark.parametrize("name", POSITION_BLIND)
 def test_hugging_face_refuses_a_model_that_ignores_positions(store, tmp_path, name):
     with pytest.raises(TrainError, match="see each other|takes no position_ids"):
-        make_trainer(store, tmp_path, model=build_deaf(name)).train()
+        make_trainer(store, tmp_path, model=build_position_blind(name)).train()
 
 
-@pytest.mark.parametrize("name", DEAF)
+@pytest.mark.parametrize("name", POSITION_BLIND)
 def test_fsdp2_refuses_a_model_that_ignores_positions(store, tmp_path, name):
     args = FSDP2Arguments(output_dir=str(tmp_path), max_steps=2, max_length=64, use_cpu=True)
     with pytest.raises(BatchloomError, match="see each other"):
-        FSDP2SFTTrainer(model=build_deaf(name), args=args, train_dataset=store).train()
+        FSDP2SFTTrainer(model=build_position_blind(name), args=args, train_dataset=store).train()
 
 
 def test_accelerate_users_have_the_same_check(store):
@@ -69,14 +69,14 @@ def test_accelerate_users_have_the_same_check(store):
     accelerator = Accelerator(cpu=True)
     loader = Loader(store, seq_len=64, global_batch_size=8, rank=0, world_size=1)
     require_isolation(accelerator, accelerator.prepare(tiny_model(store)), loader)
-    for name in DEAF:
+    for name in POSITION_BLIND:
         with pytest.raises(TrainError, match=f"{name}ForCausalLM .*(see each other|position_ids)"):
-            require_isolation(accelerator, build_deaf(name), loader)
+            require_isolation(accelerator, build_position_blind(name), loader)
 
 
 MODELS = {
     "Mistral": GROUPED,
-    # Each kind of layer has a rotary embedding of its own, which no mask changes.
+    # Each kind of layer has its own rotary embedding, which masks do not change.
     "Gemma3": {
         **GROUPED,
         "query_pre_attn_scalar": 16,
@@ -94,8 +94,8 @@ MODELS = {
     [("Mistral", None), ("Gemma3", None), ("Qwen2", None), *((name, "float32") for name in MODELS)],
 )
 def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
-    model = build(name, **MODELS[name], sliding_window=9)
-    # Bool for SDPA, numbers for eager attention.
+    model = build_model(name, **MODELS[name], sliding_window=9)
+    # SDPA takes a boolean mask, eager attention an additive one.
     model.set_attn_implementation("sdpa" if additive is None else "eager")
     model.eval()
     documents = [[(7 * n + k) % 256 for n in range(length)] for k, length in enumerate((30, 20, 14))]
@@ -112,7 +112,7 @@ def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
 
 
 def build_eager(name, sliding_window):
-    model = build(name, **MODELS[name], sliding_window=sliding_window)
+    model = build_model(name, **MODELS[name], sliding_window=sliding_window)
     model.set_attn_implementation("eager")
     return model
 

@@ -10,7 +10,7 @@ from batchloom.adapters.logging import (
     send_to_wandb,
 )
 
-FIGURES = {"perf/tokens_per_s": 1234.5, "data/web/epoch": 0.25, "data/synthetic": 0.0}
+METRICS = {"perf/tokens_per_s": 1234.5, "data/web/epoch": 0.25, "data/synthetic": 0.0}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -21,16 +21,16 @@ def test_tensorboard_reads_what_was_sent(tmp_path):
 
     with SummaryWriter(tmp_path) as writer:
         send = send_to_tensorboard(writer)
-        send(FIGURES, 10)
-        send({**FIGURES, "data/web/epoch": 0.5}, 20)
+        send(METRICS, 10)
+        send({**METRICS, "data/web/epoch": 0.5}, 20)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == set(FIGURES)
+    assert set(events.Tags()["scalars"]) == set(METRICS)
     assert [(e.step, e.value) for e in events.Scalars("data/web/epoch")] == [(10, 0.25), (20, 0.5)]
 
 
 class Run:
-    """As W&B documents its call: ``run.log(data, step=None)``, where data is a dict (wandb itself is not run)."""
+    """W&B run as documented: ``run.log(data, step=None)`` with a dict ``data``."""
 
     def __init__(self):
         self.logged = []
@@ -43,23 +43,23 @@ class Run:
 def test_several_loggers_get_the_same_and_lines_survive_a_kill(tmp_path):
     run, file = Run(), tmp_path / "run" / "metrics.jsonl"
     send = send_to_all(send_to_wandb(run), send_to_jsonl(file))
-    send(FIGURES, 1)
+    send(METRICS, 1)
     with file.open("a") as out:
         out.write('{"step": 2, "perf/tok')  # a process was killed here
-    send(FIGURES, 3)
+    send(METRICS, 3)
     assert [step for step, _ in run.logged] == [1, 3]
     lines = file.read_text().splitlines()
     assert len(lines) == 3
-    assert [json.loads(lines[n]) for n in (0, 2)] == [{"step": n, **FIGURES} for n in (1, 3)]
+    assert [json.loads(lines[n]) for n in (0, 2)] == [{"step": n, **METRICS} for n in (1, 3)]
 
 
-def test_lines_are_json_whatever_a_figure_is(tmp_path):
-    told = {"loss": float("nan"), "rate": float("inf"), "step": 99.0, "share": 0.5}
-    send_to_jsonl(tmp_path / "a")(told, 7)
+def test_lines_are_json_whatever_a_metric_is(tmp_path):
+    metrics = {"loss": float("nan"), "rate": float("inf"), "step": 99.0, "share": 0.5}
+    send_to_jsonl(tmp_path / "a")(metrics, 7)
     line = json.loads((tmp_path / "a").read_text(), parse_constant=pytest.fail)
     assert line == {"step": 7, "loss": None, "rate": None, "share": 0.5}
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(OutputError, match="Is a directory. Free space or name another file"):
-        send_to_jsonl(tmp_path)(FIGURES, 1)
+        send_to_jsonl(tmp_path)(METRICS, 1)

@@ -1,4 +1,4 @@
-"""Megatron's own processes, readers and counters over our stores and plans."""
+"""Megatron's processes, readers and counters over stores and plans."""
 
 import warnings
 from pathlib import Path
@@ -34,74 +34,74 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(store, tmp_path_factory):
-    """What two ranks told of all layouts."""
+    """Results of two ranks for all layouts."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_two_ranks(Path(__file__).with_name("megatron_ranks.py"), store.path, folder)
+    run_two_ranks(Path(__file__).with_name("megatron_worker.py"), store.path, folder)
     return [torch.load(folder / f"rank_{rank}.pt") for rank in (0, 1)]
 
 
-def wanted(store, rank=0, world_size=1):
+def list_expected(store, rank=0, world_size=1):
     loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=world_size)
     return [part for batch in loader for part in batch.split(2)]
 
 
-def same(given, expected):
-    assert len(given) == len(expected)
-    for one, other in zip(given, expected, strict=True):
-        trained = other["labels"] != -100
-        assert torch.equal(one["tokens"], other["input_ids"])
-        assert torch.equal(one["position_ids"], other["position_ids"])
-        assert torch.equal(one["loss_mask"], trained.float())
-        assert torch.equal(one["labels"][trained], other["labels"][trained])
-        assert (one["labels"][~trained] == 0).all()
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for micro_batch, part in zip(actual, expected, strict=True):
+        trained = part["labels"] != -100
+        assert torch.equal(micro_batch["tokens"], part["input_ids"])
+        assert torch.equal(micro_batch["position_ids"], part["position_ids"])
+        assert torch.equal(micro_batch["loss_mask"], trained.float())
+        assert torch.equal(micro_batch["labels"][trained], part["labels"][trained])
+        assert (micro_batch["labels"][~trained] == 0).all()
 
 
 def test_of_tensor_parallel_ranks_one_reads_and_both_have_the_same(store, ranks):
-    for told in ranks:
-        same(told["tensor"]["batches"], wanted(store))
+    for result in ranks:
+        assert_same(result["tensor"]["batches"], list_expected(store))
     assert ranks[0]["tensor"]["reads"] > 0
     assert ranks[1]["tensor"]["reads"] == 0
 
 
 def test_a_gpt_cut_over_two_ranks_sees_packed_documents_one_by_one(ranks):
-    for told in ranks:
-        packed, alone = told["tensor"]["losses"]
+    for result in ranks:
+        packed, alone = result["tensor"]["losses"]
         assert packed == pytest.approx(alone, rel=1e-5)
 
 
 def test_data_parallel_ranks_have_the_plain_loaders_shares(store, ranks):
-    for rank, told in enumerate(ranks):
-        same(told["data"]["batches"], wanted(store, rank, 2))
+    for rank, result in enumerate(ranks):
+        assert_same(result["data"]["batches"], list_expected(store, rank, 2))
 
 
 def test_the_first_and_the_last_pipeline_stage_read(store, ranks):
-    for told in ranks:
-        same(told["pipeline"]["batches"], wanted(store))
+    for result in ranks:
+        assert_same(result["pipeline"]["batches"], list_expected(store))
 
 
 def test_stages_between_read_nothing_and_count_along(store, ranks):
-    for rank, told in enumerate(ranks):
-        ends, between = told["interleaved"]["chunks"][:: -1 if rank else 1]
-        same(ends, wanted(store))
+    for rank, result in enumerate(ranks):
+        ends, between = result["interleaved"]["chunks"][:: -1 if rank else 1]
+        assert_same(ends, list_expected(store))
         assert [set(micro.values()) for micro in between] == [{None}] * len(ends)
 
 
 def test_context_parallel_ranks_have_megatrons_slices(store, ranks, monkeypatch):
     from megatron.core import parallel_state
 
-    for rank, told in enumerate(ranks):
+    for rank, result in enumerate(ranks):
         monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
         monkeypatch.setattr(parallel_state, "get_context_parallel_rank", lambda rank=rank: rank)
-        slices = [get_batch_on_this_cp_rank(dict(part)) for part in wanted(store)]
-        same(told["context"]["batches"], slices)
+        slices = [get_batch_on_this_cp_rank(dict(part)) for part in list_expected(store)]
+        assert_same(result["context"]["batches"], slices)
 
 
 def test_a_bad_set_up_is_refused(ranks):
-    for told in ranks:
-        early, labels, half, ranks_differ, counter, packed = told["refusals"]
+    for result in ranks:
+        early, labels, larger_world, ranks_differ, counter, packed = result["refusals"]
         assert "call initialize_model_parallel" in early
         assert "labels is 'aligned' and must be 'shifted'" in labels
-        assert "place is (RankPlacement(rank=0, world_size=4" in half
+        assert "place is (RankPlacement(rank=0, world_size=4" in larger_world
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows per rank, 8 sequences" in counter
         assert "gives 4 of 2, 16 in total" in counter
@@ -110,15 +110,15 @@ def test_a_bad_set_up_is_refused(ranks):
 
 
 @pytest.mark.parametrize("layout", ["tensor", "data", "pipeline", "interleaved"])
-def test_iterators_begin_where_the_loader_stood_when_they_were_made_on_every_rank(store, ranks, layout):
-    for rank, told in enumerate(ranks):
+def test_iterators_begin_at_the_step_of_their_loader_on_every_rank(store, ranks, layout):
+    for rank, result in enumerate(ranks):
         share = (rank, 2) if layout == "data" else (0, 1)
-        left = wanted(store, *share)
-        left = left[len(left) // 3 :]
-        for given in told[layout]["apart"]:
-            assert len(given) == len(left)
-            if given[0]["tokens"] is not None:
-                same(given, left)
+        remaining = list_expected(store, *share)
+        remaining = remaining[len(remaining) // 3 :]
+        for batches in result[layout]["apart"]:
+            assert len(batches) == len(remaining)
+            if batches[0]["tokens"] is not None:
+                assert_same(batches, remaining)
     assert ranks[0][layout]["place"] == ranks[1][layout]["place"]
 
 
@@ -127,10 +127,10 @@ def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(sto
     loader.edit(Edit(step=3, global_batch_size=16))
     assert [megatron.count_consumed_samples(loader, step) for step in (0, 3, 4)] == [0, 24, 40]
     for step in (2, 5):
-        other = batchloom.Loader(store, **{**SIZES, "steps": 9})
-        other.edit(Edit(step=3, global_batch_size=16))
-        assert megatron.resume_from_samples(other, megatron.count_consumed_samples(loader, step)) == step
-        assert next(iter(other)).step == step
+        resumed = batchloom.Loader(store, **{**SIZES, "steps": 9})
+        resumed.edit(Edit(step=3, global_batch_size=16))
+        assert megatron.resume_from_samples(resumed, megatron.count_consumed_samples(loader, step)) == step
+        assert next(iter(resumed)).step == step
     for inside in (25, "8", -8):
         with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is not a number"):
             megatron.resume_from_samples(loader, inside)
@@ -152,7 +152,7 @@ def test_a_rampup_becomes_the_edits_that_megatrons_calculator_makes(store, ramp)
     for wrong in ((8, 5, 100), (32, 8, 100), (8, 8, 0)):
         with pytest.raises(InputError, match="does not lead to global_batch_size 32"):
             megatron.make_rampup_edits(wrong, 32)
-    # Megatron's own arguments are words; samples without an end would never be reached.
+    # Megatron passes its arguments as strings; a ramp over infinite samples never ends.
     for wrong in (("8", "8", "100"), (8, 8, float("inf")), (8, 8)):
         with pytest.raises(InputError, match="not three whole numbers: START INCREMENT SAMPLES"):
             megatron.make_rampup_edits(wrong, 32)
@@ -170,13 +170,13 @@ def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
     try:
         samples = store.tokens // 65
         dataset = gpt_dataset(blend, tmp_path, seq_len=64, samples=samples)
-        held = np.concatenate([dataset[n]["tokens"].numpy() for n in range(samples)])
+        blended = np.concatenate([dataset[n]["tokens"].numpy() for n in range(samples)])
     finally:
         dist.destroy_process_group()
-    ours = np.concatenate([document.ids for document in store])
-    # About every token once: as often as it is in the store, to some that ends of shards leave over.
-    there, kept = np.bincount(held, minlength=256), np.bincount(ours, minlength=256)
-    assert np.abs(there - kept).sum() < 0.1 * len(ours)
+    stored = np.concatenate([document.ids for document in store])
+    # Each token appears about as often as in the store; shards leave a few tokens over at their ends.
+    blended_counts, store_counts = np.bincount(blended, minlength=256), np.bincount(stored, minlength=256)
+    assert np.abs(blended_counts - store_counts).sum() < 0.1 * len(stored)
 
 
 def test_stores_that_megatrons_readers_would_train_wrongly_on_are_refused(tmp_path):

@@ -18,7 +18,7 @@ from single_settings import make_loader
 STEPS = 11
 
 pytestmark = [
-    # torch counts this machine's cores and warns; forking with a (finished) thread warns on 3.12.
+    # torch warns of few cores; forking with a (finished) thread warns on 3.12.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -32,7 +32,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=100)
 
 
-def make(store, **options):
+def build_loader(store, **options):
     return batchloom.Loader(
         store,
         seq_len=32,
@@ -46,38 +46,38 @@ def make(store, **options):
 
 @pytest.fixture(scope="module")
 def expected(store):
-    return [batch["input_ids"].clone() for batch in make(store)]
+    return [batch["input_ids"].clone() for batch in build_loader(store)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
-def test_workers_augment_as_their_loader_does(store, expected, face, workers):
-    noisy = make(store, augment=Augment(noise_prob=0.3))
-    want = [batch["input_ids"].clone() for batch in noisy]
-    got = [b["input_ids"] for b in DataLoader(face(noisy), batch_size=None, num_workers=workers)]
-    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    assert not torch.equal(want[0], expected[0])
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+def test_workers_augment_as_their_loader_does(store, expected, dataset_class, workers):
+    noisy = build_loader(store, augment=Augment(noise_prob=0.3))
+    noisy_batches = [batch["input_ids"].clone() for batch in noisy]
+    actual = [b["input_ids"] for b in DataLoader(dataset_class(noisy), batch_size=None, num_workers=workers)]
+    assert all(torch.equal(a, b) for a, b in zip(noisy_batches, actual, strict=True))
+    assert not torch.equal(noisy_batches[0], expected[0])
 
 
 def test_a_workers_state_of_other_augmentation_is_refused(store):
-    noisy = LoaderIterable(make(store, augment=Augment(noise_prob=0.3)))
+    noisy = LoaderIterable(build_loader(store, augment=Augment(noise_prob=0.3)))
     noisy.load_state_dict(noisy.state_dict())
     with pytest.raises(StateError, match=r"augment.noise_prob was 0.3 and is 0.0"):
-        LoaderIterable(make(store)).load_state_dict(noisy.state_dict())
+        LoaderIterable(build_loader(store)).load_state_dict(noisy.state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
-def test_the_same_batches_for_any_number_of_workers(store, expected, face, workers):
-    loader = make(store)
-    next(iter(loader))  # a producer thread has been at work before the fork
-    got = [b["input_ids"] for b in DataLoader(face(loader), batch_size=None, num_workers=workers)]
-    assert len(got) == STEPS
-    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+def test_the_same_batches_for_any_number_of_workers(store, expected, dataset_class, workers):
+    loader = build_loader(store)
+    next(iter(loader))  # a producer thread has run before the fork
+    actual = [b["input_ids"] for b in DataLoader(dataset_class(loader), batch_size=None, num_workers=workers)]
+    assert len(actual) == STEPS
+    assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
 @pytest.mark.parametrize(
     "options",
     [
@@ -92,37 +92,41 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, face, worke
         },
     ],
 )
-def test_a_share_of_a_step_is_the_same_in_workers(store, face, workers, options):
+def test_a_share_of_a_step_is_the_same_in_workers(store, dataset_class, workers, options):
     loader = make_loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
-    expected = [loader[step] for step in range(STEPS)]
-    got = list(DataLoader(face(loader), batch_size=None, num_workers=workers))
-    for one, two in zip(expected, got, strict=True):
-        for ours, theirs in zip(one.split(2), two.split(2), strict=True):
-            assert set(ours) == set(theirs)
-            assert all(torch.equal(torch.as_tensor(ours[k]), torch.as_tensor(theirs[k])) for k in ours)
+    expected_batches = [loader[step] for step in range(STEPS)]
+    actual_batches = list(DataLoader(dataset_class(loader), batch_size=None, num_workers=workers))
+    for expected, actual in zip(expected_batches, actual_batches, strict=True):
+        for expected_part, actual_part in zip(expected.split(2), actual.split(2), strict=True):
+            assert set(expected_part) == set(actual_part)
+            assert all(
+                torch.equal(torch.as_tensor(expected_part[k]), torch.as_tensor(actual_part[k])) for k in expected_part
+            )
 
 
 def test_spawned_workers_too(store, expected):
-    loader = DataLoader(LoaderIterable(make(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(
+        LoaderIterable(build_loader(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+    )
     assert all(torch.equal(a, b["input_ids"]) for a, b in zip(expected, loader, strict=True))
 
 
 def test_a_loaded_loader_state_carries_into_any_number_of_workers(store, expected):
-    loader = make(store)
+    loader = build_loader(store)
     iterator = iter(loader)
     for _ in range(4):
         next(iterator)
     state = loader.state_dict()
     iterator.close()
     for workers in (0, 3):
-        rest = make(store)
-        rest.load_state_dict(state)
-        got = [b["input_ids"] for b in DataLoader(LoaderIterable(rest), batch_size=None, num_workers=workers)]
-        assert len(got) == STEPS - 4
-        assert all(torch.equal(a, b) for a, b in zip(expected[4:], got, strict=True))
+        resumed = build_loader(store)
+        resumed.load_state_dict(state)
+        actual = [b["input_ids"] for b in DataLoader(LoaderIterable(resumed), batch_size=None, num_workers=workers)]
+        assert len(actual) == STEPS - 4
+        assert all(torch.equal(a, b) for a, b in zip(expected[4:], actual, strict=True))
 
 
-def stateful(data, workers, persistent):
+def make_stateful_dataloader(data, workers, persistent):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -132,42 +136,42 @@ def stateful(data, workers, persistent):
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True), (3, False)])
 def test_stateful_dataloader_goes_on_after_any_step(store, expected, workers, persistent):
-    first = stateful(LoaderIterable(make(store)), workers, persistent)
+    first = make_stateful_dataloader(LoaderIterable(build_loader(store)), workers, persistent)
     states = [first.state_dict() for _ in first]
     assert len(states) == STEPS
     for step, state in enumerate(states[:-1]):
-        second = stateful(LoaderIterable(make(store)), workers, persistent)
-        second.load_state_dict(state)
-        iterator = iter(second)
+        resumed = make_stateful_dataloader(LoaderIterable(build_loader(store)), workers, persistent)
+        resumed.load_state_dict(state)
+        iterator = iter(resumed)
         assert torch.equal(next(iterator)["input_ids"], expected[step + 1])
         if step in (0, 6):
-            got = [batch["input_ids"] for batch in iterator]
-            assert len(got) == STEPS - step - 2
-            assert all(torch.equal(a, b) for a, b in zip(expected[step + 2 :], got, strict=True))
+            actual = [batch["input_ids"] for batch in iterator]
+            assert len(actual) == STEPS - step - 2
+            assert all(torch.equal(a, b) for a, b in zip(expected[step + 2 :], actual, strict=True))
 
 
 PATHS = {
     "loader": lambda loader: loader,
     "iterable": lambda loader: DataLoader(LoaderIterable(loader), batch_size=None),
-    "stateful": lambda loader: stateful(LoaderIterable(loader), 0, persistent=False),
+    "stateful": lambda loader: make_stateful_dataloader(LoaderIterable(loader), 0, persistent=False),
 }
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_state_is_that_of_the_batch_received_last(store, expected, path, prefetch):
-    loader = make(store, prefetch=prefetch)
+    loader = build_loader(store, prefetch=prefetch)
     data = PATHS[path](loader)
     assert loader.state_dict()["position"] == 0
-    for _ in range(2):  # the second time after an iterator that was abandoned
+    for _ in range(2):  # the second pass follows an abandoned iterator
         iterator = iter(data)
         for step in range(7):
             assert next(iterator).step == step
             state = loader.state_dict()
             assert state["position"] == 8 * (step + 1)
-            rest = make(store)
-            rest.load_state_dict(state)
-            assert torch.equal(next(iter(rest))["input_ids"], expected[step + 1])
+            resumed = build_loader(store)
+            resumed.load_state_dict(state)
+            assert torch.equal(next(iter(resumed))["input_ids"], expected[step + 1])
         del iterator
         assert loader.state_dict()["position"] == 8 * 7
     assert [batch.step for batch in data] == list(range(STEPS))
@@ -176,33 +180,33 @@ def test_the_state_is_that_of_the_batch_received_last(store, expected, path, pre
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
-def test_a_state_that_workers_hide_is_refused(store, expected, face, workers, persistent):
-    loader = make(store)
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+def test_a_state_that_workers_hide_is_refused(store, expected, dataset_class, workers, persistent):
+    loader = build_loader(store)
     data = DataLoader(
-        face(loader),
+        dataset_class(loader),
         batch_size=None,
         num_workers=workers,
         persistent_workers=persistent,
         prefetch_factor=3,
     )
     assert loader.state_dict()["position"] == 0
-    next(iter(data))  # an iterator that is abandoned
+    next(iter(data))  # an abandoned iterator
     for batch in data:
-        next(iter(loader))  # a look beside it changes nothing
+        next(iter(loader))  # another iterator changes nothing
         with pytest.raises(StateError, match=r"Take loader.state_at\(batch.step \+ 1\)"):
             loader.state_dict()
         state = loader.state_at(batch.step + 1)
         if batch.step + 1 < STEPS:
-            rest = make(store)
-            rest.load_state_dict(state)
-            assert torch.equal(next(iter(rest))["input_ids"], expected[batch.step + 1])
+            resumed = build_loader(store)
+            resumed.load_state_dict(state)
+            assert torch.equal(next(iter(resumed))["input_ids"], expected[batch.step + 1])
     loader.load_state_dict(state)
     assert loader.state_dict() == state
 
 
 def test_items_taken_by_number_hide_the_state(store):
-    loader = make(store)
+    loader = build_loader(store)
     assert LoaderDataset(loader)[3].step == 3
     with pytest.raises(StateError, match="a LoaderDataset"):
         loader.state_dict()
@@ -210,62 +214,62 @@ def test_items_taken_by_number_hide_the_state(store):
     assert loader.state_dict()["position"] == 8 * STEPS
 
 
-@pytest.mark.parametrize("taken", [0, 4])
+@pytest.mark.parametrize("steps_taken", [0, 4])
 @pytest.mark.parametrize("make_copy", [lambda loader: pickle.loads(pickle.dumps(loader)), copy.copy, copy.deepcopy])
-def test_a_loader_is_pickled_and_copied_with_its_place(store, expected, make_copy, taken):
-    loader = make(store, augment=Augment(noise_prob=0.3))
-    for _ in zip(range(taken), loader, strict=False):
+def test_a_loader_is_pickled_and_copied_with_its_position(store, expected, make_copy, steps_taken):
+    loader = build_loader(store, augment=Augment(noise_prob=0.3))
+    for _ in zip(range(steps_taken), loader, strict=False):
         pass
-    twin = make_copy(loader)
-    assert twin.state_dict() == loader.state_dict()
-    assert twin.spec == loader.spec
-    got = [batch["input_ids"] for batch in twin]
-    want = [loader[step]["input_ids"] for step in range(taken, STEPS)]
-    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    assert loader.state_dict()["position"] == 8 * taken
+    copied = make_copy(loader)
+    assert copied.state_dict() == loader.state_dict()
+    assert copied.spec == loader.spec
+    actual = [batch["input_ids"] for batch in copied]
+    remaining = [loader[step]["input_ids"] for step in range(steps_taken, STEPS)]
+    assert all(torch.equal(a, b) for a, b in zip(remaining, actual, strict=True))
+    assert loader.state_dict()["position"] == 8 * steps_taken
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_every_pass_starts_over(store, expected, workers, persistent):
     data = DataLoader(
-        LoaderIterable(make(store)),
+        LoaderIterable(build_loader(store)),
         batch_size=None,
         num_workers=workers,
         persistent_workers=persistent,
     )
     assert torch.equal(next(iter(data))["input_ids"], expected[0])
     for _ in range(2):
-        got = [batch["input_ids"] for batch in data]
-        assert len(got) == STEPS
-        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+        actual = [batch["input_ids"] for batch in data]
+        assert len(actual) == STEPS
+        assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
 
 
-def test_a_state_taken_before_the_first_batch_keeps_the_place(store):
-    loader = make(store)
+def test_a_state_taken_before_the_first_batch_keeps_the_position(store):
+    loader = build_loader(store)
     loader.load_state_dict(loader.plan.state(4 * 8))
-    fresh = LoaderIterable(make(store))
+    fresh = LoaderIterable(build_loader(store))
     fresh.load_state_dict(LoaderIterable(loader).state_dict())
     assert next(iter(fresh)).step == 4
 
 
 def test_a_workers_state_of_another_plan_or_number_is_refused(store):
-    face = LoaderIterable(make(store))
-    state = face.state_dict()
+    dataset = LoaderIterable(build_loader(store))
+    state = dataset.state_dict()
     with pytest.raises(StateError, match="taken with 4 workers, but there are 1"):
-        face.load_state_dict({**state, "workers": 4})
-    other = batchloom.Loader(store, seq_len=16, global_batch_size=8, rank=0, world_size=1)
+        dataset.load_state_dict({**state, "workers": 4})
+    other_loader = batchloom.Loader(store, seq_len=16, global_batch_size=8, rank=0, world_size=1)
     with pytest.raises(StateError, match="spec.seq_len was 16 and is 32"):
-        face.load_state_dict(LoaderIterable(other).state_dict())
+        dataset.load_state_dict(LoaderIterable(other_loader).state_dict())
     with pytest.raises(StateError, match="not the state of a worker"):
-        face.load_state_dict({"next": 3})
+        dataset.load_state_dict({"next": 3})
     with pytest.raises(IndexError):
-        LoaderDataset(make(store))[STEPS]
+        LoaderDataset(build_loader(store))[STEPS]
 
 
-def test_what_is_left_out_is_told_by_the_process_that_makes_the_face(store, caplog):
+def test_documents_left_out_are_logged_by_the_process_that_wraps_the_loader(store, caplog):
     loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, overlong="drop", rank=0, world_size=1)
-    face = LoaderIterable(loader)
+    dataset = LoaderIterable(loader)
     assert len(caplog.records) == 1
     assert "overlong='drop' leaves" in caplog.text
-    assert list(DataLoader(face, batch_size=None))
+    assert list(DataLoader(dataset, batch_size=None))
     assert len(caplog.records) == 1

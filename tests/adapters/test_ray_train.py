@@ -1,4 +1,4 @@
-"""In Ray Train a worker that is killed, and other numbers of workers, change nothing of what is trained."""
+"""Ray Train: killed workers and resizes do not change the trained data."""
 
 import importlib.util
 import json
@@ -22,20 +22,20 @@ from preparation.workers.nodes import OBJECTS
 from processes import run_two_ranks
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Importing Ray to see whether it is there would take seconds.
+# Importing Ray to check for it would take seconds.
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("ray"), reason="ray is not installed: pip install 'batchloom[ray]'"
 )
 
 SIZES = {"seq_len": 32, "global_batch_size": 4}
 KILLED = 10
-# (workers, the step to stop after): the first run loses a worker; then there is one, and two again.
+# (workers, last step): the first run loses a worker; the next has one worker, the last two.
 RUNS = [(2, 14), (1, 24), (2, 32)]
 EVERY = 4
 
 
-class Hears:
-    """Notes what a worker's model is given in each step, in a file; kills one worker, once."""
+class BatchRecorder:
+    """Recorder of each step's batch hash in a file; kills one worker once."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -45,26 +45,26 @@ class Hears:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         rank, world = ray_train.get_rank_and_world_size()
-        witness, told = BatchWitness(model), self.folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+        witness, path = BatchWitness(model), self.folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
 
-        def made(optimizer, *_):
-            # The optimizer's own count, which the checkpoint restores.
+        def record_step(optimizer, *_):
+            # The optimizer's step count is restored from the checkpoint.
             step = int(next(iter(optimizer.state.values()))["step"])
-            heard = witness._hash.to_entry()
-            with told.open("a") as file:
-                line = {"step": step, "rank": rank, "world": world, "hash": heard["hash"]}
+            entry = witness._hash.to_entry()
+            with path.open("a") as file:
+                line = {"step": step, "rank": rank, "world": world, "hash": entry["hash"]}
                 file.write(json.dumps(line) + "\n")
             if step == KILLED and rank == 1 and not (self.folder / "killed").exists():
                 (self.folder / "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        register_optimizer_step_post_hook(made)
+        register_optimizer_step_post_hook(record_step)
         yield
         witness.end()
 
 
-def heard(folder):
-    """The lines of all workers, in the order they were started."""
+def read_records(folder):
+    """Return the records of all workers in their order of start."""
     return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().split("\n")[:-1]]
 
 
@@ -75,30 +75,30 @@ def store(tmp_path):
     return write_store(tmp_path / "store", documents)
 
 
-def with_a_cluster(work, given):
+def run_in_cluster(work, argument):
     import ray
 
     path = os.pathsep.join(os.path.abspath(part) for part in ("src", "tests"))
     os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     os.environ["OMP_NUM_THREADS"] = "1"
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=OBJECTS)
-    work(given)
+    work(argument)
     ray.shutdown()
 
 
-def in_its_own_process(work, given):
-    """Handles of a cluster that is gone are taken for those of the next, which has the same numbers."""
-    process = multiprocessing.get_context("spawn").Process(target=with_a_cluster, args=(work, given))
+def run_in_process(work, argument):
+    """Run in a separate process; stale handles of an old cluster match a new one."""
+    process = multiprocessing.get_context("spawn").Process(target=run_in_cluster, args=(work, argument))
     process.start()
     process.join(500)
     process.kill()
     assert process.exitcode == 0
 
 
-def three_runs(given):
+def run_three_times(argument):
     from batchloom.examples import with_ray
 
-    folder, sizes = given
+    folder, sizes = argument
     model = tiny_model(batchloom.open_store(sizes["data"]))
     for workers, steps in RUNS:
         job = Job(
@@ -106,7 +106,7 @@ def three_runs(given):
             workers=workers,
             steps=steps,
             resume=(workers, steps) != RUNS[0],
-            within=Hears(folder),
+            within=BatchRecorder(folder),
         )
         with_ray.train(model, job)
 
@@ -116,76 +116,76 @@ def test_a_killed_worker_and_a_resize_go_on_exactly(store, tmp_path):
     folder = tmp_path / "heard"
     folder.mkdir()
     sizes = {"data": str(store.path), "out": str(tmp_path / "out"), **SIZES, "save_every": EVERY}
-    in_its_own_process(three_runs, (folder, sizes))
-    told = heard(folder)
+    run_in_process(run_three_times, (folder, sizes))
+    records = read_records(folder)
     assert (folder / "killed").exists()
-    # Made again after the kill: steps 9 and 10 follow the checkpoint of step 8.
-    assert [line["step"] for line in told if line["rank"] == 0].count(9) == 2
-    # Later processes come later: of each step the last ones made it for the weights that went on.
+    # Steps 9 and 10 follow the checkpoint of step 8, so the restart repeats them.
+    assert [record["step"] for record in records if record["rank"] == 0].count(9) == 2
+    # Records are in order of start: the last record of a step belongs to the surviving weights.
     survived = {}
-    for line in told:
-        if line["rank"] == 0:
-            survived[line["step"]] = {0: line}
-    for line in told:
-        if line["world"] == survived[line["step"]][0]["world"]:
-            survived[line["step"]][line["rank"]] = line
+    for record in records:
+        if record["rank"] == 0:
+            survived[record["step"]] = {0: record}
+    for record in records:
+        if record["world"] == survived[record["step"]][0]["world"]:
+            survived[record["step"]][record["rank"]] = record
     last = RUNS[-1][1]
     assert sorted(survived) == list(range(1, last + 1))
-    # Runs 2 and 3 go on from the newest checkpoint before: 12 of 14, 24 of 24.
+    # Runs 2 and 3 resume from the newest checkpoint: step 12 of 14, step 24 of 24.
     worlds = [survived[step][0]["world"] for step in range(1, last + 1)]
     assert worlds == [2] * 12 + [1] * 12 + [2] * 8
-    wanted = {}
+    expected = {}
     for world in (1, 2):
         for rank in range(world):
             loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=world, steps=last)
-            wanted[world, rank] = [one["hash"] for one in iter_expected_entries(loader, last)]
-    for step, lines in survived.items():
-        world = lines[0]["world"]
-        # Every share of the step, each once: together they are its sequences.
-        assert sorted(lines) == list(range(world))
-        for rank, line in lines.items():
-            assert line["hash"] == wanted[world, rank][step - 1]
+            expected[world, rank] = [entry["hash"] for entry in iter_expected_entries(loader, last)]
+    for step, shares in survived.items():
+        world = shares[0]["world"]
+        # Each rank's share of the step occurs once.
+        assert sorted(shares) == list(range(world))
+        for rank, record in shares.items():
+            assert record["hash"] == expected[world, rank][step - 1]
 
 
-def worker_settings(folder):
-    asked = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
-    return asked | {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": folder / "run"}
+def make_worker_settings(folder):
+    settings = {"worker_id": "w", "dataset_type": "distributed_dummy", "dataset_name": "vocab=300"}
+    return settings | {"batch_size": 2, "num_steps": 3, "device": "cpu", "out": folder / "run"}
 
 
-def be_a_worker(asked):
+def run_train_worker(settings):
     from batchloom.train import WorkerConfig, run_worker
 
-    report = run_worker(WorkerConfig(**asked), lambda _: None)
-    told = {"rank": report.rank, "world": report.world_size, "finished": report.finished}
-    (asked["out"].parent / f"rank_{report.rank}.json").write_text(json.dumps(told))
+    report = run_worker(WorkerConfig(**settings), lambda _: None)
+    summary = {"rank": report.rank, "world": report.world_size, "finished": report.finished}
+    (settings["out"].parent / f"rank_{report.rank}.json").write_text(json.dumps(summary))
 
 
-def two_workers(asked):
+def run_two_workers(settings):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     TorchTrainer(
-        be_a_worker,
-        train_loop_config=asked,
+        run_train_worker,
+        train_loop_config=settings,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="ray", storage_path=str(asked["out"].parent)),
+        run_config=RunConfig(name="ray", storage_path=str(settings["out"].parent)),
     ).fit()
 
 
 def check_two_workers(folder):
     for rank in (0, 1):
-        told = json.loads((folder / f"rank_{rank}.json").read_text())
-        assert told == {"rank": rank, "world": 2, "finished": True}
+        report = json.loads((folder / f"rank_{rank}.json").read_text())
+        assert report == {"rank": rank, "world": 2, "finished": True}
     start = read_log(folder / "run" / "log.jsonl")[0]
     assert start["run"]["global_batch_size"] == 4
 
 
-def test_workers_of_the_local_mode_keep_states_and_find_each_other(tmp_path):
+def test_workers_of_the_local_mode_save_states_and_find_each_other(tmp_path):
     run_two_ranks(Path(__file__).with_name("ray_local_worker.py"), tmp_path)
     check_two_workers(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_worker_finds_the_others_that_ray_started(tmp_path):
-    in_its_own_process(two_workers, worker_settings(tmp_path))
+    run_in_process(run_two_workers, make_worker_settings(tmp_path))
     check_two_workers(tmp_path)

@@ -1,4 +1,4 @@
-"""A framework that is missing or too old is told before it fails, with the remedy."""
+"""Missing or outdated frameworks are reported with the remedy."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from batchloom.adapters.requirements import (
 )
 from batchloom.core.errors import MissingDependencyError
 
-OWN = [one for one in vars(requirements).values() if isinstance(one, Requirement)]
+REQUIREMENTS = [value for value in vars(requirements).values() if isinstance(value, Requirement)]
 
 
-@pytest.mark.parametrize("needed", OWN, ids=lambda one: one.package)
+@pytest.mark.parametrize("needed", REQUIREMENTS, ids=lambda requirement: requirement.package)
 def test_what_is_installed_in_a_version_that_works_is_taken(needed):
     if get_installed_version(needed.package) is None:
         pytest.skip(f"{needed.package} is not installed")
@@ -27,7 +27,7 @@ def test_what_is_installed_in_a_version_that_works_is_taken(needed):
 
 
 @pytest.mark.parametrize(
-    ("needed", "said"),
+    ("needed", "message"),
     [
         (
             Requirement("no-such-framework", "2.0", "none"),
@@ -40,13 +40,13 @@ def test_what_is_installed_in_a_version_that_works_is_taken(needed):
         (Requirement("numpy", "1.0", "none", below="1.2"), "is installed and >=1.0,<1.2 is needed"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_the_version_that_can(needed, said):
-    with pytest.raises(MissingDependencyError, match=said) as caught:
+def test_what_cannot_be_used_is_named_with_the_version_that_can(needed, message):
+    with pytest.raises(MissingDependencyError, match=message) as caught:
         require_installed(needed)
     assert "pip install 'batchloom[none]'" in str(caught.value)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(MissingDependencyError, match="one is needed.*two is needed"):
         require_installed(Requirement("one", "1", "x"), Requirement("two", "1", "x"))
 
@@ -63,8 +63,8 @@ def test_extras_are_those_of_the_package():
 
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    for one in OWN:
-        assert f"{one.package}>={one.least}" in extras[one.extra], one
+    for requirement in REQUIREMENTS:
+        assert f"{requirement.package}>={requirement.least}" in extras[requirement.extra], requirement
 
 
 NEEDS = {
@@ -82,27 +82,27 @@ NEEDS = {
     "ray_train": "torch",
     "torchtitan": "torchtitan",
 }
-# In a process of its own: an environment that has none of a package's files, or an old one's.
-ASKED = """
+# Run in a separate process that lacks a package or has an old version of it.
+SCRIPT = """
 import importlib, importlib.metadata, sys
 
-package, found = sys.argv[1:3]
-known = importlib.metadata.version
+package, installed = sys.argv[1:3]
+original_version = importlib.metadata.version
 
 def version(name):
     if name != package:
-        return known(name)
-    if found == "none":
+        return original_version(name)
+    if installed == "none":
         raise importlib.metadata.PackageNotFoundError(name)
-    return found
+    return installed
 
-class Gone:
+class MissingPackageFinder:
     def find_spec(self, name, path=None, target=None):
-        if found == "none" and name.split(".")[0] == package.split("-")[0]:
+        if installed == "none" and name.split(".")[0] == package.split("-")[0]:
             raise ModuleNotFoundError(name)
 
 importlib.metadata.version = version
-sys.meta_path.insert(0, Gone())
+sys.meta_path.insert(0, MissingPackageFinder())
 from batchloom.core.errors import MissingDependencyError
 for module in sys.argv[3:]:
     try:
@@ -113,14 +113,14 @@ for module in sys.argv[3:]:
 
 
 @pytest.mark.parametrize("package", sorted({"torch", *NEEDS.values()}))
-@pytest.mark.parametrize(("found", "said"), [("none", "not installed"), ("0.1", "0.1 is installed")])
-def test_an_adapter_names_what_is_missing_or_old_before_anything_else(package, found, said):
-    asked = [name for name, needed in NEEDS.items() if package in ("torch", needed)]
-    command = [sys.executable, "-c", ASKED, package, found, *asked]
+@pytest.mark.parametrize(("installed", "message"), [("none", "not installed"), ("0.1", "0.1 is installed")])
+def test_an_adapter_names_what_is_missing_or_old_before_anything_else(package, installed, message):
+    modules = [name for name, needed in NEEDS.items() if package in ("torch", needed)]
+    command = [sys.executable, "-c", SCRIPT, package, installed, *modules]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(asked)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(modules)
     for line in lines:
-        assert re.search(f"{package}.* {said}.*pip install", line)
+        assert re.search(f"{package}.* {message}.*pip install", line)

@@ -1,4 +1,7 @@
-"""torchtitan's own abstract class, and its configuration, over a store; its trainer wants a GPU and is not run."""
+"""torchtitan's data loader interface and configuration over a store.
+
+Its trainer needs a GPU and is not run.
+"""
 
 import json
 import warnings
@@ -31,7 +34,7 @@ def store(tmp_path_factory):
 
 
 def build(store, rank=0, ranks=1, local=2, **settings):
-    """As torchtitan's Trainer builds it."""
+    """Build the loader as torchtitan's Trainer does."""
     settings = {"global_batch_size": 8, **settings}
     config = StoreDataLoader.Config(dataset_path=str(store.path), **settings)
     return config.build(
@@ -44,14 +47,14 @@ def build(store, rank=0, ranks=1, local=2, **settings):
     )
 
 
-def plain(store, first=0, rank=0, ranks=1):
+def list_expected(store, first=0, rank=0, ranks=1):
     loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, labels="shifted", rank=rank, world_size=ranks)
     return [part for s in range(first, len(loader)) for part in loader[s].split(2)]
 
 
-def same(given, expected):
-    assert len(given) == len(expected)
-    for (inputs, labels), part in zip(given, expected, strict=True):
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for (inputs, labels), part in zip(actual, expected, strict=True):
         assert torch.equal(inputs["input"], part["input_ids"])
         assert torch.equal(inputs["positions"], part["position_ids"])
         assert torch.equal(labels, part["labels"])
@@ -61,31 +64,31 @@ def same(given, expected):
 def test_it_is_a_torchtitan_loader_of_the_plans_batches(store, rank, ranks):
     loader = build(store, rank, ranks)
     assert isinstance(loader, BaseDataLoader)
-    same(list(loader), plain(store, rank=rank, ranks=ranks))
+    assert_same(list(loader), list_expected(store, rank=rank, ranks=ranks))
 
 
 def test_a_state_after_any_step_goes_on_with_the_next(store):
     loader = build(store)
     for number, _ in enumerate(loader, 1):
         step = number // 4
-        again = build(store)
-        again.load_state_dict(loader.state_dict())
-        # Inside a step the state is that before it.
-        same([item for item, _ in zip(again, range(4), strict=False)], plain(store, step)[:4])
+        resumed = build(store)
+        resumed.load_state_dict(loader.state_dict())
+        # Within a step the state is the one before the step.
+        assert_same([item for item, _ in zip(resumed, range(4), strict=False)], list_expected(store, step)[:4])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_checkpoint_by_torch_goes_on_after_the_steps_trained_on_another_number_of_ranks(store, tmp_path):
-    loader, given = build(store), []
+    loader, received = build(store), []
     for item in loader:
-        given.append(item)
-        if len(given) == 12:  # three steps of four micro-batches
+        received.append(item)
+        if len(received) == 12:  # three steps of four micro-batches
             break
     dcp.save({"dataloader": loader}, checkpoint_id=tmp_path / "kept", no_dist=True)
     for rank in (0, 1):
-        other = build(store, rank, 2)
-        dcp.load({"dataloader": other}, checkpoint_id=tmp_path / "kept", no_dist=True)
-        same(list(other), plain(store, first=3, rank=rank, ranks=2))
+        resumed = build(store, rank, 2)
+        dcp.load({"dataloader": resumed}, checkpoint_id=tmp_path / "kept", no_dist=True)
+        assert_same(list(resumed), list_expected(store, first=3, rank=rank, ranks=2))
 
 
 def test_a_step_that_was_begun_is_given_again(store):
@@ -93,9 +96,9 @@ def test_a_step_that_was_begun_is_given_again(store):
     iterator = iter(loader)
     for _ in range(6):
         next(iterator)
-    other = build(store)
-    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    same(list(other), plain(store, first=1))
+    resumed = build(store)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert_same(list(resumed), list_expected(store, first=1))
 
 
 def test_what_does_not_fit_is_refused(store):
@@ -114,6 +117,6 @@ def test_what_does_not_fit_is_refused(store):
 
 def test_a_validators_loader_begins_anew(store):
     loader = build(store, infinite=True)
-    once = len(plain(store))
+    once = len(list_expected(store))
     items = [item for item, _ in zip(loader, range(once + 1), strict=False)]
-    same(items[-1:], plain(store)[:1])
+    assert_same(items[-1:], list_expected(store)[:1])

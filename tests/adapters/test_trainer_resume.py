@@ -1,4 +1,4 @@
-"""A checkpoint after any step resumes with the next one, in each trainer, whatever fetched its batches ahead."""
+"""Resume after any step in each trainer, with and without prefetching."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ from analysis.compare.warm import run_warm
 from torch.utils.data import DataLoader
 
 import batchloom
-from adapters.small import small_store
+from adapters.small_stores import make_small_store
 from batchloom import SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
@@ -33,7 +33,7 @@ from batchloom.batches import BatchOptions
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    # torch counts this machine's cores, Lightning the workers; neither finds a GPU.
+    # torch warns of few cores, Lightning of few workers, and both of the missing GPU.
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 STEPS = 7
@@ -43,12 +43,12 @@ NUMBER = re.compile(r"(?:step[_=]|checkpoint-)(\d+)(?:\.ckpt|\.pt)?$")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return small_store(tmp_path_factory.mktemp("data") / "store")
+    return make_small_store(tmp_path_factory.mktemp("data") / "store")
 
 
 @pytest.fixture(scope="module")
-def planned(store):
-    """The hash of each step, see ``batchloom.comparison``."""
+def planned_hashes(store):
+    """Expected hash of each step, see ``batchloom.analysis.compare``."""
     return [entry["hash"] for entry in iter_expected_entries(make_loader(store), STEPS)]
 
 
@@ -56,8 +56,8 @@ def make_loader(store, **options):
     return batchloom.Loader(store, **SIZES, batch=BatchOptions(micro_batch_size=2), rank=0, world_size=1, **options)
 
 
-def keep_until(folder, target, step):
-    """Copy a run's folder as it was after a step: without the checkpoints of later ones."""
+def copy_until_step(folder, target, step):
+    """Copy a run's folder without the checkpoints of steps after ``step``."""
     shutil.copytree(folder, target)
     for path in sorted(target.iterdir()):
         if (match := NUMBER.search(path.name)) and int(match[1]) > step:
@@ -71,9 +71,9 @@ def train_hugging_face(store, folder, resume, workers, kind=transformers.Trainin
         "dataloader_prefetch_factor": 3 if workers else None,
         "dataloader_persistent_workers": bool(workers),
     }
-    own = {}
+    sft_options = {}
     if kind is trl.SFTConfig:
-        own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
+        sft_options = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
     args = kind(
         str(folder),
         per_device_train_batch_size=2,
@@ -86,19 +86,19 @@ def train_hugging_face(store, folder, resume, workers, kind=transformers.Trainin
         report_to="none",
         use_cpu=True,
         **fetching,
-        **own,
+        **sft_options,
     )
     parts, model = make_trainer_parts(make_loader(store), args), tiny_model(store)
-    given = {
+    trainer_options = {
         "train_dataset": parts.dataset,
         "data_collator": parts.collator,
         "callbacks": [parts.callback],
         "optimizers": (adamw(model.parameters(), 1e-3), None),
     }
     if kind is trl.SFTConfig:
-        trainer = trl.SFTTrainer(model, args, processing_class=make_tokenizer(), **given)
+        trainer = trl.SFTTrainer(model, args, processing_class=make_tokenizer(), **trainer_options)
     else:
-        trainer = transformers.Trainer(model, args, compute_loss_func=parts.loss, **given)
+        trainer = transformers.Trainer(model, args, compute_loss_func=parts.loss, **trainer_options)
     witness = BatchWitness(model)
     trainer.train(resume_from_checkpoint=resume)
     return witness.end()
@@ -165,11 +165,11 @@ def train_lightning(store, folder, resume, prefetch):
     data = LoaderDataModule(train=lambda: make_loader(store, prefetch=prefetch))
     witness = BatchWitness(learner.model)
     trainer = make_lightning(folder, accumulate_grad_batches=2)
-    trainer.fit(learner, data, ckpt_path=newest_of(folder) if resume else None, weights_only=True)
+    trainer.fit(learner, data, ckpt_path=find_newest_checkpoint(folder) if resume else None, weights_only=True)
     return witness.end()
 
 
-def newest_of(folder):
+def find_newest_checkpoint(folder):
     return max(folder.glob("*.ckpt"), key=lambda path: int(NUMBER.search(path.name)[1]))
 
 
@@ -180,7 +180,7 @@ def train_accelerate(store, folder, resume, workers):
     attach(accelerator, loader)
     if resume:
         load_newest_checkpoint(accelerator, folder)
-    # Made when the place is known; with None the loader itself.
+    # Created after the state is loaded. With workers=None the data is the loader itself.
     data = loader
     if workers is not None:
         data = DataLoader(
@@ -202,8 +202,8 @@ def train_accelerate(store, folder, resume, workers):
     return witness.end()
 
 
-# Each with what fetches its batches: workers of a DataLoader (None: the loader itself), or of Lightning's the
-# steps that the loader makes ahead. The first way is in the fast tier.
+# Each with its modes of fetching: workers of a DataLoader (None: the loader itself), for Lightning the
+# prefetched steps of the loader. The first mode is in the fast tier.
 TRAINERS = {
     "hf-trainer": (train_hugging_face, (2, 0)),
     "trl-sft": (train_sft, (2, 0)),
@@ -220,51 +220,51 @@ TRAINERS = {
             train,
             fetching,
             id=f"{name}-{fetching}",
-            marks=[pytest.mark.slow] if fetching != ways[0] or name == "trl-sft" else [],
+            marks=[pytest.mark.slow] if fetching != modes[0] or name == "trl-sft" else [],
         )
-        for name, (train, ways) in TRAINERS.items()
-        for fetching in ways
+        for name, (train, modes) in TRAINERS.items()
+        for fetching in modes
     ],
 )
-def test_a_trainer_goes_on_after_any_step(store, planned, tmp_path, train, fetching):
-    heard = train(store, tmp_path / "run", None, fetching)
-    assert [entry["hash"] for entry in heard] == planned
+def test_a_trainer_goes_on_after_any_step(store, planned_hashes, tmp_path, train, fetching):
+    entries = train(store, tmp_path / "run", None, fetching)
+    assert [entry["hash"] for entry in entries] == planned_hashes
     for step in range(1, STEPS):
-        folder = keep_until(tmp_path / "run", tmp_path / f"after-{step}", step)
-        heard = train(store, folder, True, fetching)
-        assert [entry["hash"] for entry in heard] == planned[step:], step
+        folder = copy_until_step(tmp_path / "run", tmp_path / f"after-{step}", step)
+        entries = train(store, folder, True, fetching)
+        assert [entry["hash"] for entry in entries] == planned_hashes[step:], step
 
 
-EXAMPLES = [one for one in FRAMEWORKS if one.name in ("pytorch", "megatron", "fsdp2", "deepspeed")]
+EXAMPLES = [framework for framework in FRAMEWORKS if framework.name in ("pytorch", "megatron", "fsdp2", "deepspeed")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", EXAMPLES, ids=lambda one: one.name)
-def test_an_example_goes_on_after_any_step(store, planned, tmp_path, framework):
+@pytest.mark.parametrize("framework", EXAMPLES, ids=lambda example: example.name)
+def test_an_example_goes_on_after_any_step(store, planned_hashes, tmp_path, framework):
     job = {"data": str(store.path), **SIZES, "save_every": 1}
     run = tmp_path / "run"
     record = run_warm(framework.name, {**job, "out": str(run)}, tmp_path / "record")
-    assert [entry["hash"] for entry in record.ranks[0]] == planned
+    assert [entry["hash"] for entry in record.ranks[0]] == planned_hashes
     for step in range(1, STEPS):
-        out = keep_until(run, tmp_path / f"after-{step}", step)
+        out = copy_until_step(run, tmp_path / f"after-{step}", step)
         if framework.name == "deepspeed":
             (out / "latest").write_text(f"checkpoint-{step}")
         resumed = {**job, "out": str(out), "resume": True}
         record = run_warm(framework.name, resumed, tmp_path / f"record-{step}")
         assert record.first == step
-        assert [entry["hash"] for entry in record.ranks[0]] == planned[step:]
+        assert [entry["hash"] for entry in record.ranks[0]] == planned_hashes[step:]
 
 
 def check_received(loader, batch, store, step, *, known):
-    """Require the state after a batch that the training loop received: right, or refused with its remedy."""
+    """Check the state after a received batch: correct, or refused with its remedy."""
     assert batch.step == step
-    wanted = make_loader(store).state_at(step + 1)
+    expected = make_loader(store).state_at(step + 1)
     if known:
-        assert loader.state_dict() == wanted
+        assert loader.state_dict() == expected
     else:
         with pytest.raises(StateError, match=r"Take loader.state_at\(batch.step \+ 1\)"):
             loader.state_dict()
-    assert loader.state_at(step + 1) == wanted
+    assert loader.state_at(step + 1) == expected
 
 
 @pytest.fixture
@@ -273,24 +273,24 @@ def accelerator():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_accelerate_fetches_ahead_hides_the_state(store, accelerator, face, workers):
-    """Its prepared DataLoader asks for a batch before it gives the one before."""
+def test_what_accelerate_fetches_ahead_hides_the_state(store, accelerator, dataset_class, workers):
+    """Its prepared DataLoader reads one batch before it returns the previous one."""
     loader = make_loader(store)
-    data = DataLoader(face(loader), batch_size=None, num_workers=workers)
+    data = DataLoader(dataset_class(loader), batch_size=None, num_workers=workers)
     prepared = accelerate.data_loader.prepare_data_loader(data, dispatch_batches=False)
     for step, batch in enumerate(prepared):
         check_received(loader, batch.to("cpu"), store, step, known=False)
     assert step == STEPS - 1
-    # As it is, it is asked for no batch ahead.
+    # Without prepare it reads no batch ahead.
     loader = make_loader(store)
-    for step, batch in enumerate(DataLoader(face(loader), batch_size=None)):
-        check_received(loader, batch, store, step, known=face is LoaderIterable)
+    for step, batch in enumerate(DataLoader(dataset_class(loader), batch_size=None)):
+        check_received(loader, batch, store, step, known=dataset_class is LoaderIterable)
 
 
 def test_the_step_of_a_batch_that_accelerate_rebuilds_is_no_step(store, accelerator):
-    """Batches of an iterable dataset go through its dispatcher, which makes them anew of their arrays."""
+    """Its dispatcher rebuilds batches of an iterable dataset from their arrays."""
     loader = make_loader(store)
     for batch in accelerator.prepare(DataLoader(LoaderIterable(loader), batch_size=None)):
         with pytest.raises(StateError, match="does not know which of them the training loop"):
@@ -299,7 +299,7 @@ def test_the_step_of_a_batch_that_accelerate_rebuilds_is_no_step(store, accelera
             loader.state_at(batch.step + 1)
 
 
-class Checking(lightning.LightningModule):
+class CheckingModule(lightning.LightningModule):
     def __init__(self, loader, store, known):
         super().__init__()
         self.layer, self.steps = torch.nn.Linear(1, 1), []
@@ -316,19 +316,19 @@ class Checking(lightning.LightningModule):
 
 @pytest.mark.parametrize(("name", "known"), [("loader", True), ("iterable", False), ("workers", False)])
 def test_what_lightning_fetches_ahead_hides_the_state(store, tmp_path, name, known):
-    """Of data without a length it asks for a batch ahead, to know which one is the last."""
+    """For data without a length it reads one batch ahead to find the last one."""
     loader = make_loader(store)
     data = loader
     if name != "loader":
         workers = 2 if name == "workers" else 0
         data = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=workers)
-    learner = Checking(loader, store, known)
+    learner = CheckingModule(loader, store, known)
     make_lightning(tmp_path).fit(learner, data)
     assert learner.steps == list(range(STEPS))
 
 
-def test_the_loops_that_fetch_ahead_are_where_they_were():
-    """Another version that moves them would give the state of one batch too many."""
+def test_the_modules_that_fetch_ahead_exist():
+    """A version that moves them would give a state one batch too late."""
     from batchloom.adapters.pytorch import _PREFETCHING_MODULES
 
     for name in _PREFETCHING_MODULES - {"pytorch_lightning.loops.fetchers"}:

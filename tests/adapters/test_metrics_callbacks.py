@@ -1,4 +1,4 @@
-"""A meter inside other people's trainers: every step counted once, of all ranks, whatever happens between them."""
+"""Metrics callbacks of trainers: each step of all ranks is counted once."""
 
 import warnings
 
@@ -20,13 +20,13 @@ with warnings.catch_warnings():
     from batchloom.adapters import MetricsCallback
     from batchloom.adapters.hugging_face import make_trainer_parts
     from batchloom.adapters.lightning import (
-        LightningMetricsCallback as LightningFigures,
+        LightningMetricsCallback,
         LoaderDataModule,
     )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 6
-TOLD = ("perf/steps", "perf/tokens", "perf/packing_efficiency", "data/step", "data/data/epoch")
+COMPARED_METRICS = ("perf/steps", "perf/tokens", "perf/packing_efficiency", "data/step", "data/data/epoch")
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +47,22 @@ def make_loader(store, **settings):
     return batchloom.Loader(store, **{**sizes, **settings}, rank=0, world_size=1)
 
 
-def wanted(store, every):
-    """What a plain loop would have sent."""
+def compute_expected_metrics(store, interval):
+    """Return the metrics that a plain loop sends, by step."""
     loader, sent = make_loader(store), {}
     meter = Meter(loader)
     for step in range(STEPS):
         meter.step(step)
-        if (step + 1) % every == 0:
+        if (step + 1) % interval == 0:
             sent[step + 1] = meter.metrics()
     return sent
 
 
-def compared(sent):
-    return {step: {name: found[name] for name in TOLD} for step, found in sent.items()}
+def select_compared(sent):
+    return {step: {name: metrics[name] for name in COMPARED_METRICS} for step, metrics in sent.items()}
 
 
-def hugging_face(store, folder, send, resume=None, **settings):
+def train_hugging_face(store, folder, send, resume=None, **settings):
     args = transformers.TrainingArguments(
         str(folder),
         per_device_train_batch_size=4,
@@ -89,18 +89,18 @@ def hugging_face(store, folder, send, resume=None, **settings):
     trainer.train(resume_from_checkpoint=resume)
 
 
-def test_a_hugging_face_trainer_sends_them_when_it_logs_and_after_a_resume(store, tmp_path):
+def test_a_hugging_face_trainer_sends_metrics_when_it_logs_and_after_a_resume(store, tmp_path):
     sent = {}
-    hugging_face(store, tmp_path, lambda figures, step: sent.update({step: figures}))
-    assert compared(sent) == compared(wanted(store, every=2))
-    again = {}
-    hugging_face(
+    train_hugging_face(store, tmp_path, lambda metrics, step: sent.update({step: metrics}))
+    assert select_compared(sent) == select_compared(compute_expected_metrics(store, interval=2))
+    resumed = {}
+    train_hugging_face(
         store,
         tmp_path,
-        lambda figures, step: again.update({step: figures}),
+        lambda metrics, step: resumed.update({step: metrics}),
         resume=str(tmp_path / "checkpoint-2"),
     )
-    assert compared(again) == {step: found for step, found in compared(sent).items() if step > 2}
+    assert select_compared(resumed) == {step: values for step, values in select_compared(sent).items() if step > 2}
 
 
 class Learner(lightning.LightningModule):
@@ -134,46 +134,46 @@ def fit(data, callback, folder, **settings):
     trainer.fit(Learner(), data)
 
 
-def test_lightning_sends_them_every_so_many_steps(store, tmp_path):
+def test_lightning_sends_metrics_every_n_steps(store, tmp_path):
     sent = {}
     data = LoaderDataModule(
         train=lambda: make_loader(store),
         val=lambda: make_loader(store.subset("val"), steps=None),
     )
     cost = transformer_cost(parameters=1000, layers=1, width=8)
-    callback = LightningFigures(
+    callback = LightningMetricsCallback(
         lambda loader: Meter(loader, cost=cost, peak_flops=1e9),
-        lambda figures, step: sent.update({step: figures}),
+        lambda metrics, step: sent.update({step: metrics}),
     )
     fit(data, callback, tmp_path)
-    assert compared(sent) == compared(wanted(store, every=3))
-    assert all(found["perf/mfu"] > 0 for found in sent.values())
+    assert select_compared(sent) == select_compared(compute_expected_metrics(store, interval=3))
+    assert all(values["perf/mfu"] > 0 for values in sent.values())
 
 
 def test_lightning_has_loggers_of_its_own(store, tmp_path):
     loggers = [lightning.loggers.CSVLogger(tmp_path), lightning.loggers.TensorBoardLogger(tmp_path)]
     data = LoaderDataModule(train=lambda: make_loader(store))
-    fit(data, LightningFigures(), tmp_path, logger=loggers)
+    fit(data, LightningMetricsCallback(), tmp_path, logger=loggers)
     table = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
     assert "perf/global_seq_len_max" in table.splitlines()[0]
     assert len(table.splitlines()) == 3
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
-def test_data_of_somebody_else_have_no_figures(store, tmp_path):
+def test_other_data_modules_are_refused(store, tmp_path):
     rows = torch.utils.data.DataLoader(make_loader(store)[0]["input_ids"], batch_size=4)
     plain = lightning.LightningDataModule.from_datasets(rows.dataset)
     with pytest.raises(TrainError, match="datamodule is a LightningDataModule"):
-        fit(plain, LightningFigures(), tmp_path, val_check_interval=None)
+        fit(plain, LightningMetricsCallback(), tmp_path, val_check_interval=None)
 
 
-def test_tensorboard_is_given_each_by_its_name(store, tmp_path):
+def test_tensorboard_receives_metrics_by_name(store, tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        hugging_face(store, tmp_path / "out", send_to_tensorboard(writer), max_steps=2)
+        train_hugging_face(store, tmp_path / "out", send_to_tensorboard(writer), max_steps=2)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    (told,) = events.Scalars("perf/tokens")
-    assert (told.step, told.value) == (2, wanted(store, every=2)[2]["perf/tokens"])
+    (event,) = events.Scalars("perf/tokens")
+    assert (event.step, event.value) == (2, compute_expected_metrics(store, interval=2)[2]["perf/tokens"])

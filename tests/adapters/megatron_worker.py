@@ -1,6 +1,6 @@
-"""One of two ranks of tests/adapters/test_megatron.py: what Megatron's processes are given under each parallelism.
+"""One of two Megatron ranks: micro-batches under each parallelism.
 
-Leaves ``rank_N.pt`` in the folder: for each layout the micro-batches, and what else was seen.
+Writes ``rank_N.pt`` for tests/adapters/test_megatron.py: per layout the micro-batches and other results.
 """
 
 import sys
@@ -25,7 +25,7 @@ LAYOUTS = {
     "data": {},
     "pipeline": {"pipeline_model_parallel_size": 2},
     "context": {"context_parallel_size": 2},
-    # Of each rank's two chunks of the model one begins or ends it, and the other lies between.
+    # One of each rank's two model chunks is the first or the last; the other is in the middle.
     "interleaved": {
         "pipeline_model_parallel_size": 2,
         "virtual_pipeline_model_parallel_size": 2,
@@ -33,25 +33,25 @@ LAYOUTS = {
 }
 
 
-def run(store, layout, folder, rank):
+def run_layout(store, layout, folder, rank):
     parallel_state.initialize_model_parallel(**LAYOUTS[layout])
     calc.init_num_microbatches_calculator(rank, None, 8, 2, parallel_state.get_data_parallel_world_size())
     loader = batchloom.Loader(store, **SIZES, **megatron.get_megatron_rank(PASSES))
-    read, reads = Store.read, []
-    Store.read = lambda *given: reads.append(1) or read(*given)
+    original_read, reads = Store.read, []
+    Store.read = lambda *args: reads.append(1) or original_read(*args)
     stages = (0, 1) if layout == "interleaved" else (None,)
 
-    def begin(stage):
+    def make_iterator(stage):
         return megatron.make_megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage)
 
-    chunks = [list(begin(stage)) for stage in stages]
-    Store.read = read
-    # Resumed at step 1: another iterator is first asked when one has given both steps that are left.
+    chunks = [list(make_iterator(stage)) for stage in stages]
+    Store.read = original_read
+    # Resumed at step 1: the second iterator is read only after the first has returned both remaining steps.
     megatron.resume_from_samples(loader, 8)
-    one, other = begin(stages[0]), begin(stages[-1])
-    apart = [list(one), list(other)]
-    told = {
-        "apart": apart,
+    first_iterator, last_iterator = make_iterator(stages[0]), make_iterator(stages[-1])
+    resumed_batches = [list(first_iterator), list(last_iterator)]
+    result = {
+        "apart": resumed_batches,
         "place": (loader.next_step, loader.state_dict()["position"], loader.first_editable_step),
         "chunks": chunks,
         "batches": chunks[0],
@@ -59,20 +59,20 @@ def run(store, layout, folder, rank):
         "mesh": repr(loader.spec.mesh),
     }
     if layout == "tensor":
-        told["losses"] = losses(chunks[0][0])
+        result["losses"] = compute_gpt_losses(chunks[0][0])
     calc.destroy_num_microbatches_calculator()
     parallel_state.destroy_model_parallel()
-    return told
+    return result
 
 
-def losses(batch):
-    """Of a tiny GPT, cut over the tensor-parallel ranks: of a packed micro-batch, and of its spans one by one."""
+def compute_gpt_losses(batch):
+    """Return the losses of a tensor-parallel GPT: packed, and span by span."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
     from megatron.core.transformer import TransformerConfig
 
-    # What its attention wants of a GPU: a place for a buffer, and the state of random numbers for dropout.
+    # Its attention asks the GPU for a buffer device and for the random state of dropout.
     torch.cuda.current_device = lambda: "cpu"
     initialize_rng_tracker(inference_rng_tracker=True)
     torch.manual_seed(0)
@@ -97,8 +97,8 @@ def losses(batch):
     ).eval()
 
     def loss(tokens, positions, mask, labels, trained):
-        given = model(tokens, positions, mask, labels=labels)
-        return float((given * trained).sum().detach())
+        token_losses = model(tokens, positions, mask, labels=labels)
+        return float((token_losses * trained).sum().detach())
 
     packed = loss(*(batch[name] for name in ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")))
     alone = 0.0
@@ -112,42 +112,42 @@ def losses(batch):
     return packed, alone
 
 
-def refusals(store):
-    """What is said before and while a run is badly set up."""
-    said = []
+def collect_errors(store):
+    """Return the error messages of wrong setups."""
+    messages = []
 
-    def asked(do):
+    def record_error(action):
         try:
-            do()
+            action()
         except BatchloomError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
-    asked(megatron.get_megatron_rank)
+    record_error(megatron.get_megatron_rank)
     parallel_state.initialize_model_parallel()
-    place = megatron.get_megatron_rank(PASSES)
-    asked(
+    placement = megatron.get_megatron_rank(PASSES)
+    record_error(
         lambda: megatron.make_megatron_iterator(
-            batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"}), attention_mask=False
+            batchloom.Loader(store, **SIZES, **{**placement, "labels": "aligned"}), attention_mask=False
         )
     )
-    half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, batch=PASSES)
-    asked(lambda: megatron.make_megatron_iterator(half, attention_mask=False))
-    other = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **place)
-    asked(lambda: megatron.make_megatron_iterator(other, attention_mask=False))
+    larger_world_loader = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, batch=PASSES)
+    record_error(lambda: megatron.make_megatron_iterator(larger_world_loader, attention_mask=False))
+    other_seed_loader = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **placement)
+    record_error(lambda: megatron.make_megatron_iterator(other_seed_loader, attention_mask=False))
     calc.init_num_microbatches_calculator(dist.get_rank(), None, 16, 2, 2)
-    given = batchloom.Loader(store, **SIZES, **place)
-    asked(lambda: next(megatron.make_megatron_iterator(given, attention_mask=False)))
-    asked(lambda: megatron.make_megatron_iterator(given))
+    loader = batchloom.Loader(store, **SIZES, **placement)
+    record_error(lambda: next(megatron.make_megatron_iterator(loader, attention_mask=False)))
+    record_error(lambda: megatron.make_megatron_iterator(loader))
     parallel_state.destroy_model_parallel()
-    return said
+    return messages
 
 
 def main(data, folder):
     dist.init_process_group("gloo")
     rank, store = dist.get_rank(), batchloom.open_store(data)
-    told = {name: run(store, name, folder, rank) for name in LAYOUTS}
-    told["refusals"] = refusals(store)
-    torch.save(told, f"{folder}/rank_{rank}.pt")
+    results = {name: run_layout(store, name, folder, rank) for name in LAYOUTS}
+    results["refusals"] = collect_errors(store)
+    torch.save(results, f"{folder}/rank_{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

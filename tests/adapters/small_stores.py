@@ -1,11 +1,11 @@
-"""What the adapters' tests train on."""
+"""Small stores and records for the tests of adapters."""
 
 import numpy as np
 
 from batchloom.testing import write_store
 
 
-def small_records(count=120, seed=5):
+def make_small_records(count=120, seed=5):
     rng = np.random.default_rng(seed)
     return [
         {"input_ids": rng.choice([5, 17, 99, 180], rng.integers(2, 60), p=[0.6, 0.2, 0.1, 0.1]).tolist()}
@@ -13,5 +13,5 @@ def small_records(count=120, seed=5):
     ]
 
 
-def small_store(folder, **options):
-    return write_store(folder, [record["input_ids"] for record in small_records(**options)])
+def make_small_store(folder, **options):
+    return write_store(folder, [record["input_ids"] for record in make_small_records(**options)])

@@ -1,4 +1,4 @@
-"""What a Hugging Face trainer would do beside the plan without a word, refused instead."""
+"""Hugging Face settings and models that would silently violate the plan."""
 
 import json
 from functools import partial
@@ -32,7 +32,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("hf") / "store", {"train": documents, "val": [[1, 2, 3]]})
 
 
-class Edits(TrainerCallback):
+class EditingCallback(TrainerCallback):
     def __init__(self, loader):
         self.loader = loader
 
@@ -41,17 +41,17 @@ class Edits(TrainerCallback):
             self.loader.edit(Edit(step=3, seq_len=16))
 
 
-def test_an_edit_beside_the_trainer_is_refused_and_goes_on_from_a_checkpoint(store, tmp_path):
+def test_an_edit_during_training_is_refused_and_goes_on_from_a_checkpoint(store, tmp_path):
     loader = make_loader(store)
     trainer = make_trainer(store, tmp_path, loader=loader)
-    trainer.add_callback(Edits(loader))
+    trainer.add_callback(EditingCallback(loader))
     with pytest.raises(TrainError, match="has 1 edit and had 0 when training began"):
         trainer.train()
-    again = make_loader(store)
-    again.edit(Edit(step=3, seq_len=16))
-    trainer = make_trainer(store, tmp_path, loader=again)
+    resumed_loader = make_loader(store)
+    resumed_loader.edit(Edit(step=3, seq_len=16))
+    trainer = make_trainer(store, tmp_path, loader=resumed_loader)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    lengths = [one["input_ids"].shape[1] for one in trainer.heard]
+    lengths = [batch["input_ids"].shape[1] for batch in trainer.recorded]
     assert lengths == [32] * 4 + [16] * 12
 
 
@@ -65,26 +65,26 @@ def test_sizes_that_change_behind_the_parts_are_refused(store, tmp_path):
 
 def test_sets_that_make_no_step_are_refused(store, tmp_path):
     args = make_args(tmp_path, per_device_eval_batch_size=8, max_steps=-1, num_train_epochs=1)
-    nothing = make_loader(store.subset("val"), steps=None, last="drop")
-    for given in ({"loader": nothing}, {"loader": make_loader(store), "evaluation": nothing}):
+    empty_loader = make_loader(store.subset("val"), steps=None, last="drop")
+    for loaders in ({"loader": empty_loader}, {"loader": make_loader(store), "evaluation": empty_loader}):
         with pytest.raises(SettingsError, match="documents do not fill a step of 8 sequences.*'fill'"):
-            make_trainer_parts(args=args, **given)
+            make_trainer_parts(args=args, **loaders)
 
 
 def test_a_trl_that_is_too_old_is_named(store, tmp_path, monkeypatch):
     args = make_args(tmp_path, kind=trl.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True})
-    found = requirements.get_installed_version
+    original_version = requirements.get_installed_version
     monkeypatch.setattr(
         requirements,
         "get_installed_version",
-        lambda name: "0.9.0" if name == "trl" else found(name),
+        lambda name: "0.9.0" if name == "trl" else original_version(name),
     )
     with pytest.raises(MissingDependencyError, match=r"trl 0\.9\.0 is installed and >=1\.0"):
         make_trainer_parts(make_loader(store), args)
 
 
-class Plain(torch.nn.Module):
-    """Returns what some models do in place of an object with logits."""
+class PlainOutputModel(torch.nn.Module):
+    """Model that returns a dict or a tuple instead of an object with logits."""
 
     def __init__(self, model, kind):
         super().__init__()
@@ -97,10 +97,10 @@ class Plain(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [dict, tuple])
 def test_models_may_return_their_scores_in_a_dict_or_first(store, tmp_path, kind):
-    make_trainer(store, tmp_path, model=Plain(tiny_model(store), kind), max_steps=1).train()
+    make_trainer(store, tmp_path, model=PlainOutputModel(tiny_model(store), kind), max_steps=1).train()
 
 
-def test_weights_that_are_no_numbers_are_told_as_such(store, tmp_path):
+def test_weights_that_are_not_finite_are_reported(store, tmp_path):
     model = tiny_model(store)
     model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(TrainError, match="losses that are not finite before its first step"):
@@ -110,14 +110,14 @@ def test_weights_that_are_no_numbers_are_told_as_such(store, tmp_path):
 def test_a_state_that_holds_nothing_is_refused(store, tmp_path):
     make_trainer(store, tmp_path, max_steps=2).train()
     path = tmp_path / "checkpoint-2" / "trainer_state.json"
-    kept = json.loads(path.read_text())
-    kept["stateful_callbacks"]["PlanState"]["attributes"] = None
-    path.write_text(json.dumps(kept))
+    state = json.loads(path.read_text())
+    state["stateful_callbacks"]["PlanState"]["attributes"] = None
+    path.write_text(json.dumps(state))
     with pytest.raises(StateError, match="holds no loader state"):
         make_trainer(store, tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_eager_attention_is_told_of_the_mask_that_it_reads(store, tmp_path):
+def test_eager_attention_requires_an_additive_mask(store, tmp_path):
     model = tiny_model(store)
     model.set_attn_implementation("eager")
     args = make_args(tmp_path)
