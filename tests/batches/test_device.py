@@ -1,4 +1,4 @@
-"""Batches on a device, as far as it can be seen without a GPU: the CPU is one, and goes the same way."""
+"""Batches on a device; the CPU takes the same path as a GPU."""
 
 import json
 from itertools import pairwise
@@ -16,7 +16,7 @@ from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from single_settings import make_loader
 
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="errors without a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
-def make(store, **options):
+def build_loader(store, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "rank": 0, "world_size": 1}
     return make_loader(store, **{**sizes, **options})
 
 
-def same(given, arrays):
-    return list(given) == list(arrays) and all(np.array_equal(given[name], value) for name, value in arrays.items())
+def have_same_arrays(batch, arrays):
+    return list(batch) == list(arrays) and all(np.array_equal(batch[name], value) for name, value in arrays.items())
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -46,68 +46,74 @@ def same(given, arrays):
         {"form": "varlen", "align": 8, "uneven": "pad", "world_size": 5},
     ],
 )
-def test_a_device_gets_the_batches_that_numpy_gets_in_one_piece_of_memory(store, options, prefetch):
-    there = make(store, device="cpu", prefetch=prefetch, **options)
-    plain = list(make(store, output="numpy", **options))
-    got = list(there)
-    assert len(got) == len(plain)
-    for one, other in zip([*got, there[2]], [*plain, plain[2]], strict=True):
-        assert same(one, other)
-        assert (one.step, one.origin) == (other.step, other.origin)
-        tensors = [value for value in one.values() if isinstance(value, torch.Tensor)]
+def test_a_device_gets_the_batches_that_numpy_gets_in_one_block_of_memory(store, options, prefetch):
+    loader = build_loader(store, device="cpu", prefetch=prefetch, **options)
+    plain = list(build_loader(store, output="numpy", **options))
+    batches = list(loader)
+    assert len(batches) == len(plain)
+    for actual, expected in zip([*batches, loader[2]], [*plain, plain[2]], strict=True):
+        assert have_same_arrays(actual, expected)
+        assert (actual.step, actual.origin) == (expected.step, expected.origin)
+        tensors = [value for value in actual.values() if isinstance(value, torch.Tensor)]
         assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
         assert all(tensor.is_contiguous() and not tensor.data_ptr() % 64 for tensor in tensors)
-        dtypes = {name: str(value.dtype) for name, value in other.items() if hasattr(value, "dtype")}
-        for name, value in one.items():
+        dtypes = {name: str(value.dtype) for name, value in expected.items() if hasattr(value, "dtype")}
+        for name, value in actual.items():
             assert str(getattr(value, "dtype", int)).removeprefix("torch.") == dtypes.get(name, "<class 'int'>")
 
 
 def test_batches_of_a_device_have_memory_of_their_own(store):
-    loader = make(store, device="cpu")
-    kept = list(loader)
-    assert all(same(one, other) for one, other in zip(kept, make(store, output="numpy"), strict=True))
+    loader = build_loader(store, device="cpu")
+    batches = list(loader)
+    assert all(
+        have_same_arrays(actual, expected)
+        for actual, expected in zip(batches, build_loader(store, output="numpy"), strict=True)
+    )
 
 
 def test_a_default_device_of_torch_changes_nothing(store):
     with torch.device("meta"):
-        batch = make(store, device="cpu", prefetch=0)[0]
-    assert same(batch, make(store, output="numpy")[0])
+        batch = build_loader(store, device="cpu", prefetch=0)[0]
+    assert have_same_arrays(batch, build_loader(store, output="numpy")[0])
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_what_is_copied_ahead_is_not_counted_as_given(store, prefetch, device):
-    whole = list(make(store, output="numpy"))
-    loader = make(store, device=device, prefetch=prefetch)
+    expected = list(build_loader(store, output="numpy"))
+    loader = build_loader(store, device=device, prefetch=prefetch)
     iterator = iter(loader)
-    for stop in range(len(whole)):
+    for stop in range(len(expected)):
         state = json.loads(json.dumps(loader.state_dict()))
         assert state["position"] == 12 * stop
-        rest = make(store, device=device, prefetch=prefetch)
-        rest.load_state_dict(state)
-        assert same(next(iter(rest)), whole[stop])
+        resumed = build_loader(store, device=device, prefetch=prefetch)
+        resumed.load_state_dict(state)
+        assert have_same_arrays(next(iter(resumed)), expected[stop])
         next(iterator)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_edit_changes_no_batch_that_may_be_on_its_way(store, prefetch):
-    given = {}
+    results = {}
     for device in (None, "cpu"):
-        loader = make(store, device=device, prefetch=prefetch, epochs=3)
+        loader = build_loader(store, device=device, prefetch=prefetch, epochs=3)
         iterator = iter(loader)
         steps = [next(iterator) for _ in range(3)]
         first = loader.first_editable_step
         loader.edit(Edit(step=first, seq_len=32))
-        given[device] = [first, *steps, *iterator]
-    assert given[None][0] == given["cpu"][0] == 3 + prefetch + 1
-    assert [b["input_ids"].shape[1] for b in given["cpu"][1:]][first - 1 : first + 1] == [64, 32]
-    assert all(same(one, other) for one, other in zip(given["cpu"][1:], given[None][1:], strict=True))
+        results[device] = [first, *steps, *iterator]
+    assert results[None][0] == results["cpu"][0] == 3 + prefetch + 1
+    assert [b["input_ids"].shape[1] for b in results["cpu"][1:]][first - 1 : first + 1] == [64, 32]
+    assert all(
+        have_same_arrays(actual, expected)
+        for actual, expected in zip(results["cpu"][1:], results[None][1:], strict=True)
+    )
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 def test_splitting_a_batch_reads_nothing_of_its_tensors(store, form):
-    """Of tensors on ``meta`` no number can be read; of those on a GPU reading one waits for it."""
-    loader, empty = make(store, form=form), 0
+    """Values of ``meta`` tensors cannot be read; reading GPU tensors would block."""
+    loader, empty = build_loader(store, form=form), 0
     for step in (0, -1):
         batch = loader[step]
         shapes = [{k: getattr(v, "shape", v) for k, v in part.items()} for part in batch.split(1)]
@@ -127,18 +133,18 @@ def test_splitting_a_batch_reads_nothing_of_its_tensors(store, form):
         max_size=8,
     )
 )
-def test_what_is_packed_lies_apart_and_whole(wanted):
+def test_packed_arrays_are_separate_and_complete(array_types):
     rng = np.random.default_rng(0)
-    arrays = {str(n): rng.integers(0, 2, shape).astype(dtype) for n, (dtype, shape) in enumerate(wanted)}
+    arrays = {str(n): rng.integers(0, 2, shape).astype(dtype) for n, (dtype, shape) in enumerate(array_types)}
     parts = plan_array_layout({**arrays, "max_length_q": 7})
     block = np.full(parts[-1].stop, 255, np.uint8)
     pack_arrays(arrays, parts, block)
     assert [part.name for part in parts] == list(arrays)
     assert all(part.begin % 512 == 0 for part in parts)
-    assert all(one.stop <= other.begin for one, other in pairwise(parts))
+    assert all(first.stop <= second.begin for first, second in pairwise(parts))
     for part in parts:
-        there = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
-        assert np.array_equal(there, arrays[part.name])
+        packed = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
+        assert np.array_equal(packed, arrays[part.name])
 
 
 @pytest.mark.parametrize(
@@ -157,29 +163,29 @@ def test_what_is_packed_lies_apart_and_whole(wanted):
 )
 def test_devices_that_cannot_be(store, options, sentence):
     with pytest.raises(SettingsError, match=sentence):
-        make(store, **options)
+        build_loader(store, **options)
 
 
 @without_gpu
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", torch.device("cuda", 3)])
-def test_a_gpu_that_is_not_there_is_one_sentence(store, device):
+def test_a_missing_gpu_is_reported_in_one_sentence(store, device):
     index = 3 if "3" in str(device) else 0
     with pytest.raises(
         InputError,
         match=f"device='{device}': GPU {index} was requested, but torch .* sees 0. Give device='cpu', start fewer",
     ):
-        make(store, device=device)
+        build_loader(store, device=device)
 
 
-@pytest.mark.parametrize("face", [LoaderIterable, LoaderDataset])
-def test_a_dataloader_takes_no_device(store, face):
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+def test_a_dataloader_takes_no_device(store, dataset_class):
     with pytest.raises(InputError, match="device='cpu' cannot be used with a DataLoader, .*: iterate the Loader"):
-        face(make(store, device="cpu"))
+        dataset_class(build_loader(store, device="cpu"))
 
 
-def test_a_moved_varlen_batch_is_split_by_what_is_known_of_it(store):
-    batch = make(store, form="varlen")[1]
+def test_a_moved_varlen_batch_is_split_by_its_layout(store):
+    batch = build_loader(store, form="varlen")[1]
     parts = batch.split(4)
     batch["cu_seq_lens_q"] = batch["cu_seq_lens_q"].clone()
-    assert all(same(one, other) for one, other in zip(batch.split(4), parts, strict=True))
+    assert all(have_same_arrays(actual, expected) for actual, expected in zip(batch.split(4), parts, strict=True))
     assert isinstance(parts[0], Batch)

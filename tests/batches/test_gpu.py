@@ -1,4 +1,4 @@
-"""Batches on a GPU, each compared with what numpy gets. Skipped where there is none."""
+"""Batches on a GPU, each compared with numpy's. Skipped without a GPU."""
 
 import gc
 import os
@@ -13,9 +13,9 @@ import batchloom
 from batchloom import InputError
 from batchloom.testing import write_store
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-# Clock cycles: some milliseconds, longer than several batches take to be made and copied.
+# Clock cycles: some milliseconds, longer than building and copying several batches takes.
 LONG = 20_000_000
 STEPS = 40
 
@@ -27,45 +27,45 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
-def make(store, **options):
+def make_loader(store, **options):
     sizes = {"seq_len": 512, "global_batch_size": 32, "steps": STEPS, "rank": 0, "world_size": 1}
     return batchloom.Loader(store, **{**sizes, "device": "cuda", **options})
 
 
 @pytest.fixture(scope="module")
 def expected(store):
-    return {form: list(make(store, form=form, device=None, output="numpy")) for form in FORMS}
+    return {form: list(make_loader(store, form=form, device=None, output="numpy")) for form in FORMS}
 
 
 FORMS = ("rows", "varlen")
 
 
-def on_host(batch):
+def copy_to_host(batch):
     return {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
 
-def same(given, arrays):
-    given = on_host(given)
-    return list(given) == list(arrays) and all(np.array_equal(given[name], value) for name, value in arrays.items())
+def have_same_arrays(batch, arrays):
+    batch = copy_to_host(batch)
+    return list(batch) == list(arrays) and all(np.array_equal(batch[name], value) for name, value in arrays.items())
 
 
-def all_same(given, arrays):
-    return all(same(one, other) for one, other in zip(given, arrays, strict=True))
+def have_all_same_arrays(batches, expected_batches):
+    return all(have_same_arrays(batch, expected) for batch, expected in zip(batches, expected_batches, strict=True))
 
 
-def cloned(batch):
-    """What the current stream sees of a batch when it comes to it, however late."""
+def clone_batch(batch):
+    """Return a copy of a batch, made when the current stream reaches it."""
     return {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_kept_batches_are_those_numpy_gets(store, expected, form, prefetch):
-    loader = make(store, form=form, prefetch=prefetch)
-    got = list(loader)
-    assert all(v.device.type == "cuda" for b in got for v in b.values() if isinstance(v, torch.Tensor))
-    assert all_same(got, expected[form])
-    assert same(loader[7], expected[form][7])
+    loader = make_loader(store, form=form, prefetch=prefetch)
+    batches = list(loader)
+    assert all(v.device.type == "cuda" for b in batches for v in b.values() if isinstance(v, torch.Tensor))
+    assert have_all_same_arrays(batches, expected[form])
+    assert have_same_arrays(loader[7], expected[form][7])
     assert [part["input_ids"].device.type for part in loader[7].split(8)] == ["cuda"] * 4
 
 
@@ -73,19 +73,19 @@ def test_kept_batches_are_those_numpy_gets(store, expected, form, prefetch):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("slow", [1, 5, STEPS + 1])
 def test_memory_is_not_given_away_while_a_stream_has_yet_to_read_it(store, expected, form, prefetch, slow):
-    """The host lets go of every batch long before the GPU comes to read it."""
-    streams, seen = [torch.cuda.Stream(), torch.cuda.Stream()], []
-    for number, batch in enumerate(_in(streams, make(store, form=form, prefetch=prefetch))):
+    """The host frees each batch long before the GPU reads it."""
+    streams, clones = [torch.cuda.Stream(), torch.cuda.Stream()], []
+    for number, batch in enumerate(_iter_on_streams(streams, make_loader(store, form=form, prefetch=prefetch))):
         if number % slow == 0:
             torch.cuda._sleep(LONG)
-        seen.append(cloned(batch))
+        clones.append(clone_batch(batch))
         del batch
     torch.cuda.synchronize()
-    assert all_same(seen, expected[form])
+    assert have_all_same_arrays(clones, expected[form])
 
 
-def _in(streams, loader):
-    """The batches of a loader, each taken and used on one of the streams in turn."""
+def _iter_on_streams(streams, loader):
+    """Iterate over a loader, taking each batch on the next of the streams."""
     batches = iter(loader)
     for number in range(STEPS):
         with torch.cuda.stream(streams[number % len(streams)]):
@@ -94,74 +94,74 @@ def _in(streams, loader):
 
 
 def test_two_loaders_at_once_do_not_mix(store, expected):
-    pairs = zip(make(store), make(store, form="varlen", prefetch=1), strict=True)
-    seen = [(cloned(one), cloned(other)) for one, other in pairs]
-    assert all_same([one for one, _ in seen], expected["rows"])
-    assert all_same([other for _, other in seen], expected["varlen"])
+    pairs = zip(make_loader(store), make_loader(store, form="varlen", prefetch=1), strict=True)
+    clones = [(clone_batch(rows), clone_batch(varlen)) for rows, varlen in pairs]
+    assert have_all_same_arrays([rows for rows, _ in clones], expected["rows"])
+    assert have_all_same_arrays([varlen for _, varlen in clones], expected["varlen"])
 
 
 def test_two_iterations_and_single_steps_share_a_loader(store, expected):
-    loader, seen = make(store), []
-    for step, (one, other) in enumerate(zip(loader, loader, strict=True)):
-        seen += [cloned(one), cloned(other), cloned(loader[STEPS - 1 - step])]
-    assert all_same(seen[0::3], expected["rows"])
-    assert all_same(seen[1::3], expected["rows"])
-    assert all_same(seen[2::3], expected["rows"][::-1])
+    loader, clones = make_loader(store), []
+    for step, (first, second) in enumerate(zip(loader, loader, strict=True)):
+        clones += [clone_batch(first), clone_batch(second), clone_batch(loader[STEPS - 1 - step])]
+    assert have_all_same_arrays(clones[0::3], expected["rows"])
+    assert have_all_same_arrays(clones[1::3], expected["rows"])
+    assert have_all_same_arrays(clones[2::3], expected["rows"][::-1])
 
 
 def test_a_loader_that_is_left_early_leaves_nothing_behind(store, expected):
-    before, kept = torch.cuda.memory_allocated(), []
+    before, clones = torch.cuda.memory_allocated(), []
     for _ in range(20):
-        iterator = iter(make(store))
+        iterator = iter(make_loader(store))
         torch.cuda._sleep(LONG)
-        kept.append(cloned(next(iterator)))
+        clones.append(clone_batch(next(iterator)))
         iterator.close()
-        # What was on its way is given back here, and this is likely to get its memory.
+        # Memory of batches in flight is freed here, and this tensor is likely to reuse it.
         torch.full((1 << 20,), 77, device="cuda")
-    assert all_same(kept, [expected["rows"][0]] * 20)
+    assert have_all_same_arrays(clones, [expected["rows"][0]] * 20)
     del iterator
     deadline = time.monotonic() + 120
     while [t for t in threading.enumerate() if t.name == "batchloom-producer"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    kept.clear()
+    clones.clear()
     gc.collect()
     torch.cuda.synchronize()
-    # torch looks at what streams have ended with when it is asked for memory, or to give some back.
+    # torch checks finished streams only when it allocates memory or empties its cache.
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() <= before
 
 
 def test_the_state_is_that_of_what_was_given(store, expected):
-    loader = make(store)
+    loader = make_loader(store)
     iterator = iter(loader)
     for step in range(5):
-        rest = make(store)
-        rest.load_state_dict(loader.state_dict())
-        assert same(next(iter(rest)), expected["rows"][step])
-        assert same(next(iterator), expected["rows"][step])
+        resumed = make_loader(store)
+        resumed.load_state_dict(loader.state_dict())
+        assert have_same_arrays(next(iter(resumed)), expected["rows"][step])
+        assert have_same_arrays(next(iterator), expected["rows"][step])
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_waits_for_the_gpu_when_a_batch_is_taken_or_split(store, expected, form):
-    loader = make(store, form=form, prefetch=0)
+    loader = make_loader(store, form=form, prefetch=0)
     batches = iter(loader)
     next(batches)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch = next(batches)
-        parts = [cloned(part) for part in batch.split(8)]
+        parts = [clone_batch(part) for part in batch.split(8)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    plain = make(store, form=form, device=None, output="numpy")[1].split(8)
-    assert all_same(parts, plain)
+    plain = make_loader(store, form=form, device=None, output="numpy")[1].split(8)
+    assert have_all_same_arrays(parts, plain)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_memory_is_pinned_by_the_step(store, form):
-    batches = iter(make(store, form=form, prefetch=0))
+    batches = iter(make_loader(store, form=form, prefetch=0))
     for _ in range(10):
         next(batches)
     before = torch.cuda.host_memory_stats()
@@ -175,27 +175,27 @@ def test_no_memory_is_pinned_by_the_step(store, form):
 
 def test_a_gpu_by_its_number_and_one_that_is_not_there(store, expected):
     count = torch.cuda.device_count()
-    assert make(store, device="cuda:0")[0]["labels"].device == torch.device("cuda", 0)
+    assert make_loader(store, device="cuda:0")[0]["labels"].device == torch.device("cuda", 0)
     if count > 1:
         last = torch.device("cuda", count - 1)
         assert torch.cuda.current_device() == 0
-        assert all_same(make(store, device=last), expected["rows"])
+        assert have_all_same_arrays(make_loader(store, device=last), expected["rows"])
         assert torch.cuda.current_device() == 0
     with pytest.raises(InputError, match=f"GPU {count} was requested, but torch .* sees {count}. Give"):
-        make(store, device=f"cuda:{count}")
+        make_loader(store, device=f"cuda:{count}")
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_a_forked_process_is_told(store):
-    loader = make(store)
+def test_a_forked_process_gets_an_error(store):
+    loader = make_loader(store)
     loader[0]
     child = os.fork()
     if not child:
-        told = 1
+        exit_code = 1
         try:
             loader[1]
         except InputError as error:
-            told = 0 if "was forked from the one that made the loader" in str(error) else 2
+            exit_code = 0 if "was forked from the one that made the loader" in str(error) else 2
         finally:
-            os._exit(told)
+            os._exit(exit_code)
     assert os.waitpid(child, 0)[1] == 0

@@ -1,4 +1,4 @@
-"""What is a leak, and what a model can be called with."""
+"""Thresholds of leaks, and the arguments that a model accepts."""
 
 import pytest
 
@@ -30,27 +30,27 @@ def test_a_leak_is_measured_by_what_no_isolation_would_do(packed, mixed, half, l
 
 def test_a_batch_of_a_probe_knows_its_spans_and_may_come_back_in_one_row():
     documents = [torch.tensor([5, 6, 7]), torch.tensor([1, 2])]
-    seen = []
+    batches = []
 
-    def logits(batch):
-        seen.append(batch)
-        # A score of the token in front in this span: the same packed and alone.
-        known = torch.nn.functional.one_hot(batch["input_ids"] + batch["position_ids"], 16).float()
-        return known.reshape(1, -1, 16)
+    def compute_logits(batch):
+        batches.append(batch)
+        # Scores of the previous token in this span: the same packed and alone.
+        scores = torch.nn.functional.one_hot(batch["input_ids"] + batch["position_ids"], 16).float()
+        return scores.reshape(1, -1, 16)
 
-    packed, mixed = measure_leakage(logits, documents, 2)
+    packed, mixed = measure_leakage(compute_logits, documents, 2)
     assert (packed, mixed > 0) == (0.0, True)
-    rows = next(one for one in seen if one.layout.pointers.tolist() == [0, 2, 4])
+    rows = next(probe for probe in batches if probe.layout.pointers.tolist() == [0, 2, 4])
     assert rows.layout.offsets.tolist() == [0, 3, 0, 2]
     assert rows["labels"].tolist() == [[-100, 6, 7, -100, 2], [-100, 2, -100, 6, 7]]
-    whole = seen[-1]
-    assert (whole.layout.lengths.tolist(), whole["position_ids"].tolist()) == (
+    last = batches[-1]
+    assert (last.layout.lengths.tolist(), last["position_ids"].tolist()) == (
         [5, 5],
         [[*range(5)]] * 2,
     )
 
 
-def test_what_a_model_takes():
+def test_arguments_that_a_model_accepts():
     class Named(torch.nn.Module):
         def forward(self, input_ids, position_ids=None):
             return input_ids

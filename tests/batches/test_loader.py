@@ -26,7 +26,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents, documents_per_shard=150)
 
 
-def make(store, **options):
+def make_loader(store, **options):
     return batchloom.Loader(
         store,
         **{
@@ -40,35 +40,35 @@ def make(store, **options):
     )
 
 
-def same(one, two):
-    return all(np.array_equal(one[key], two[key]) for key in KEYS)
+def have_same_arrays(first, second):
+    return all(np.array_equal(first[key], second[key]) for key in KEYS)
 
 
 def test_the_length_is_exact_and_every_step_can_be_had_alone(store):
-    loader = make(store, epochs=2)
+    loader = make_loader(store, epochs=2)
     batches = list(loader)
     assert len(batches) == len(loader)
     assert [batch.step for batch in batches] == list(range(len(loader)))
-    assert all(same(loader[step], batch) for step, batch in enumerate(batches))
-    assert same(loader[-1], batches[-1])
+    assert all(have_same_arrays(loader[step], batch) for step, batch in enumerate(batches))
+    assert have_same_arrays(loader[-1], batches[-1])
     for step in (len(loader), -len(loader) - 1):
         with pytest.raises(IndexError):
             loader[step]
 
 
 def test_every_iteration_starts_over(store):
-    loader = make(store)
+    loader = make_loader(store)
     first = next(iter(loader))
-    assert same(first, next(iter(loader)))
+    assert have_same_arrays(first, next(iter(loader)))
     assert len(list(loader)) == len(list(loader))
 
 
 @given(data=st.data(), prefetch=st.sampled_from([0, 1, 4]))
 @settings(max_examples=examples(25))
 def test_resuming_at_any_step_equals_no_interruption(store, data, prefetch):
-    whole = list(make(store, epochs=2))
-    stop = data.draw(st.integers(0, len(whole)))
-    loader = make(store, epochs=2, prefetch=prefetch)
+    full_run = list(make_loader(store, epochs=2))
+    stop = data.draw(st.integers(0, len(full_run)))
+    loader = make_loader(store, epochs=2, prefetch=prefetch)
     iterator = iter(loader)
     for _ in range(stop):
         next(iterator)
@@ -78,32 +78,32 @@ def test_resuming_at_any_step_equals_no_interruption(store, data, prefetch):
     world = data.draw(st.sampled_from(worlds))
     parts = []
     for rank in range(world):
-        rest = make(store, epochs=2, rank=rank, world_size=world, prefetch=prefetch)
-        rest.load_state_dict(state)
-        parts.append(list(rest))
-    assert {len(part) for part in parts} == {len(whole) - stop}
-    for offset, expected in enumerate(whole[stop:]):
+        resumed = make_loader(store, epochs=2, rank=rank, world_size=world, prefetch=prefetch)
+        resumed.load_state_dict(state)
+        parts.append(list(resumed))
+    assert {len(part) for part in parts} == {len(full_run) - stop}
+    for offset, expected in enumerate(full_run[stop:]):
         for key in KEYS:
             together = np.concatenate([part[offset][key] for part in parts])
             assert np.array_equal(together, expected[key])
 
 
 def test_the_state_is_one_small_json_value(store):
-    loader = make(store)
+    loader = make_loader(store)
     assert len(json.dumps(loader.state_dict())) < 1500
     assert loader.state_dict()["position"] == 0
 
 
 def test_a_state_of_another_loader_is_refused_by_field(store, tmp_path):
-    state = make(store).state_dict()
+    state = make_loader(store).state_dict()
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        make(store, seq_len=32).load_state_dict(state)
+        make_loader(store, seq_len=32).load_state_dict(state)
     with pytest.raises(StateError, match="spec.seed was 0 and is 1"):
-        make(store, seed=1).load_state_dict(state)
+        make_loader(store, seed=1).load_state_dict(state)
     with pytest.raises(StateError, match=r"sources.data.store was"):
-        make(write_store(tmp_path, [[1, 2, 3]])).load_state_dict(state)
+        make_loader(write_store(tmp_path, [[1, 2, 3]])).load_state_dict(state)
     with pytest.raises(StateError, match="inside step 0"):
-        make(store).load_state_dict(make(store).plan.state(5))
+        make_loader(store).load_state_dict(make_loader(store).plan.state(5))
 
 
 def test_another_tokenizer_is_another_store(tmp_path, store):
@@ -111,35 +111,35 @@ def test_another_tokenizer_is_another_store(tmp_path, store):
 
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(train_tokenizer(["ab ab ab"], 258).state()["tokenizer"]))
-    one = write_store(tmp_path / "a", [[1, 2, 3]])
-    two = write_store(tmp_path / "b", [[1, 2, 3]], tokenizer=str(path))
+    first = write_store(tmp_path / "a", [[1, 2, 3]])
+    second = write_store(tmp_path / "b", [[1, 2, 3]], tokenizer=str(path))
     with pytest.raises(StateError, match="store was"):
-        make(two).load_state_dict(make(one).state_dict())
+        make_loader(second).load_state_dict(make_loader(first).state_dict())
 
 
 def test_more_epochs_continue_the_same_run(store):
-    short, long = make(store, epochs=1), make(store, epochs=3)
+    short, long = make_loader(store, epochs=1), make_loader(store, epochs=3)
     long.load_state_dict(short.state_dict())
     assert short.plan.fingerprint == long.plan.fingerprint
     batches = list(short)
-    assert all(same(long[step], batch) for step, batch in enumerate(batches[:-1]))
-    # The short run filled its last step with empty sequences: the longer one does that step anew.
-    again = make(store, epochs=3)
-    again.load_state_dict(short.state_dict())
-    rest = list(again)
-    assert rest[0].step == len(batches) - 1
-    assert len(rest) == len(long) - len(batches) + 1
+    assert all(have_same_arrays(long[step], batch) for step, batch in enumerate(batches[:-1]))
+    # The short run filled its last step with empty sequences; the longer run repeats that step.
+    resumed = make_loader(store, epochs=3)
+    resumed.load_state_dict(short.state_dict())
+    remaining = list(resumed)
+    assert remaining[0].step == len(batches) - 1
+    assert len(remaining) == len(long) - len(batches) + 1
 
 
 def test_a_look_at_the_first_batch_moves_nothing(store):
-    loader = make(store, epochs=2)
+    loader = make_loader(store, epochs=2)
     running = iter(loader)
     for _ in range(5):
         next(running)
     assert next(iter(loader)).step == 0
     assert loader.state_dict()["position"] == 5 * 12
     assert next(running).step == 5
-    resumed = make(store, epochs=2)
+    resumed = make_loader(store, epochs=2)
     resumed.load_state_dict(loader.state_dict())
     assert next(iter(resumed)).step == 6
     assert next(iter(resumed)).step == 6
@@ -151,7 +151,7 @@ def test_frameworks_may_rebuild_a_batch(store):
     import torch
     from torch.distributed.utils import _recursive_to
 
-    batch = make(store, output="torch")[0]
+    batch = make_loader(store, output="torch")[0]
     rebuilt = type(batch)({key: value + 0 for key, value in batch.items()})
     assert set(rebuilt) == set(batch)
     moved = _recursive_to((batch,), torch.device("cpu"), use_side_stream_for_tensor_copies=False)
@@ -159,7 +159,7 @@ def test_frameworks_may_rebuild_a_batch(store):
 
 
 def test_a_forked_child_has_locks_of_its_own(store):
-    loader = make(store)
+    loader = make_loader(store)
     iterator = iter(loader)
     next(iterator)
     loader.plan.orders.lock.acquire()
@@ -184,15 +184,15 @@ def test_a_store_opened_by_a_relative_path_survives_a_change_of_folder(tmp_path,
 def test_a_ready_plan(store):
     plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=12))
     loader = batchloom.Loader(plan, output="numpy", rank=0, world_size=1)
-    assert same(loader[3], make(store)[3])
+    assert have_same_arrays(loader[3], make_loader(store)[3])
     with pytest.raises(SettingsError, match="seed: belongs to the plan"):
         batchloom.Loader(plan, seed=3, output="numpy")
 
 
-def test_torch_tensors_share_the_arrays_and_the_batch_says_where_it_came_from(store):
+def test_torch_tensors_share_the_arrays_and_the_batch_names_its_source(store):
     import torch
 
-    batch = make(store, output="torch")[0]
+    batch = make_loader(store, output="torch")[0]
     assert all(isinstance(batch[key], torch.Tensor) and batch[key].dtype == torch.int64 for key in KEYS)
     assert batch.origin.startswith("source=real ")
     assert set(batch) == set(KEYS)
@@ -219,37 +219,37 @@ def test_torch_tensors_share_the_arrays_and_the_batch_says_where_it_came_from(st
 )
 def test_settings_that_cannot_be(store, options, sentence):
     with pytest.raises(SettingsError, match=sentence):
-        make(store, **options)
+        make_loader(store, **options)
 
 
-def test_problems_of_all_groups_are_told_at_once(store):
+def test_problems_of_all_groups_are_reported_at_once(store):
     with pytest.raises(SettingsError) as error:
-        make(store, packing="wrapp", plan=PlanOptions(pool_size=-1, last="fil"))
+        make_loader(store, packing="wrapp", plan=PlanOptions(pool_size=-1, last="fil"))
     assert [problem.split(":")[0] for problem in error.value.problems] == [*("pool_size", "packing", "last")]
     with pytest.raises(SettingsError) as error:
-        make(store, labels="shift", batch=BatchOptions(uneven="pat", micro_batch_size=0))
+        make_loader(store, labels="shift", batch=BatchOptions(uneven="pat", micro_batch_size=0))
     assert [problem.split(":")[0] for problem in error.value.problems] == [*("micro_batch_size", "labels", "uneven")]
 
 
 def test_what_is_no_group_is_refused(store):
     with pytest.raises(SettingsError) as error:
-        make(store, plan={"last": "drop"}, batch=None)
+        make_loader(store, plan={"last": "drop"}, batch=None)
     assert error.value.problems == (
         "plan: {'last': 'drop'} is not a PlanOptions; give PlanOptions(last='drop')",
         "batch: None is not a BatchOptions; give BatchOptions(uneven='pad')",
     )
     with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is not a BatchOptions"):
-        make(store, batch=BatchSpec(labels="shifted"))
+        make_loader(store, batch=BatchSpec(labels="shifted"))
     with pytest.raises(SettingsError, match=r"media: 4 is not a MediaOptions"):
-        make(store, media=4)
+        make_loader(store, media=4)
 
 
 def test_a_group_names_the_order_that_its_settings_do(store):
     plan = PlanOptions(last="drop", pool_size=16, block=4, lanes=2, align=2)
-    loader = make(store, plan=plan)
+    loader = make_loader(store, plan=plan)
     spec = loader.plan.spec
     assert [getattr(spec, field.name) for field in fields(spec)][:6] == ["drop", 16, 4, 2, 2, 0]
-    # As states have listed them since they were first written.
+    # The order of the fields in written states.
     assert list(spec.identity_fields()) == [
         *("seq_len", "global_batch_size", "packing", "overlong", "seed", "shuffle", "epochs"),
         *("steps", "last", "pool_size", "block", "lanes", "align", "group_by_length"),
@@ -265,26 +265,26 @@ def test_a_group_names_the_order_that_its_settings_do(store):
 
 def test_ranks_that_cannot_be(store):
     with pytest.raises(PlanError, match="cannot be divided evenly among 5 ranks"):
-        make(store, rank=0, world_size=5)
+        make_loader(store, rank=0, world_size=5)
     with pytest.raises(PlanError, match="rank 3 of world_size 3 does not exist"):
-        make(store, rank=3, world_size=3)
+        make_loader(store, rank=3, world_size=3)
     with pytest.raises(InputError, match="open a path with open_store"):
-        make("some/path")
+        make_loader("some/path")
 
 
 def test_numbers_of_numpy_are_numbers(store):
     counts = {"seq_len": 64, "global_batch_size": 12, "seed": 3, "rank": 1, "world_size": 2}
-    loader = make(store, **{name: np.int64(value) for name, value in counts.items()})
-    assert same(loader[2], make(store, **counts)[2])
-    assert loader.plan.fingerprint == make(store, **counts).plan.fingerprint
+    loader = make_loader(store, **{name: np.int64(value) for name, value in counts.items()})
+    assert have_same_arrays(loader[2], make_loader(store, **counts)[2])
+    assert loader.plan.fingerprint == make_loader(store, **counts).plan.fingerprint
     assert json.dumps(loader.state_dict())
     assert (loader.spec.rank, loader.spec.world_size) == (1, 2)
 
 
 def test_a_batch_that_cannot_be_counted_is_refused(store):
     with pytest.raises(PlanError, match="holds 2147483648, more than 2147483647: lower"):
-        make(store, seq_len=1 << 20, global_batch_size=1 << 11)
-    make(store, seq_len=1 << 20, global_batch_size=1 << 11, world_size=2)
+        make_loader(store, seq_len=1 << 20, global_batch_size=1 << 11)
+    make_loader(store, seq_len=1 << 20, global_batch_size=1 << 11, world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -294,23 +294,23 @@ def test_a_batch_that_cannot_be_counted_is_refused(store):
         ("truncate", "overlong='truncate' leaves 0 of 4 documents and 3 tokens out of every epoch"),
     ],
 )  # fmt: skip
-def test_what_is_left_out_is_told_once_by_rank_0(tmp_path, caplog, overlong, sentence):
+def test_documents_left_out_are_logged_once_by_rank_0(tmp_path, caplog, overlong, sentence):
     store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
-    loader = make(store, seq_len=8, global_batch_size=2, overlong=overlong)
+    loader = make_loader(store, seq_len=8, global_batch_size=2, overlong=overlong)
     iterator = iter(loader)
     next(iterator)
     assert sentence in caplog.text
     list(loader)
-    list(make(store, seq_len=8, global_batch_size=2, overlong=overlong, rank=1, world_size=2))
-    list(make(store, seq_len=16, global_batch_size=2, overlong=overlong))
-    list(make(store, seq_len=8, global_batch_size=2))
+    list(make_loader(store, seq_len=8, global_batch_size=2, overlong=overlong, rank=1, world_size=2))
+    list(make_loader(store, seq_len=16, global_batch_size=2, overlong=overlong))
+    list(make_loader(store, seq_len=8, global_batch_size=2))
     assert len(caplog.records) == 1
 
 
 def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(left_out_module, "_MAX_INLINE_COUNT", 3)
     store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
-    iterator = iter(make(store, seq_len=8, global_batch_size=1, overlong="drop"))
+    iterator = iter(make_loader(store, seq_len=8, global_batch_size=1, overlong="drop"))
     next(iterator)
     first = "leaves out documents longer than seq_len 8; plan.left_out() counts them"
     assert first in caplog.records[0].getMessage()
@@ -323,16 +323,16 @@ def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(tmp_path
 
 def test_inspect_shows_what_would_be_left_out(tmp_path):
     write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
-    found = batchloom.inspect(tmp_path, seq_len=8).left_out
-    assert (found["drop"].documents, found["drop"].tokens) == (2, 19)
-    assert (found["truncate"].documents, found["truncate"].tokens) == (0, 3)
+    left_out = batchloom.inspect(tmp_path, seq_len=8).left_out
+    assert (left_out["drop"].documents, left_out["drop"].tokens) == (2, 19)
+    assert (left_out["truncate"].documents, left_out["truncate"].tokens) == (0, 3)
     for seq_len in (0, 2**24 + 1, "8"):
         with pytest.raises(SettingsError, match="seq_len: .* is not a whole number from 1 to"):
             batchloom.inspect(tmp_path, seq_len=seq_len)
 
 
-def producers_end():
-    """Whether no producer thread lives on, a moment after its consumer left."""
+def wait_for_producers():
+    """Wait for producer threads to end; return whether all did."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if not [t for t in threading.enumerate() if t.name == "batchloom-producer"]:
@@ -341,53 +341,53 @@ def producers_end():
     return False
 
 
-class Trouble(RuntimeError):
+class BuildError(RuntimeError):
     pass
 
 
 def test_errors_arrive_in_order_and_the_thread_ends():
     def build(number):
         if number == 3:
-            raise Trouble("three")
+            raise BuildError("three")
         return number
 
-    got = []
-    with pytest.raises(Trouble, match="three"):
+    items = []
+    with pytest.raises(BuildError, match="three"):
         for item in PrefetchIterator(build, 0, 2):
-            got.append(item)  # noqa: PERF402 - what came before the error counts
-    assert got == [0, 1, 2]
-    assert producers_end()
+            items.append(item)  # noqa: PERF402 - items before the error count
+    assert items == [0, 1, 2]
+    assert wait_for_producers()
 
 
 def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
-    made = []
-    ahead = iter(PrefetchIterator(lambda n: made.append(n) or n, 0, 3))
-    assert next(ahead) == 0
+    built = []
+    iterator = iter(PrefetchIterator(lambda n: built.append(n) or n, 0, 3))
+    assert next(iterator) == 0
     deadline = time.monotonic() + 120
-    while len(made) < 3 and time.monotonic() < deadline:
+    while len(built) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.2)
-    assert made in ([0, 1, 2, 3], [0, 1, 2])
-    ahead.close()
-    assert producers_end()
+    assert built in ([0, 1, 2, 3], [0, 1, 2])
+    iterator.close()
+    assert wait_for_producers()
 
 
 def test_items_come_in_order_from_both_threads():
-    def slow(number):
+    def build_slowly(number):
         time.sleep(0.0002 * (number % 3))
         return number if number < 500 else None
 
-    got = []
-    for item in PrefetchIterator(slow, 0, 4):
+    items = []
+    for item in PrefetchIterator(build_slowly, 0, 4):
         if item % 7 == 0:
             time.sleep(0.001)
-        got.append(item)
-    assert got == list(range(500))
+        items.append(item)
+    assert items == list(range(500))
 
 
 def test_a_store_damaged_on_the_way_stops_the_run(tmp_path):
     write_store(tmp_path, [[n, 256] for n in range(100)], documents_per_shard=10)
-    loader = make(batchloom.open_store(tmp_path), seq_len=2, global_batch_size=1)
+    loader = make_loader(batchloom.open_store(tmp_path), seq_len=2, global_batch_size=1)
     (tmp_path / "train" / "shard_00004.bin").write_bytes(b"")
     with pytest.raises(StoreError, match="shard_00004.bin has 0 bytes"):
         list(loader)
@@ -440,11 +440,11 @@ def test_torch_missing_is_one_sentence(monkeypatch, store):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)
         with pytest.raises(ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"):
-            make(store, output="torch")
+            make_loader(store, output="torch")
 
 
 def test_a_step_that_is_none(store):
-    loader = make(store)
+    loader = make_loader(store)
     with pytest.raises(
         IndexError,
         match=f"There is no step {len(loader)}: .*, numbered from 0 to {len(loader) - 1}",
@@ -460,7 +460,7 @@ def test_small_plans_start_no_process(store, monkeypatch):
         "start_counting_process",
         lambda *_: pytest.fail("a process for 400 documents"),
     )
-    assert list(make(store))
+    assert list(make_loader(store))
 
 
 def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
@@ -469,22 +469,22 @@ def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
     sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "steps": 33}
     options = {**sizes, "plan": PlanOptions(group_by_length=5)}
 
-    def shares(world_size, **how):
-        batch = BatchOptions(**how)
-        return [make(store, **options, rank=r, world_size=world_size, batch=batch) for r in range(world_size)]
+    def make_ranks(world_size, **batch_options):
+        batch = BatchOptions(**batch_options)
+        return [make_loader(store, **options, rank=r, world_size=world_size, batch=batch) for r in range(world_size)]
 
-    (whole,) = shares(1)
+    (alone,) = make_ranks(1)
     for world_size in (2, 4):
-        ranks = shares(world_size)
+        ranks = make_ranks(world_size)
         for step in range(33):
             ids = np.concatenate([rank[step]["input_ids"] for rank in ranks])
-            assert (ids == whole[step]["input_ids"]).all()
-    uneven = [rank[7]["labels"] for rank in shares(3, uneven="pad")]
-    balanced = [rank[7]["labels"] for rank in shares(2, balance=True)]
+            assert (ids == alone[step]["input_ids"]).all()
+    uneven = [rank[7]["labels"] for rank in make_ranks(3, uneven="pad")]
+    balanced = [rank[7]["labels"] for rank in make_ranks(2, balance=True)]
     for labels in (uneven, balanced):
         trained = sorted((np.concatenate(labels) != -100).sum(1).tolist())
-        wanted = sorted((whole[7]["labels"] != -100).sum(1).tolist())
-        assert trained[-8:] == wanted
+        expected = sorted((alone[7]["labels"] != -100).sum(1).tolist())
+        assert trained[-8:] == expected
         assert not any(trained[:-8])
 
 
@@ -493,29 +493,29 @@ def test_rows_are_grouped_without_a_number(tmp_path):
     store = write_store(tmp_path / "s", [[65] * n for n in rng.integers(1, 60, 900).tolist()])
     sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "epochs": 2}
 
-    def chosen(value):
-        return make(store, **sizes, plan=PlanOptions(group_by_length=value))
+    def make_grouped(value):
+        return make_loader(store, **sizes, plan=PlanOptions(group_by_length=value))
 
-    loader, fifty = chosen(True), chosen(50)
+    loader, fifty = make_grouped(True), make_grouped(50)
     assert loader.plan.spec.group_by_length == 50
     assert loader.plan.fingerprint == fifty.plan.fingerprint
-    assert chosen(False).plan.fingerprint == make(store, **sizes).plan.fingerprint
-    assert chosen(1).plan.spec.group_by_length == 1
+    assert make_grouped(False).plan.fingerprint == make_loader(store, **sizes).plan.fingerprint
+    assert make_grouped(1).plan.spec.group_by_length == 1
     state = loader.state_at(61)
-    resumed = chosen(True)
+    resumed = make_grouped(True)
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert (next(iter(resumed))["input_ids"] == fifty[61]["input_ids"]).all()
     with pytest.raises(SettingsError, match="rows packed by 'best_fit' are full.*packing='none'"):
         grouped = PlanOptions(group_by_length=True)
-        make(store, **{**sizes, "packing": "best_fit"}, plan=grouped)
+        make_loader(store, **{**sizes, "packing": "best_fit"}, plan=grouped)
     with pytest.raises(SettingsError, match="group_by_length: belongs to the plan"):
-        make(loader.plan, plan=grouped)
+        make_loader(loader.plan, plan=grouped)
 
 
 def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     store = write_store(tmp_path / "s", [[65] * n for n in range(1, 60)])
     sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "steps": 30}
-    loader = make(store, **sizes, plan=PlanOptions(group_by_length=5), prefetch=0)
+    loader = make_loader(store, **sizes, plan=PlanOptions(group_by_length=5), prefetch=0)
     batches = iter(loader)
     next(batches)
     assert loader.first_editable_step == 5

@@ -1,4 +1,4 @@
-"""Loaders of mixtures: the same batches for every topology, and everything a single store can do."""
+"""Loaders of mixtures: topologies, resume, edits, bans and errors."""
 
 import contextlib
 import json
@@ -34,20 +34,20 @@ SEQ_LEN = 32
 KEYS = ("input_ids", "labels", "position_ids")
 
 
-def documents(seed, count=120, most=50):
-    """Ids that say whose they are: of source k they lie between 40 k and 40 k + 39."""
+def make_documents(seed, count=120, longest=50):
+    """Return documents with ids that tell their source: 40 k to 40 k + 39."""
     rng = np.random.default_rng(seed)
-    return [(40 * seed + rng.integers(0, 40, rng.integers(1, most))).tolist() for _ in range(count)]
+    return [(40 * seed + rng.integers(0, 40, rng.integers(1, longest))).tolist() for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
-    a, b, c = (documents(seed) for seed in range(3))
-    chat = [np.random.default_rng(9).integers(0, 2, len(one)).tolist() for one in b]
+    a, b, c = (make_documents(seed) for seed in range(3))
+    chat = [np.random.default_rng(9).integers(0, 2, len(document)).tolist() for document in b]
     return {
         "a": write_store(folder / "a", a, documents_per_shard=25),
-        # Conversations mask tokens, and another dtype says the same.
+        # A masked store of another dtype.
         "b": write_store(folder / "b", b, trained=chat, dtype="int32"),
         "c": write_store(folder / "c", c),
     }
@@ -56,7 +56,7 @@ def stores(tmp_path_factory):
 WEIGHTS = {"a": 2, "b": 1, "c": 1}
 
 
-def make(data, **options):
+def build_loader(data, **options):
     defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
     if not isinstance(data, Plan):
         defaults |= {"seq_len": SEQ_LEN, "global_batch_size": 8}
@@ -65,16 +65,16 @@ def make(data, **options):
     return make_loader(data, **{**defaults, **options})
 
 
-def mixed(stores, **options):
+def make_mixture(stores, **options):
     return Mixture(WEIGHTS, stores=stores, **options)
 
 
-def same(one, other):
-    return all(np.array_equal(one[key], other[key]) for key in one)
+def have_same_arrays(first, second):
+    return all(np.array_equal(first[key], second[key]) for key in first)
 
 
-def expected(loader, step):
-    """A batch made span by span from the documents of the stores."""
+def assemble_expected(loader, step):
+    """Assemble a batch span by span from the documents of the stores."""
     rows = loader.plan.rows(*loader.plan.positions_of(step))
     spec = loader.plan.spec_at(step)
     shape = (len(rows), spec.seq_len)
@@ -85,39 +85,41 @@ def expected(loader, step):
         filled = 0
         for at in range(rows.pointers[row], rows.pointers[row + 1]):
             store, number = stores[rows.sources[at]], int(rows.documents[at])
-            place, start, length = (int(array[at]) for array in (rows.row_offsets, rows.starts, rows.lengths))
-            one = (np.array([number]), np.array([start]), np.array([length]))
-            own, trained = store.read(*one)[0].astype(np.int64), store.mask(*one)[0]
+            offset, start, length = (int(array[at]) for array in (rows.row_offsets, rows.starts, rows.lengths))
+            span = (np.array([number]), np.array([start]), np.array([length]))
+            tokens, trained = store.read(*span)[0].astype(np.int64), store.mask(*span)[0]
             if rows.banned is not None and rows.banned[at]:
-                own, trained = np.full(length, store.end_id), np.zeros(length, bool)
-            ids[row, place : place + length] = own
-            targets = np.where(trained, own, IGNORE_INDEX)
+                tokens, trained = np.full(length, store.end_id), np.zeros(length, bool)
+            ids[row, offset : offset + length] = tokens
+            targets = np.where(trained, tokens, IGNORE_INDEX)
             targets[0] = IGNORE_INDEX
-            labels[row, place : place + length] = targets
-            positions[row, place : place + length] = np.arange(length)
-            filled = place + length
+            labels[row, offset : offset + length] = targets
+            positions[row, offset : offset + length] = np.arange(length)
+            filled = offset + length
         positions[row, filled:] = np.arange(spec.seq_len - filled)
     return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
 
 def test_a_batch_holds_the_documents_its_plan_names(stores):
-    loader = make(mixed(stores))
+    loader = build_loader(make_mixture(stores))
     for batch in loader:
-        assert same(expected(loader, batch.step), batch)
+        assert have_same_arrays(assemble_expected(loader, batch.step), batch)
     assert loader.origin.startswith("source=real a/train ")
     assert all(f"{name}/train {stores[name].fingerprint[:12]}" in loader.origin for name in stores)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_every_topology_has_the_same_steps(stores, lanes):
-    alone = list(make(mixed(stores), lanes=lanes))
+    alone = list(build_loader(make_mixture(stores), lanes=lanes))
     for world in (2, 4):
-        ranks = [make(mixed(stores), lanes=lanes, rank=r, world_size=world, prefetch=2) for r in range(world)]
-        for whole, *parts in zip(alone, *ranks, strict=True):
+        ranks = [
+            build_loader(make_mixture(stores), lanes=lanes, rank=r, world_size=world, prefetch=2) for r in range(world)
+        ]
+        for whole_batch, *parts in zip(alone, *ranks, strict=True):
             rows = [np.concatenate([part[key] for part in parts]) for key in KEYS]
             joined = sorted(b"".join(array[r].tobytes() for array in rows) for r in range(8))
-            assert joined == sorted(b"".join(whole[key][r].tobytes() for key in KEYS) for r in range(8))
-    varlen = make(mixed(stores), lanes=lanes, form="varlen")[3]
+            assert joined == sorted(b"".join(whole_batch[key][r].tobytes() for key in KEYS) for r in range(8))
+    varlen = build_loader(make_mixture(stores), lanes=lanes, form="varlen")[3]
     targets = alone[3]["labels"]
     assert np.array_equal(varlen["labels"][varlen["labels"] >= 0], targets[targets >= 0])
 
@@ -126,31 +128,31 @@ def test_workers_and_forks_give_the_same(stores):
     torch = pytest.importorskip("torch")
     from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 
-    loader = make(mixed(stores))
+    loader = build_loader(make_mixture(stores))
     loader.edit(Edit(step=5, weights={"c": 1, "a": 1}, ban={"a": [3, 4]}))
     alone = list(loader)
-    for face in (LoaderIterable, LoaderDataset):
-        batches = torch.utils.data.DataLoader(face(make_edited(stores)), batch_size=None, num_workers=2)
-        assert all(same(one, other) for one, other in zip(alone, batches, strict=True))
-    read, write = os.pipe()
+    for dataset_class in (LoaderIterable, LoaderDataset):
+        batches = torch.utils.data.DataLoader(dataset_class(make_edited(stores)), batch_size=None, num_workers=2)
+        assert all(have_same_arrays(expected, actual) for expected, actual in zip(alone, batches, strict=True))
+    read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
-        good = all(same(alone[step], loader.batch(step)) for step in (0, 7, 39))
-        os.write(write, b"1" if good else b"0")
+        is_same = all(have_same_arrays(alone[step], loader.batch(step)) for step in (0, 7, 39))
+        os.write(write_end, b"1" if is_same else b"0")
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(read, 1) == b"1"
+    assert os.read(read_end, 1) == b"1"
 
 
 def make_edited(stores):
-    loader = make(mixed(stores), output="torch")
+    loader = build_loader(make_mixture(stores), output="torch")
     loader.edit(Edit(step=5, weights={"c": 1, "a": 1}, ban={"a": [3, 4]}))
     return loader
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_a_run_goes_on_from_its_state_with_its_journal(stores, prefetch):
-    loader = make(mixed(stores), prefetch=prefetch)
+    loader = build_loader(make_mixture(stores), prefetch=prefetch)
     edits = [
         Edit(step=12, weights={"a": 1, "b": 3}, note="more of b"),
         Edit(step=20, seq_len=48, global_batch_size=4),
@@ -159,9 +161,9 @@ def test_a_run_goes_on_from_its_state_with_its_journal(stores, prefetch):
     for edit in edits:
         loader.edit(edit)
     alone = list(loader)
-    assert all(same(expected(loader, batch.step), batch) for batch in alone)
+    assert all(have_same_arrays(assemble_expected(loader, batch.step), batch) for batch in alone)
     for stop in (3, 12, 19, 22, 30):
-        loader = make(mixed(stores), prefetch=prefetch)
+        loader = build_loader(make_mixture(stores), prefetch=prefetch)
         for edit in edits:
             loader.edit(edit)
         batches = iter(loader)
@@ -169,37 +171,37 @@ def test_a_run_goes_on_from_its_state_with_its_journal(stores, prefetch):
             next(batches)
         state = json.loads(json.dumps(loader.state_dict()))
         batches.close()
-        again = make(mixed(stores), prefetch=prefetch)
-        again.load_state_dict(state)
-        assert again.plan.journal == loader.plan.journal
-        rest = list(again)
-        assert [batch.step for batch in rest] == list(range(stop, 40))
-        assert all(same(one, other) for one, other in zip(alone[stop:], rest, strict=True))
+        resumed = build_loader(make_mixture(stores), prefetch=prefetch)
+        resumed.load_state_dict(state)
+        assert resumed.plan.journal == loader.plan.journal
+        remaining = list(resumed)
+        assert [batch.step for batch in remaining] == list(range(stop, 40))
+        assert all(have_same_arrays(expected, actual) for expected, actual in zip(alone[stop:], remaining, strict=True))
 
 
 def test_an_edit_in_mid_run_changes_what_was_not_made_and_nothing_before(stores):
-    loader = make(mixed(stores), prefetch=3)
-    plain = list(make(mixed(stores)))
+    loader = build_loader(make_mixture(stores), prefetch=3)
+    plain = list(build_loader(make_mixture(stores)))
     batches = iter(loader)
-    assert same(plain[0], next(batches))
+    assert have_same_arrays(plain[0], next(batches))
     with pytest.raises(PlanError, match=r"Step 4 was delivered, .* the first step that can change is 5\."):
         loader.edit(Edit(step=4, weights={"c": 1}))
     loader.edit(Edit(step=10, weights={"c": 1}))
-    rest = list(batches)
-    assert all(same(one, other) for one, other in zip(plain[1:10], rest[:9], strict=True))
-    assert all((batch["input_ids"][batch["labels"] >= 0] >= 80).all() for batch in rest[9:])
+    remaining = list(batches)
+    assert all(have_same_arrays(expected, actual) for expected, actual in zip(plain[1:10], remaining[:9], strict=True))
+    assert all((batch["input_ids"][batch["labels"] >= 0] >= 80).all() for batch in remaining[9:])
     with pytest.raises(SettingsError, match=r"ban\.a: document 120 does not exist; the source has 120"):
         loader.edit(Edit(step=60, ban={"a": [120]}))
 
 
 def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
-    """Whoever edits takes turns with the thread that makes batches ahead."""
+    """The edit and the producer thread alternate quickly."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     change = {"weights": {"a": 1}, "ban": {"a": range(0, 120, 2)}}
     try:
         for _ in range(40):
-            loader, served = make(mixed(stores), prefetch=4, global_batch_size=32), {}
+            loader, served = build_loader(make_mixture(stores), prefetch=4, global_batch_size=32), {}
             for batch in loader:
                 served[batch.step] = batch
                 if batch.step == 10:
@@ -207,8 +209,8 @@ def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
                         with contextlib.suppress(PlanError):
                             loader.edit(Edit(step=loader.first_editable_step, **change))
                             break
-            fresh = make(loader.plan)
-            wrong = [s for s, batch in served.items() if not same(batch, fresh.batch(s))]
+            fresh = build_loader(loader.plan)
+            wrong = [s for s, batch in served.items() if not have_same_arrays(batch, fresh.batch(s))]
             assert (loader.plan.edits[0].step, wrong) == (loader.plan.edits[0].step, [])
     finally:
         sys.setswitchinterval(before)
@@ -216,20 +218,20 @@ def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
 
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_the_first_step_to_edit_is_the_same_however_fast_a_rank_is(stores, prefetch):
-    def bounds(rank, wait):
-        loader = make(mixed(stores), prefetch=prefetch, rank=rank, world_size=2)
+    def list_editable_steps(rank, wait):
+        loader = build_loader(make_mixture(stores), prefetch=prefetch, rank=rank, world_size=2)
         loader.edit(Edit(step=0, weights={"a": 1, "b": 1}))
-        found = [loader.first_editable_step]
+        steps = [loader.first_editable_step]
         for _ in loader:
             time.sleep(wait)
-            found.append(loader.first_editable_step)
-            with pytest.raises(PlanError, match=f"the first step that can change is {found[-1]}"):
-                loader.edit(Edit(step=found[-1] - 1, skip=1))
-        return [*found, loader.first_editable_step]
+            steps.append(loader.first_editable_step)
+            with pytest.raises(PlanError, match=f"the first step that can change is {steps[-1]}"):
+                loader.edit(Edit(step=steps[-1] - 1, skip=1))
+        return [*steps, loader.first_editable_step]
 
-    fast, slow = bounds(0, 0), bounds(1, 0.003)
+    fast, slow = list_editable_steps(0, 0), list_editable_steps(1, 0.003)
     assert fast == slow == [0, *(step + 2 + prefetch for step in range(40)), 40]
-    loader = make(mixed(stores), prefetch=prefetch)
+    loader = build_loader(make_mixture(stores), prefetch=prefetch)
     next(iter(loader))
     assert loader.first_editable_step == 1
 
@@ -237,35 +239,35 @@ def test_the_first_step_to_edit_is_the_same_however_fast_a_rank_is(stores, prefe
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 @pytest.mark.parametrize("labels", ["aligned", "shifted"])
 def test_a_ban_is_padding_in_place(stores, form, labels):
-    plain, banned = (make(mixed(stores), form=form, labels=labels) for _ in range(2))
+    plain, banned = (build_loader(make_mixture(stores), form=form, labels=labels) for _ in range(2))
     banned.edit(Edit(step=0, ban={"a": range(0, 120, 2), "b": range(60)}))
-    seen = 0
-    for one, other in zip(plain, banned, strict=True):
-        for key in one:
+    changed_tokens = 0
+    for original, changed_batch in zip(plain, banned, strict=True):
+        for key in original:
             if key not in ("input_ids", "labels"):
-                assert np.array_equal(one[key], other[key])
-        changed = one["input_ids"] != other["input_ids"]
-        seen += changed.sum()
-        assert (other["input_ids"][changed] == stores["a"].end_id).all()
-        differ = one["labels"] != other["labels"]
-        assert (other["labels"][differ] == IGNORE_INDEX).all()
-    assert seen
+                assert np.array_equal(original[key], changed_batch[key])
+        changed = original["input_ids"] != changed_batch["input_ids"]
+        changed_tokens += changed.sum()
+        assert (changed_batch["input_ids"][changed] == stores["a"].end_id).all()
+        differ = original["labels"] != changed_batch["labels"]
+        assert (changed_batch["labels"][differ] == IGNORE_INDEX).all()
+    assert changed_tokens
     assert banned.trained_tokens(3) == (banned[3]["labels"] >= 0).sum() < plain.trained_tokens(3)
 
 
 def test_a_single_store_takes_bans_and_other_sizes(stores):
-    loader = make(stores["a"], steps=20)
+    loader = build_loader(stores["a"], steps=20)
     loader.edit(Edit(step=4, ban={"data": range(60)}))
     loader.edit(Edit(step=8, seq_len=16, global_batch_size=16))
     for batch in loader:
-        assert same(expected(loader, batch.step), batch)
+        assert have_same_arrays(assemble_expected(loader, batch.step), batch)
     with pytest.raises(SettingsError, match="a single store has no weights; start with a Mixture"):
         loader.edit(Edit(step=30, weights={"data": 1}))
 
 
 def test_removed_documents_generations_and_prefixes_mix(tmp_path, stores):
-    write_store(tmp_path / "d", documents(3), documents_per_shard=50)
-    append_documents(tmp_path / "d", documents(3, 10))
+    write_store(tmp_path / "d", make_documents(3), documents_per_shard=50)
+    append_documents(tmp_path / "d", make_documents(3, 10))
     (tmp_path / "gone").write_text("train:1\ntrain:7\n")
     remove_documents(tmp_path / "d", documents_file=tmp_path / "gone")
     older = open_store(tmp_path / "d", generation=1)
@@ -275,40 +277,40 @@ def test_removed_documents_generations_and_prefixes_mix(tmp_path, stores):
         {"older": 1, "newer": 1, "prefix": 1, "a": 1},
         stores={"older": older, "newer": newer, "prefix": prefix, "a": stores["a"]},
     )
-    loader = make(mixture)
-    assert all(same(expected(loader, batch.step), batch) for batch in loader)
+    loader = build_loader(mixture)
+    assert all(have_same_arrays(assemble_expected(loader, batch.step), batch) for batch in loader)
     assert loader.store.masked
     state = loader.state_dict()
-    other = make(Mixture(mixture.weights, stores={**mixture.stores, "older": newer}))
+    newer_loader = build_loader(Mixture(mixture.weights, stores={**mixture.stores, "older": newer}))
     with pytest.raises(StateError, match=r"generation 1 of .*generation=1\)"):
-        other.load_state_dict(state)
+        newer_loader.load_state_dict(state)
 
 
 def test_synthetic_stores_mix_and_say_so():
-    made = {name: open_store(f"dummy:documents={n}") for name, n in (("x", 50), ("y", 80))}
-    loader = make(Mixture({"x": 1, "y": 3}, stores=made))
-    assert all(same(expected(loader, batch.step), batch) for batch in loader)
+    synthetic_stores = {name: open_store(f"dummy:documents={n}") for name, n in (("x", 50), ("y", 80))}
+    loader = build_loader(Mixture({"x": 1, "y": 3}, stores=synthetic_stores))
+    assert all(have_same_arrays(assemble_expected(loader, batch.step), batch) for batch in loader)
     assert loader.origin.startswith("source=synthetic ")
 
 
 def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog):
-    chats = write_store(tmp_path / "chat", documents(4, 60), trained=None)
-    changed = seal_manifest(as_conversations(chats.manifest))
+    chats = write_store(tmp_path / "chat", make_documents(4, 60), trained=None)
+    changed = seal_manifest(mark_conversations(chats.manifest))
     (chats.path / MANIFEST_NAME).write_bytes(encode_manifest(changed))
     chats = open_store(chats.path)
     with caplog.at_level(logging.WARNING, "batchloom"):
-        loader = make(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
+        loader = build_loader(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
         list(loader)
     assert loader.plan.orders.source_spec(1) == SourceSpec(overlong="drop")
     assert loader.plan.orders.source_spec(0) == SourceSpec()
-    long = sum(len(one) > SEQ_LEN for one in documents(4, 60))
+    long = sum(len(document) > SEQ_LEN for document in make_documents(4, 60))
     assert f"leaves {long} of 60 documents" in caplog.text
     assert "of 'chat'" in caplog.text
-    said = make(Mixture({"chat": 1}, stores={"chat": chats}), overlong="split")
-    assert said.plan.orders.source_spec(0) == SourceSpec()
+    split_loader = build_loader(Mixture({"chat": 1}, stores={"chat": chats}), overlong="split")
+    assert split_loader.plan.orders.source_spec(0) == SourceSpec()
 
 
-def as_conversations(manifest):
+def mark_conversations(manifest):
     from msgspec.structs import replace
 
     return replace(
@@ -318,37 +320,37 @@ def as_conversations(manifest):
 
 
 def test_what_cannot_be_mixed_is_refused_by_name(tmp_path, stores):
-    other = write_store(tmp_path / "gpt2", [[1, 2, 3]] * 9, tokenizer="gpt2")
+    gpt2_store = write_store(tmp_path / "gpt2", [[1, 2, 3]] * 9, tokenizer="gpt2")
     with pytest.raises(PlanError, match="'a' and 'other' were prepared with different tokenizers"):
-        Mixture({"a": 1, "other": 1}, stores={"a": stores["a"], "other": other})
+        Mixture({"a": 1, "other": 1}, stores={"a": stores["a"], "other": gpt2_store})
     with pytest.raises(SettingsError, match="stores.a: '/data/a' is a path; open it"):
         Mixture({"a": 1}, stores={"a": "/data/a"})
     with pytest.raises(InputError, match="Mixture"):
-        make({"a": stores["a"]})
+        build_loader({"a": stores["a"]})
 
 
 def test_a_mixture_of_one_is_read_as_its_store(stores):
-    one = make(Mixture({"a": 5}, stores={"a": stores["a"]}))
-    assert all(same(expected(one, batch.step), batch) for batch in one)
+    loader = build_loader(Mixture({"a": 5}, stores={"a": stores["a"]}))
+    assert all(have_same_arrays(assemble_expected(loader, batch.step), batch) for batch in loader)
 
 
-def test_the_tables_of_several_stores_are_counted_beside(tmp_path, monkeypatch):
+def test_the_tables_of_several_stores_are_counted_in_another_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    made = {name: write_store(tmp_path / name, documents(seed, 200)) for seed, name in enumerate("ab")}
-    mixture = Mixture({"a": 1, "b": 1}, stores=made, exhausted="stop")
-    loader = make(mixture, steps=None, pool_size=8)
+    written = {name: write_store(tmp_path / name, make_documents(seed, 200)) for seed, name in enumerate("ab")}
+    mixture = Mixture({"a": 1, "b": 1}, stores=written, exhausted="stop")
+    loader = build_loader(mixture, steps=None, pool_size=8)
     steps = len(loader)
-    found = [path for name in "ab" for path in (tmp_path / name / "plans").glob("*.counts")]
-    assert len(found) == 2
-    again = make(mixture, steps=None, pool_size=8)
-    assert again.plan.orders.is_counted
-    assert len(list(again)) == len(again) == steps
+    tables = [path for name in "ab" for path in (tmp_path / name / "plans").glob("*.counts")]
+    assert len(tables) == 2
+    reopened = build_loader(mixture, steps=None, pool_size=8)
+    assert reopened.plan.orders.is_counted
+    assert len(list(reopened)) == len(reopened) == steps
 
 
 def test_many_stores_share_the_descriptors_of_a_process(tmp_path):
     for number in range(30):
-        write_store(tmp_path / f"s{number}", documents(0, 40), documents_per_shard=4)
+        write_store(tmp_path / f"s{number}", make_documents(0, 40), documents_per_shard=4)
     code = f"""
 import batchloom, pathlib, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
@@ -357,14 +359,16 @@ loader = batchloom.Loader(batchloom.Mixture("size", stores=stores), seq_len=32, 
     rank=0, world_size=1, output="numpy", prefetch=0)
 print(sum(int(batch["labels"].clip(0).sum()) for batch in loader))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout)
 
 
 def test_a_plan_of_a_mixture_can_be_given(stores):
-    plan = Plan(mixed(stores), PlanSpec(seq_len=SEQ_LEN, global_batch_size=8, steps=40))
-    assert all(same(a, b) for a, b in zip(make(plan), make(mixed(stores)), strict=True))
+    plan = Plan(make_mixture(stores), PlanSpec(seq_len=SEQ_LEN, global_batch_size=8, steps=40))
+    assert all(
+        have_same_arrays(a, b) for a, b in zip(build_loader(plan), build_loader(make_mixture(stores)), strict=True)
+    )
 
 
 def test_an_edit_past_the_end_would_let_none_come_before_it(tmp_path):
@@ -380,15 +384,15 @@ def test_a_state_is_of_a_whole_number_of_any_kind(tmp_path):
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
     state = loader.state_at(np.int64(2))
     assert json.loads(json.dumps(state)) == loader.state_at(2)
-    for asked in (loader.state_at, loader.share_at):
+    for method in (loader.state_at, loader.share_at):
         with pytest.raises(SettingsError, match="step: 1000.* is not a step number"):
-            asked(10**20)
+            method(10**20)
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "1", True, None])
 def test_a_step_is_a_whole_number_from_0_on(tmp_path, step):
     store = write_store(tmp_path / "s", [[7] * 9] * 60)
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
-    for asked in (loader.batch, loader.tokens, loader.imbalance, loader.share_at, loader.state_at):
+    for method in (loader.batch, loader.tokens, loader.imbalance, loader.share_at, loader.state_at):
         with pytest.raises(SettingsError, match="step: .* is not a step number"):
-            asked(step)
+            method(step)

@@ -1,4 +1,4 @@
-"""Mixtures as people write them: a YAML file, or a text of stores and weights."""
+"""Mixtures read from a YAML file or from a text of stores and weights."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_synthetic_data_is_named_as_anywhere(tmp_path):
     assert all(store.contents.synthetic for store in mixture.stores.values())
 
 
-def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
+def test_every_problem_of_a_file_is_reported_at_once(stores, tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text(
         """
@@ -78,7 +78,7 @@ def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
     )
     with pytest.raises(SettingsError) as caught:
         read_mixture(file)
-    told = "\n".join(caught.value.problems)
+    report = "\n".join(caught.value.problems)
     assert all(problem.startswith(f"{file}: ") for problem in caught.value.problems)
     for words in (
         "wieghts: unknown setting; did you mean 'weights'?",
@@ -93,7 +93,7 @@ def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
         "stages[1]: 6 is not a mapping",
         "stages[2].steps: unknown setting; did you mean 'step'?",
     ):
-        assert words in told, words
+        assert words in report, words
 
 
 def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_path):
@@ -113,33 +113,33 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_p
     )
     with pytest.raises(SettingsError) as caught:
         read_mixture(file)
-    told = [problem.removeprefix(f"{file}: ") for problem in caught.value.problems]
-    assert sorted({problem.split(":")[0] for problem in told}) == [
+    problems = [problem.removeprefix(f"{file}: ") for problem in caught.value.problems]
+    assert sorted({problem.split(":")[0] for problem in problems}) == [
         *("colour", "exhausted", "most_epochs"),
         *("sources.cod", "sources.cod.epochs", "sources.wbe", "sources.web.seed"),
         *("stages", "stages[0].weights.x", "stages[1].step", "stages[1].weights.y"),
         *("stages[2].weights", "stores.code", "unit"),
         *("weights.cod", "weights.rest.sources.math", "weights.web"),
     ]
-    assert len(set(told)) == len(told)
+    assert len(set(problems)) == len(problems)
     file.write_text("weights: {web: 1}\nstores: {web: stores/web, gpt2: stores/gpt2}\n")
     with pytest.raises(PlanError, match="different tokenizers"):
         read_mixture(file)
 
 
-def test_values_are_told_where_no_stores_are_named(tmp_path):
+def test_values_are_checked_without_stores(tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text("weights: {web: -1, rest: {weight: 1, sources: [a, 3]}}\nunit: x\n")
     with pytest.raises(SettingsError) as caught:
         read_mixture(file)
-    told = "\n".join(caught.value.problems)
+    report = "\n".join(caught.value.problems)
     for words in (
         "stores: missing",
         "weights.web: -1",
         "unit: 'x'",
         "weights.rest.sources.3: unknown source",
     ):
-        assert f"{file}: {words}" in told
+        assert f"{file}: {words}" in report
 
 
 @pytest.mark.parametrize(

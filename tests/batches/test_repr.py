@@ -1,4 +1,4 @@
-"""What a loader, its plan and its batches say of themselves."""
+"""Representations of loaders, plans, batches and mixtures."""
 
 from batchloom import Loader, Mixture, open_store, stream
 from batchloom.batches import PlanOptions
@@ -28,8 +28,8 @@ def test_a_mixture_names_weights_and_tokens(tmp_path):
 
 def test_a_plan_of_lanes_names_its_lanes(tmp_path):
     (tmp_path / "a.txt").write_text("one line of text\n" * 200)
-    order = {"seq_len": 16, "global_batch_size": 4, "steps": 3}
-    kept = stream(
+    sizes = {"seq_len": 16, "global_batch_size": 4, "steps": 3}
+    kept_stream = stream(
         tmp_path / "a.txt",
         tokenizer="bytes",
         split_on="line",
@@ -37,10 +37,10 @@ def test_a_plan_of_lanes_names_its_lanes(tmp_path):
         workers=0,
         lanes=1,
         keep=tmp_path / "kept",
-        **order,
+        **sizes,
     )
-    list(Loader(kept, output="numpy"))
-    kept.finish(workers=1)
+    list(Loader(kept_stream, output="numpy"))
+    kept_stream.finish(workers=1)
     lanes = PlanOptions(order="lanes", lanes=1)
-    again = Loader(open_store(tmp_path / "kept"), plan=lanes, output="numpy", **order)
-    assert repr(again.plan) == ("LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)")
+    loader = Loader(open_store(tmp_path / "kept"), plan=lanes, output="numpy", **sizes)
+    assert repr(loader.plan) == ("LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)")

@@ -1,4 +1,4 @@
-"""The loader over synthetic data: everything it does with a store."""
+"""Loaders over synthetic data."""
 
 import logging
 import pickle
@@ -18,69 +18,69 @@ GOLDEN_FIRST = [[83, 69, 32, 19, 86, 17], [37, 89, 89, 89, 89, 89], [16, 4, 6, 7
 KEYS = ("input_ids", "labels", "position_ids")
 
 
-def make(name="distributed_dummy", rank=0, world_size=1, **options):
+def build_loader(name="distributed_dummy", rank=0, world_size=1, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "output": "numpy", "epochs": 2}
     store = batchloom.open_store(f"{name}:{SETTINGS}")
     return make_loader(store, rank=rank, world_size=world_size, **{**sizes, **options})
 
 
-def same(one, two, keys=KEYS):
-    return all(np.array_equal(one[key], two[key]) for key in keys)
+def have_same_arrays(first, second, keys=KEYS):
+    return all(np.array_equal(first[key], second[key]) for key in keys)
 
 
-def documents_in(batch):
-    """The documents of a batch, each a tuple of ids, cut where positions begin anew."""
+def list_documents(batch):
+    """Return the documents of a batch as tuples of ids, cut where positions restart."""
     ids, positions = batch["input_ids"].ravel(), batch["position_ids"].ravel()
-    pieces = np.split(ids, np.flatnonzero(positions == 0)[1:])
-    return [tuple(piece.tolist()) for piece in pieces if len(piece) > 1]
+    documents = np.split(ids, np.flatnonzero(positions == 0)[1:])
+    return [tuple(document.tolist()) for document in documents if len(document) > 1]
 
 
 def test_the_first_batch_is_pinned():
-    batch = make(packing="none", shuffle=False)[0]
+    batch = build_loader(packing="none", shuffle=False)[0]
     assert batch["input_ids"][:3, :6].tolist() == GOLDEN_FIRST
 
 
 @pytest.mark.parametrize("kind", ["random", "text"])
 def test_every_document_is_served_once_an_epoch_by_all_ranks_together(kind):
-    whole = batchloom.open_store(f"distributed_dummy:{SETTINGS},kind={kind}")
-    expected = sorted(tuple(whole[n].ids.tolist()) for n in range(len(whole)))
+    store = batchloom.open_store(f"distributed_dummy:{SETTINGS},kind={kind}")
+    expected = sorted(tuple(store[n].ids.tolist()) for n in range(len(store)))
     options = {"seq_len": 64, "global_batch_size": 12, "output": "numpy", "world_size": 3}
-    ranks = [batchloom.Loader(whole, rank=rank, **options) for rank in range(3)]
-    shares = [[d for batch in loader for d in documents_in(batch)] for loader in ranks]
-    padding = (whole.end_id,) * 2
+    ranks = [batchloom.Loader(store, rank=rank, **options) for rank in range(3)]
+    shares = [[d for batch in loader for d in list_documents(batch)] for loader in ranks]
+    padding = (store.end_id,) * 2
     served = sorted(d for share in shares for d in share if d[:2] != padding)
     assert served == [d for d in expected if d[:2] != padding]
 
 
 def test_a_share_for_each_rank_or_the_same_for_all():
     for step in range(3):
-        alone = make()[step]["input_ids"]
-        shares = [make(rank=rank, world_size=4)[step]["input_ids"] for rank in range(4)]
+        alone = build_loader()[step]["input_ids"]
+        shares = [build_loader(rank=rank, world_size=4)[step]["input_ids"] for rank in range(4)]
         assert np.concatenate(shares).tolist() == alone.tolist()
-        copies = [make("dummy", rank=rank, world_size=4)[step]["input_ids"] for rank in range(4)]
+        copies = [build_loader("dummy", rank=rank, world_size=4)[step]["input_ids"] for rank in range(4)]
         assert copies[0].shape == (3, 64)
         assert all((copy == copies[0]).all() for copy in copies)
         assert not (shares[0] == shares[1]).all()
-    assert [make("dummy", rank=r, world_size=4).spec.rank for r in range(4)] == [0, 1, 2, 3]
+    assert [build_loader("dummy", rank=r, world_size=4).spec.rank for r in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 @pytest.mark.parametrize("name", ["dummy", "distributed_dummy"])
 def test_resuming_goes_on_exactly_on_another_number_of_ranks(form, name):
-    whole = list(make(name, form=form))
-    assert len(whole) == len(make(name, form=form))
-    first = make(name, form=form)
+    full_run = list(build_loader(name, form=form))
+    assert len(full_run) == len(build_loader(name, form=form))
+    first = build_loader(name, form=form)
     for step, batch in zip(range(3), first, strict=False):
-        assert same(batch, whole[step], ("input_ids",))
+        assert have_same_arrays(batch, full_run[step], ("input_ids",))
     state = first.state_dict()
-    again = make(name, form=form)
-    again.load_state_dict(state)
-    rest = list(again)
-    assert [batch.step for batch in rest] == list(range(3, len(whole)))
-    assert all(same(batch, whole[batch.step], ("input_ids", "labels")) for batch in rest)
-    other = make(name, rank=1, world_size=2, form=form)
-    other.load_state_dict(state)
-    assert next(iter(other)).step == 3
+    resumed = build_loader(name, form=form)
+    resumed.load_state_dict(state)
+    remaining = list(resumed)
+    assert [batch.step for batch in remaining] == list(range(3, len(full_run)))
+    assert all(have_same_arrays(batch, full_run[batch.step], ("input_ids", "labels")) for batch in remaining)
+    rank_1_loader = build_loader(name, rank=1, world_size=2, form=form)
+    rank_1_loader.load_state_dict(state)
+    assert next(iter(rank_1_loader)).step == 3
 
 
 def test_a_state_of_other_data_is_refused(tmp_path):
@@ -88,18 +88,18 @@ def test_a_state_of_other_data_is_refused(tmp_path):
     options = {"seq_len": 64, "global_batch_size": 12, "output": "numpy"}
     state = batchloom.Loader(real, **options).state_dict()
     with pytest.raises(StateError, match="store"):
-        make(epochs=None).load_state_dict(state)
+        build_loader(epochs=None).load_state_dict(state)
     with pytest.raises(StateError, match="store"):
-        make("dummy").load_state_dict(make("distributed_dummy").state_dict())
+        build_loader("dummy").load_state_dict(build_loader("distributed_dummy").state_dict())
 
 
 def test_every_batch_says_what_it_is(tmp_path):
     batchloom.prepare(f"dummy:{SETTINGS}", out=tmp_path / "s", val_fraction=0.0)
     written = batchloom.open_store(tmp_path / "s")
     sizes = {"seq_len": 64, "global_batch_size": 12, "output": "numpy"}
-    for loader in (make("dummy"), make(), batchloom.Loader(written, **sizes)):
+    for loader in (build_loader("dummy"), build_loader(), batchloom.Loader(written, **sizes)):
         assert all(batch.origin.startswith("source=synthetic ") for batch in loader)
-    assert make("dummy").origin.startswith(f"source=synthetic dummy:{SETTINGS},kind=random")
+    assert build_loader("dummy").origin.startswith(f"source=synthetic dummy:{SETTINGS},kind=random")
     real = write_store(tmp_path / "r", [[1, 2, 256]])
     assert batchloom.Loader(real, **sizes)[0].origin.startswith("source=real r/train")
 
@@ -109,12 +109,12 @@ def test_every_log_line_says_what_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO, "batchloom")
     monkeypatch.setattr("batchloom.batches.loading.pool_tables._PROGRESS_SECONDS", -1.0)
-    loader = make(overlong="drop", seq_len=32, pool_size=8)
+    loader = build_loader(overlong="drop", seq_len=32, pool_size=8)
     assert len(loader)
     next(iter(loader))
     assert len(caplog.messages) > 10
     assert all("source=synthetic" in message for message in caplog.messages)
-    # The table of its counts lies in the cache: there is no store to lie beside.
+    # There is no store folder, so the table of counts is in the cache.
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
@@ -140,7 +140,7 @@ def test_a_large_plan_is_counted_by_another_process_into_the_cache(tmp_path, mon
 
 
 def test_it_crosses_processes():
-    loader = make("dummy")
+    loader = build_loader("dummy")
     plan = pickle.loads(pickle.dumps(loader.plan))
     assert plan.fingerprint == loader.plan.fingerprint
     assert plan.orders.store.location.replicated

@@ -1,4 +1,4 @@
-"""Items that are begun together, and given one after the other."""
+"""Items that are begun together and returned in order."""
 
 import threading
 import time
@@ -8,12 +8,15 @@ import pytest
 from batchloom.batches.producer_thread import PendingItem, iter_in_order
 
 
-class Trouble(RuntimeError):
+class BuildError(RuntimeError):
     pass
 
 
 class Work:
-    """Notes what was begun, finished and dropped; there are ``count`` items, and ``bad`` cannot be begun."""
+    """Recorder of begun, finished and dropped items.
+
+    There are ``count`` items, and ``bad`` cannot be begun.
+    """
 
     def __init__(self, count, bad=None):
         self.count, self.bad = count, bad
@@ -23,7 +26,7 @@ class Work:
         assert number == len(self.begun)
         self.begun.append(number)
         if number == self.bad:
-            raise Trouble(number)
+            raise BuildError(number)
         if number >= self.count:
             return None
         return PendingItem(lambda: self.finished.append(number) or number, lambda: self.drop(number))
@@ -32,11 +35,11 @@ class Work:
         self.dropped.append(number)
 
 
-def wait_until(true):
+def wait_until(condition):
     deadline = time.monotonic() + 60
-    while not true() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return true()
+    return condition()
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -49,60 +52,60 @@ def test_all_come_in_order(ahead, together):
     assert not work.dropped
 
 
-@pytest.mark.parametrize(("ahead", "together", "most"), [(0, True, 1), (4, False, 1), (1, True, 1), (4, True, 4)])
-def test_so_many_are_begun_together(ahead, together, most):
-    work, found = Work(40), []
+@pytest.mark.parametrize(("ahead", "together", "limit"), [(0, True, 1), (4, False, 1), (1, True, 1), (4, True, 4)])
+def test_so_many_are_begun_together(ahead, together, limit):
+    work, pending_counts = Work(40), []
 
     def begin(number):
-        found.append(len(work.begun) - len(work.finished) + 1)
+        pending_counts.append(len(work.begun) - len(work.finished) + 1)
         return work.begin(number)
 
     for _ in iter_in_order(begin, 0, ahead, together=together):
         time.sleep(0.001)
-    assert max(found[:40]) == most
+    assert max(pending_counts[:40]) == limit
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_no_more_are_made_than_an_edit_counts_with(together):
     work = Work(100)
     items = iter_in_order(work.begin, 0, 4, together=together)
-    for given in range(20):
-        assert next(items) == given
+    for number in range(20):
+        assert next(items) == number
         time.sleep(0.005)
-        # The next step, and as many more as are made ahead.
-        assert len(work.begun) <= given + 1 + 4
+        # The next item and the ones that are made ahead.
+        assert len(work.begun) <= number + 1 + 4
     items.close()
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_an_error_comes_behind_the_items_before_it(ahead):
-    given, work = [], Work(9, bad=5)
+    received, work = [], Work(9, bad=5)
     items = iter_in_order(work.begin, 0, ahead, together=True)
-    with pytest.raises(Trouble, match="5"):
+    with pytest.raises(BuildError, match="5"):
         while True:
-            given.append(next(items))
-    assert given == [0, 1, 2, 3, 4]
+            received.append(next(items))
+    assert received == [0, 1, 2, 3, 4]
     assert work.begun == [0, 1, 2, 3, 4, 5]
     with pytest.raises(StopIteration):
         next(items)
 
 
 def test_an_error_of_finishing_ends_those_behind_it():
-    dropped, given = [], []
+    dropped, received = [], []
 
     def begin(number):
         def finish():
             if number == 2:
-                raise Trouble(number)
+                raise BuildError(number)
             return number
 
         return PendingItem(finish, lambda: dropped.append(number))
 
     items = iter_in_order(begin, 0, 4, together=True)
-    with pytest.raises(Trouble, match="2"):
+    with pytest.raises(BuildError, match="2"):
         while True:
-            given.append(next(items))
-    assert given == [0, 1]
+            received.append(next(items))
+    assert received == [0, 1]
     assert wait_until(lambda: dropped == [3, 4, 5])
 
 
@@ -113,5 +116,5 @@ def test_what_is_begun_is_dropped_by_who_leaves():
     items.close()
     assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)
     assert work.dropped
-    # The thread ends a moment after it has dropped them.
+    # The thread ends shortly after it has dropped them.
     assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"])

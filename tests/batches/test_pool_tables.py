@@ -40,11 +40,11 @@ def store(tmp_path, monkeypatch):
     return write_store(tmp_path / "s", [[1] * int(n) for n in rng.integers(1, 30, 400)])
 
 
-def tables(folder):
+def find_tables(folder):
     return sorted(folder.rglob("*.counts"))
 
 
-def test_a_long_plan_is_served_at_once_and_counted_beside(store):
+def test_a_long_plan_is_served_at_once_and_counted_in_another_process(store):
     loader = batchloom.Loader(store, **SPEC)
     assert loader.plan.orders.pools.count == 50
     iterator = iter(loader)
@@ -52,26 +52,26 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     assert not loader.plan.orders.is_counted
     next(iterator)
     deadline = time.monotonic() + 120
-    while not tables(store.path) and time.monotonic() < deadline:
+    while not find_tables(store.path) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(tables(store.path)) == 1
+    assert len(find_tables(store.path)) == 1
     iterator.close()
-    again = batchloom.Loader(store, **SPEC)
-    assert again.plan.orders.is_counted
-    assert len(again) == len(list(again)) == len(loader)
+    reopened = batchloom.Loader(store, **SPEC)
+    assert reopened.plan.orders.is_counted
+    assert len(reopened) == len(list(reopened)) == len(loader)
 
 
-def test_what_is_counted_beside_is_the_generation_that_is_open(store):
+def test_the_other_process_counts_the_open_generation(store):
     loader = batchloom.Loader(store, **SPEC)
     append_documents(store.path, [[1] * 9] * 30)
     iterator = iter(loader)
     next(iterator)
     next(iterator)
     deadline = time.monotonic() + 120
-    while not tables(store.path) and time.monotonic() < deadline:
+    while not find_tables(store.path) and time.monotonic() < deadline:
         time.sleep(0.02)
     iterator.close()
-    assert [path.name for path in tables(store.path)] == [table_name(loader.plan.orders.order(0))]
+    assert [path.name for path in find_tables(store.path)] == [table_name(loader.plan.orders.order(0))]
     grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)
     assert not grown.plan.orders.is_counted
     assert len(grown) == len(list(grown)) > len(loader)
@@ -92,7 +92,7 @@ def test_the_table_is_the_plans_own_counts(store):
     assert table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
 
 
-def test_a_far_step_waits_for_the_table_and_is_right(store):
+def test_a_distant_step_waits_for_the_table_and_is_right(store):
     loader = batchloom.Loader(store, **SPEC)
     last = loader[-1]
     assert np.array_equal(list(batchloom.Loader(store, **SPEC))[-1]["input_ids"], last["input_ids"])
@@ -116,10 +116,10 @@ def test_a_damaged_table_is_counted_again(store, caplog):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    again = batchloom.Loader(store, **SPEC)
-    assert not again.plan.orders.is_counted
+    reopened = batchloom.Loader(store, **SPEC)
+    assert not reopened.plan.orders.is_counted
     assert "is damaged; it is counted again" in caplog.text
-    assert len(again) == len(list(again))
+    assert len(reopened) == len(list(reopened))
     assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), table_folders(store))
 
 
@@ -135,8 +135,8 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline().strip() == "True"
-        with lock_table(plan.orders.order(0), folders) as mine:
-            assert not mine
+        with lock_table(plan.orders.order(0), folders) as acquired:
+            assert not acquired
     finally:
         holder.kill()
         holder.communicate()
@@ -144,13 +144,13 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
     assert plan.orders.is_counted
 
 
-def test_a_store_nobody_may_write_still_counts(store, tmp_path):
+def test_a_store_without_write_permission_is_counted(store, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     store.path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         assert len(batchloom.Loader(store, **SPEC)) > 0
-        assert tables(tmp_path / "cache")
+        assert find_tables(tmp_path / "cache")
     finally:
         store.path.chmod(stat.S_IRWXU)
 
@@ -174,7 +174,7 @@ def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables,
 
 
 def test_a_table_is_replaced_as_a_whole(store):
-    """Who has the old one open goes on reading it."""
+    """Readers of the old table can go on reading it."""
     plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store)
     path = write_table(plan.orders.order(0), folders)
     with path.open("rb") as old:
@@ -186,7 +186,7 @@ def test_a_table_is_replaced_as_a_whole(store):
 
 def test_a_run_over_many_pools_goes_on_with_any_number_of_ranks(store):
     spec = {**SPEC, "global_batch_size": 12, "epochs": 2}
-    whole = list(batchloom.Loader(store, **spec))
+    full_run = list(batchloom.Loader(store, **spec))
     step, state = 0, None
     for world, steps in ((1, 7), (3, 13), (2, 20), (12, 9), (4, 1000)):
         loaders = [batchloom.Loader(store, **{**spec, "rank": rank, "world_size": world}) for rank in range(world)]
@@ -194,9 +194,9 @@ def test_a_run_over_many_pools_goes_on_with_any_number_of_ranks(store):
             if state:
                 loader.load_state_dict(state)
         for parts in itertools.islice(zip(*loaders, strict=True), steps):
-            for key, expected in whole[step].items():
+            for key, expected in full_run[step].items():
                 assert np.array_equal(np.concatenate([part[key] for part in parts]), expected)
             step += 1
         state = json.loads(json.dumps(loaders[-1].state_dict()))
-    assert step == len(whole)
+    assert step == len(full_run)
     assert step > 60

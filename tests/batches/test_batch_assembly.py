@@ -11,25 +11,25 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=30), min
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A fresh folder a call: hypothesis keeps a function-scoped fixture for all its examples."""
+def make_folder(tmp_path_factory):
+    """Factory of folders, as hypothesis shares function-scoped fixtures of examples."""
     return lambda: tmp_path_factory.mktemp("store")
 
 
-def spans_of(rows):
-    """(row, document, start, stop) of every span, row by row."""
+def list_spans(rows):
+    """Return (row, document, start, stop) of each span, row by row."""
     row = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     stops = rows.starts + rows.lengths
     return list(zip(row.tolist(), rows.documents.tolist(), rows.starts.tolist(), stops.tolist(), strict=True))
 
 
-def by_hand(store, rows, seq_len, labels, trained=None):
-    """The batch contract, one token at a time; ``trained`` by document, None where all are."""
+def assemble_by_token(store, rows, seq_len, labels, trained=None):
+    """Assemble a batch token by token; ``trained`` is per document, None for all."""
     shape = (len(rows), seq_len)
     ids, positions = np.full(shape, store.end_id), np.zeros(shape, int)
     targets = np.full(shape, IGNORE_INDEX)
     filled = [0] * len(rows)
-    for row, document, start, stop in spans_of(rows):
+    for row, document, start, stop in list_spans(rows):
         span = store[document].ids[start:stop].tolist()
         at = filled[row]
         for k, token in enumerate(span):
@@ -49,11 +49,11 @@ def by_hand(store, rows, seq_len, labels, trained=None):
     packing=st.sampled_from(["best_fit", "wrap", "none"]),
 )
 @settings(max_examples=examples(60))
-def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
-    store = write_store(folders(), documents, documents_per_shard=7)
+def test_rows_are_the_contract(make_folder, documents, seq_len, labels, packing):
+    store = write_store(make_folder(), documents, documents_per_shard=7)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
     batch = assemble_rows(store, rows, seq_len, labels)
-    expected = by_hand(store, rows, seq_len, labels)
+    expected = assemble_by_token(store, rows, seq_len, labels)
     for key, array in zip(("input_ids", "labels", "position_ids"), expected, strict=True):
         assert batch[key].dtype == np.int64
         assert np.array_equal(batch[key], array), key
@@ -67,12 +67,12 @@ def test_rows_are_the_contract(folders, documents, seq_len, labels, packing):
     packing=st.sampled_from(["best_fit", "wrap"]),
 )
 @settings(max_examples=examples(60))
-def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, packing):
+def test_masked_tokens_carry_no_loss(make_folder, data, documents, seq_len, labels, packing):
     trained = [data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents]
-    store = write_store(folders(), documents, documents_per_shard=7, trained=trained)
+    store = write_store(make_folder(), documents, documents_per_shard=7, trained=trained)
     assert store.contents.trained_tokens == sum(map(sum, trained))
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
-    ids, targets, _ = by_hand(store, rows, seq_len, labels, trained)
+    ids, targets, _ = assemble_by_token(store, rows, seq_len, labels, trained)
     batch = assemble_rows(store, rows, seq_len, labels)
     assert np.array_equal(batch["labels"], targets)
     assert np.array_equal(batch["input_ids"], ids)
@@ -83,8 +83,8 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
 @settings(max_examples=examples(40))
-def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_len):
-    store = write_store(folders(), documents)
+def test_aligned_and_shifted_labels_train_the_same_set(make_folder, documents, seq_len):
+    store = write_store(make_folder(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 9)
     aligned = assemble_rows(store, rows, seq_len, "aligned")["labels"]
     shifted = assemble_rows(store, rows, seq_len, "shifted")["labels"]
@@ -95,12 +95,12 @@ def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_l
 
 @given(documents=DOCUMENTS, seq_len=st.integers(1, 40))
 @settings(max_examples=examples(40))
-def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
+def test_varlen_is_what_hf_flattening_gives(make_folder, documents, seq_len):
     from transformers import DataCollatorWithFlattening
 
-    store = write_store(folders(), documents)
+    store = write_store(make_folder(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 5)
-    spans = [store[d].ids[a:b].astype(np.int64).tolist() for _, d, a, b in spans_of(rows)]
+    spans = [store[d].ids[a:b].astype(np.int64).tolist() for _, d, a, b in list_spans(rows)]
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np")
     theirs = collate([{"input_ids": span, "labels": span} for span in spans])
     ours = assemble_varlen(store, rows, "aligned")
@@ -112,8 +112,8 @@ def test_varlen_is_what_hf_flattening_gives(folders, documents, seq_len):
             assert ours[key].shape == value.shape
 
 
-def test_a_row_without_spans_carries_no_loss(folders):
-    store = write_store(folders(), [[1, 2, 3]])
+def test_a_row_without_spans_carries_no_loss(make_folder):
+    store = write_store(make_folder(), [[1, 2, 3]])
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=3)).rows(0, 3)
     batch = assemble_rows(store, rows, 4, "aligned")
     assert (batch["labels"][1:] == IGNORE_INDEX).all()
@@ -121,19 +121,19 @@ def test_a_row_without_spans_carries_no_loss(folders):
     assert batch["position_ids"][1:].tolist() == [[0, 1, 2, 3]] * 2
 
 
-def test_int32_stores_give_the_same_batches(folders):
+def test_int32_stores_give_the_same_batches(make_folder):
     documents = [[1, 2, 3, 256], [4, 5, 256]]
     batches = []
     for dtype in ("uint16", "int32"):
-        store = write_store(folders(), documents, dtype=dtype)
+        store = write_store(make_folder(), documents, dtype=dtype)
         rows = Plan(store, PlanSpec(seq_len=8, global_batch_size=1)).rows(0, 1)
         batches.append(assemble_rows(store, rows, 8, "aligned")["input_ids"])
-    # The seed's keys know nothing of the store, so two stores of equal lengths share an order.
+    # Keys come from the seed alone, so two stores of equal lengths share an order.
     assert np.array_equal(*batches)
 
 
-def test_a_varlen_step_without_spans_is_one_token_of_padding(folders):
-    store = write_store(folders(), [[1, 2, 3]])
+def test_a_varlen_step_without_spans_is_one_token_of_padding(make_folder):
+    store = write_store(make_folder(), [[1, 2, 3]])
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=2)).rows(1, 2)
     batch = assemble_varlen(store, rows, "shifted")
     assert batch["input_ids"].tolist() == [[store.end_id]]
