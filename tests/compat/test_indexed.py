@@ -1,4 +1,4 @@
-"""``IndexedDataset`` against Megatron's own; ``PretrainingDataset`` against its documents."""
+"""``IndexedDataset`` against Megatron's; ``PretrainingDataset`` and its rows."""
 
 import pickle
 
@@ -29,9 +29,9 @@ def test_sequences_are_megatrons(tmp_path, dtype, modes):
     for number in range(-7, 7):
         assert ours[number].dtype == theirs[number].dtype
         assert ours[number].tolist() == theirs[number].tolist()
-    for place in (slice(0, 4), slice(2, None), slice(0, 0)):
-        found = theirs[place] if place != slice(0, 0) else []
-        assert [ids.tolist() for ids in ours[place]] == [ids.tolist() for ids in found]
+    for selection in (slice(0, 4), slice(2, None), slice(0, 0)):
+        selected = theirs[selection] if selection != slice(0, 0) else []
+        assert [ids.tolist() for ids in ours[selection]] == [ids.tolist() for ids in selected]
     for number, offset, length in ((5, 1, 2), (5, 0, None), (0, 3, 0), (3, 0, 1)):
         if number < 7:
             expected = theirs.get(number, offset, length)
@@ -44,7 +44,7 @@ def test_stores_open_as_well(tmp_path):
     write_store(tmp_path / "s", {"train": documents, "val": [[7, 8]]}, documents_per_shard=4)
     data = IndexedDataset(tmp_path / "s")
     assert [ids.tolist() for ids in data] == documents
-    assert data.sizes.tolist() == [len(one) for one in documents]
+    assert data.sizes.tolist() == [len(document) for document in documents]
     assert data.document_indices.tolist() == list(range(30))
     assert data.get(28, 3, 4).tolist() == [3, 4, 5, 6]
     assert IndexedDataset(tmp_path / "s", "val")[0].tolist() == [7, 8]
@@ -52,7 +52,7 @@ def test_stores_open_as_well(tmp_path):
     assert data[9].tolist() == theirs[1].tolist()
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_sequences_and_files(tmp_path):
     prefix = megatron_prefix(tmp_path / "p", DOCUMENTS)
     data = IndexedDataset(prefix)
     for number in (7, -8, "x", 1.0):
@@ -69,7 +69,7 @@ def test_what_is_not_there(tmp_path):
 
 def test_one_document_a_row(tmp_path):
     documents = [[1, 2, 3], [9], list(range(20)), [], [4, 5]]
-    prefix = megatron_prefix(tmp_path / "p", [[one] for one in documents])
+    prefix = megatron_prefix(tmp_path / "p", [[document] for document in documents])
     data = PretrainingDataset(prefix, "bytes", 8)
     assert len(data) == 3
     rows = [{name: values.tolist() for name, values in row.items()} for row in data]

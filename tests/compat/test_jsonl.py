@@ -1,4 +1,4 @@
-"""``load_jsonl_file``: every packing, values untouched, errors by place."""
+"""``load_jsonl_file``: compressions and layouts, exact values, error positions."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def test_it_streams(tmp_path):
     assert len(next(iter_jsonl_file(path))["a"]) == 1000
 
 
-def test_what_is_not_there_or_no_record(tmp_path):
+def test_missing_files_and_invalid_records(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"JSONL file not found: {tmp_path}/no.jsonl"):
         load_jsonl_file(tmp_path / "no.jsonl")
     (tmp_path / "list.json").write_text('{\n"name": "x"\n}')

@@ -1,4 +1,4 @@
-"""``SFTDataset``: the ids, masks and labels of a prepared store, one document a row."""
+"""``SFTDataset``: ids, masks and labels equal those of a prepared store."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from preparation.stores import jsonl
 from sources.hub_server import hub_serving
 from sources.test_saved import save
 
-ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
+QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 CHAT = [
     {"messages": [
         {"role": "system", "content": "Be brief."},
@@ -33,12 +33,12 @@ CHAT = [
 TEXTS = [{"text": "Déjà\r\nvu"}, {"text": " "}, {"text": "x" * 300}]
 
 
-def plain(dataset):
+def to_lists(dataset):
     return [{name: values.tolist() for name, values in row.items()} for row in dataset]
 
 
-def prepared_rows(folder, rows, seq_len, **settings):
-    """The unpadded rows that a loader over the prepared store gives with one document a row."""
+def read_prepared_rows(folder, rows, seq_len, **settings):
+    """Return the unpadded one-document rows of a loader over the prepared store."""
     jsonl(folder / "in.jsonl", rows)
     settings = {"val_fraction": 0, **settings}
     store = batchloom.open_store(batchloom.prepare(folder / "in.jsonl", out=folder / "store", **settings).path)
@@ -46,35 +46,35 @@ def prepared_rows(folder, rows, seq_len, **settings):
         *[store], seq_len=seq_len, global_batch_size=1, packing="none", overlong="truncate",
         shuffle=False, output="numpy", rank=0, world_size=1,
     )  # fmt: skip
-    found = []
+    unpadded = []
     for number, batch in enumerate(loader):
         size = min(len(store[number].ids), seq_len)
-        found.append(
+        unpadded.append(
             {
                 "input_ids": batch["input_ids"][0, :size].tolist(),
                 "labels": batch["labels"][0, :size].tolist(),
             }
         )
-    return found
+    return unpadded
 
 
 @pytest.mark.parametrize(
     ("rows", "template", "tokenizer"),
     [
-        (ASKED, None, "gpt2"),
-        (ASKED, "chatml", "bytes"),
+        (QUESTIONS, None, "gpt2"),
+        (QUESTIONS, "chatml", "bytes"),
         (CHAT, "chatml", "nfc"),
         (CHAT, "llama3", "bytes"),
-        (ASKED, None, "metaspace"),
+        (QUESTIONS, None, "metaspace"),
         (TEXTS, None, "bytes"),
     ],
 )
 def test_rows_are_those_of_the_prepared_store(tmp_path, folders, rows, template, tokenizer):  # noqa: F811
     spec = str(folders.get(tokenizer, tokenizer))
-    expected = prepared_rows(tmp_path, rows, 100, tokenizer=spec, template=template)
+    expected = read_prepared_rows(tmp_path, rows, 100, tokenizer=spec, template=template)
     dataset = SFTDataset(tmp_path / "in.jsonl", spec, 100, formatter=template)
-    assert [{k: v for k, v in row.items() if k != "loss_mask"} for row in plain(dataset)] == expected
-    for row in plain(dataset):
+    assert [{k: v for k, v in row.items() if k != "loss_mask"} for row in to_lists(dataset)] == expected
+    for row in to_lists(dataset):
         assert row["loss_mask"] == [int(label != -100) for label in row["labels"]]
         assert any(row["loss_mask"])
 
@@ -83,19 +83,19 @@ def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    jsonl(tmp_path / "in.jsonl", ASKED[:5])
+    jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
     theirs = AutoTokenizer.from_pretrained(folders["bytes"])
     theirs.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    rows = plain(SFTDataset(tmp_path / "in.jsonl", theirs, 100))
-    for row, asked in zip(rows, ASKED, strict=False):
+    rows = to_lists(SFTDataset(tmp_path / "in.jsonl", theirs, 100))
+    for row, question in zip(rows, QUESTIONS, strict=False):
         turns = [
-            {"role": "user", "content": asked["question"]},
-            {"role": "assistant", "content": asked["answer"]},
+            {"role": "user", "content": question["question"]},
+            {"role": "assistant", "content": question["answer"]},
         ]
-        given = theirs.apply_chat_template(turns, tokenize=True, return_dict=True)
-        assert row["input_ids"] == given["input_ids"]
+        encoding = theirs.apply_chat_template(turns, tokenize=True, return_dict=True)
+        assert row["input_ids"] == encoding["input_ids"]
         trained = [label for label in row["labels"] if label != -100]
-        assert theirs.decode(trained) == asked["answer"] + "<|im_end|>"
+        assert theirs.decode(trained) == question["answer"] + "<|im_end|>"
     ours = batchloom.open_store(
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes").path
     ).tokenizer
@@ -107,24 +107,24 @@ def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_encodings_of_tiktoken_are_told_by_their_names(tmp_path):
+def test_encodings_of_tiktoken_are_identified_by_their_names(tmp_path):
     import tiktoken
 
-    jsonl(tmp_path / "in.jsonl", ASKED[:5])
+    jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
     ranks = {bytes([n]): n for n in range(256)}
-    other = tiktoken.Encoding("gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
+    byte_encoding = tiktoken.Encoding("gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
     with pytest.raises(TokenizerError, match="has 257 ids, and gpt2 has 50,257: they differ"):
-        SFTDataset(tmp_path / "in.jsonl", other, 100)
-    whole = {bytes([n // 250, n % 250, 7]): n for n in range(256, 50256)}
+        SFTDataset(tmp_path / "in.jsonl", byte_encoding, 100)
+    long_ranks = {bytes([n // 250, n % 250, 7]): n for n in range(256, 50256)}
     gpt2 = tiktoken.Encoding(
-        "gpt2", pat_str="a", mergeable_ranks=ranks | whole, special_tokens={"<|endoftext|>": 50256}
+        "gpt2", pat_str="a", mergeable_ranks=ranks | long_ranks, special_tokens={"<|endoftext|>": 50256}
     )
-    rows = plain(SFTDataset(tmp_path / "in.jsonl", gpt2, 100))
-    assert rows == plain(SFTDataset(tmp_path / "in.jsonl", "gpt2", 100))
+    rows = to_lists(SFTDataset(tmp_path / "in.jsonl", gpt2, 100))
+    assert rows == to_lists(SFTDataset(tmp_path / "in.jsonl", "gpt2", 100))
 
 
 def test_formatters(tmp_path):
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     path = tmp_path / "in.jsonl"
 
     def turns(row):
@@ -133,12 +133,12 @@ def test_formatters(tmp_path):
             {"role": "assistant", "content": row["answer"]},
         ]
 
-    detected = plain(SFTDataset(path, "bytes", 100))
-    assert plain(SFTDataset(path, "bytes", 100, formatter=turns)) == detected
+    detected = to_lists(SFTDataset(path, "bytes", 100))
+    assert to_lists(SFTDataset(path, "bytes", 100, formatter=turns)) == detected
     renamed = lambda row: {"instruction": row["question"], "output": row["answer"]}  # noqa: E731
-    assert plain(SFTDataset(path, "bytes", 100, formatter=renamed)) == detected
+    assert to_lists(SFTDataset(path, "bytes", 100, formatter=renamed)) == detected
     texts = SFTDataset(path, "bytes", 100, formatter=lambda row: row["answer"])
-    assert bytes(texts[3]["input_ids"][:-1].tolist()) == ASKED[3]["answer"].encode()
+    assert bytes(texts[3]["input_ids"][:-1].tolist()) == QUESTIONS[3]["answer"].encode()
     alpaca = SFTDataset(path, "bytes", 200, formatter="alpaca")
     assert b"### Instruction:" in bytes([n for n in alpaca[0]["input_ids"].tolist() if n < 256])
     with pytest.raises(SchemaError, match="instruction"):
@@ -147,8 +147,8 @@ def test_formatters(tmp_path):
 
 @pytest.mark.parametrize("name", ["messages", "sharegpt", "prompt_completion", "text"])
 def test_schemas_by_name(tmp_path, name):
-    both = {"prompt": "p", "completion": "c", "text": "t", "conversations": CHAT[0]["messages"]}
-    jsonl(tmp_path / "in.jsonl", [CHAT[0] | both] * 3)
+    other_fields = {"prompt": "p", "completion": "c", "text": "t", "conversations": CHAT[0]["messages"]}
+    jsonl(tmp_path / "in.jsonl", [CHAT[0] | other_fields] * 3)
     beginnings = {"messages": b"System:", "sharegpt": b"System:", "text": b"t"}
     row = SFTDataset(tmp_path / "in.jsonl", "bytes", 500, formatter=name)[0]
     ids = bytes([n for n in row["input_ids"].tolist() if n < 256])
@@ -156,7 +156,7 @@ def test_schemas_by_name(tmp_path, name):
 
 
 def test_a_formatter_that_fails_names_the_record(tmp_path):
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     with pytest.raises(RecordError, match=r"in.jsonl, line 8: the formatter returned null for it"):
         SFTDataset(tmp_path / "in.jsonl", "bytes", 100, formatter=lambda r: r["answer"] if r["id"] != 7 else None)  # fmt: skip
 
@@ -167,18 +167,18 @@ def test_no_row_without_anything_to_train(tmp_path, caplog):
     dataset = SFTDataset(tmp_path / "in.jsonl", "bytes", 100)
     assert 0 < len(dataset) < 60
     assert dataset.left_out.total() == 60 - len(dataset)
-    assert all(max(row["labels"]) != -100 and len(row["labels"]) <= 100 for row in plain(dataset))
+    assert all(max(row["labels"]) != -100 and len(row["labels"]) <= 100 for row in to_lists(dataset))
     assert f"left out: {60 - len(dataset)} nothing to train" in caplog.text
     with pytest.raises(FileNotFoundError, match="gives no row to train"):
         SFTDataset(tmp_path / "in.jsonl", "bytes", 20)
 
 
 def test_order_by_seed_and_batches_in_workers(tmp_path):
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     path = tmp_path / "in.jsonl"
-    rows = plain(SFTDataset(path, "bytes", 100))
-    first, other = (plain(SFTDataset(path, "bytes", 100, seed=seed)) for seed in (1, 2))
-    assert first == plain(SFTDataset(path, "bytes", 100, seed=1)) != other != rows
+    rows = to_lists(SFTDataset(path, "bytes", 100))
+    first, second = (to_lists(SFTDataset(path, "bytes", 100, seed=seed)) for seed in (1, 2))
+    assert first == to_lists(SFTDataset(path, "bytes", 100, seed=1)) != second != rows
     assert sorted(map(json.dumps, first)) == sorted(map(json.dumps, rows))
     dataset = pickle.loads(pickle.dumps(SFTDataset(path, "bytes", 100)))
     loader = DataLoader(dataset, batch_size=7, collate_fn=dataset.collate, num_workers=1)
@@ -194,10 +194,10 @@ def test_order_by_seed_and_batches_in_workers(tmp_path):
 
 
 def test_splits(tmp_path):
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     with pytest.raises(ValueError, match="which is one file and has no splits"):
         SFTDataset(tmp_path / "in.jsonl", "bytes", split="test")
-    for name, rows in (("train", ASKED[:50]), ("test", ASKED[50:])):
+    for name, rows in (("train", QUESTIONS[:50]), ("test", QUESTIONS[50:])):
         save(tmp_path / "saved" / name, rows)
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert len(SFTDataset(tmp_path / "saved", "bytes")) == 50
@@ -210,7 +210,7 @@ configs:
 - {config_name: small, data_files: [{split: test, path: small/test.jsonl}]}
 ---
 """
-# What is asked for, and the name and number of the rows it gives.
+# Dataset, split, and the name and number of its rows.
 HUB_SPLITS = [
     ("org/sums", "train", "a", 1),
     ("org/sums", "test", "b", 3),
@@ -234,10 +234,12 @@ def test_splits_of_the_hub(tmp_path):
     shakespeare = {"test.jsonl": b'{"question": "d?", "answer": "yes"}\n'}
     repos = {"org/sums": {"README.md": HUB_CARD, **files}, "karpathy/tiny_shakespeare": shakespeare}
     with hub_serving(repos) as hub:
-        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | known)
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment
+        )
     expected = [f"{count} {name}" for _, _, name, count in HUB_SPLITS]
-    assert done.stdout.splitlines() == expected, done.stderr
+    assert result.stdout.splitlines() == expected, result.stderr
 
 
 def test_a_bad_line_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""The contracts hold for what we ship, and each is broken by something that breaks it."""
+"""Contracts: they hold for shipped loaders and sources and detect each fault."""
 
 import json
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
-def loaders(data, **options):
+def make_factory(data, **options):
     return partial(make_loader, data, **{**SIZES, **options})
 
 
@@ -45,13 +45,13 @@ def loaders(data, **options):
 )
 def test_loaders(store, options):
     worlds = (1, 4, 5) if "uneven" in options else (1, 2, 4)
-    # What noise changes is no document's.
-    held = None if "augment" in options else store
-    check_loader(loaders(store, epochs=2, **options), documents=held, epochs=2, worlds=worlds)
+    # Noise changes tokens, so that rows do not equal the documents.
+    documents = None if "augment" in options else store
+    check_loader(make_factory(store, epochs=2, **options), documents=documents, epochs=2, worlds=worlds)
 
 
-def test_what_is_announced_as_left_out_is_no_loss(store):
-    make = loaders(store, overlong="drop")
+def test_tokens_announced_as_left_out_are_not_missing(store):
+    make = make_factory(store, overlong="drop")
     left_out = make(rank=0, world_size=1).plan.left_out().tokens
     assert left_out
     check_loader(make, documents=store, left_out=left_out)
@@ -62,11 +62,11 @@ def test_what_is_announced_as_left_out_is_no_loss(store):
 @pytest.mark.parametrize("exhausted", ["stop", "redistribute"])
 def test_mixtures_that_end_with_their_sources(store, exhausted):
     alone = Mixture(weights={"a": 1.0}, stores={"a": store}, exhausted=exhausted)
-    check_loader(loaders(alone), documents=store)
-    both = Mixture(weights={"a": 1, "b": 2}, stores={"a": store, "b": store}, exhausted=exhausted)
-    held = store if exhausted == "redistribute" else None
+    check_loader(make_factory(alone), documents=store)
+    mixture = Mixture(weights={"a": 1, "b": 2}, stores={"a": store, "b": store}, exhausted=exhausted)
+    documents = store if exhausted == "redistribute" else None
     for lanes in (1, 4):
-        check_loader(loaders(both, lanes=lanes), documents=held, epochs=2)
+        check_loader(make_factory(mixture, lanes=lanes), documents=documents, epochs=2)
 
 
 def test_a_stream_whose_states_belong_to_their_ranks(tmp_path):
@@ -77,17 +77,19 @@ def test_a_stream_whose_states_belong_to_their_ranks(tmp_path):
     check_loader(partial(batchloom.Loader, stream, output="numpy"), worlds=(2,))
 
 
-def test_faces_of_pytorch(store):
+def test_pytorch_datasets(store):
     pytest.importorskip("torch")
     from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 
-    for face in (LoaderIterable, LoaderDataset):
-        check_loader(lambda face=face, **world: face(loaders(store)(**world)), documents=store)
+    for dataset_class in (LoaderIterable, LoaderDataset):
+        check_loader(
+            lambda dataset_class=dataset_class, **world: dataset_class(make_factory(store)(**world)), documents=store
+        )
 
 
 @dataclass
-class Broken:
-    """A loader that does right what nobody tells it to do wrong."""
+class BrokenLoader:
+    """Loader with one fault, or none."""
 
     store: object
     rank: int
@@ -97,7 +99,7 @@ class Broken:
     loader: object = field(init=False)
 
     def __post_init__(self):
-        self.loader = loaders(self.store)(rank=self.rank, world_size=self.world_size)
+        self.loader = make_factory(self.store)(rank=self.rank, world_size=self.world_size)
         self.steps = len(self.loader)
         if self.fault == "uneven end" and self.rank:
             self.steps -= 1
@@ -123,24 +125,24 @@ class Broken:
             yield batch
 
     def spoil(self, batch):
-        """What is wrong with labels in every world alike."""
-        labels, ids, places = (batch[name] for name in ("labels", "input_ids", "position_ids"))
-        first = places == 0
+        """Apply the faults of labels that are the same for every world size."""
+        labels, ids, positions = (batch[name] for name in ("labels", "input_ids", "position_ids"))
+        is_first = positions == 0
         if self.fault == "every id":
             labels[:] = ids
         if self.fault == "no first":
-            labels[first] = ids[first]
+            labels[is_first] = ids[is_first]
         if self.fault == "padding":
-            padding = (labels == -100) & ~first
+            padding = (labels == -100) & ~is_first
             labels[padding] = ids[padding]
         if self.fault == "nothing":
             labels[:] = -100
         if self.fault == "constant":
-            labels[~first] = 7
+            labels[~is_first] = 7
         if self.fault == "one label":
             labels[:, 5] = -100
         if self.fault == "mask":
-            labels[~first] = ids[~first]
+            labels[~is_first] = ids[~is_first]
 
     def state_dict(self):
         step = self.step - (self.fault == "one late" and self.step > 0)
@@ -151,7 +153,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("uneven end", r"Rank 1 of 2 has \d+ steps and rank 0 has \d+: a collective"),
         ("wrong length", r"len of rank 0 of 1 is \d+, and it gives \d+ steps"),
@@ -174,22 +176,22 @@ class Broken:
         ("moved token", r"pairs of tokens are adjacent that are adjacent in no document"),
     ],
 )
-def test_broken_loaders(store, fault, said):
-    check_loader(partial(Broken, store), documents=store)
-    with pytest.raises(AssertionError, match=said):
-        check_loader(partial(Broken, store, fault=fault), documents=store)
+def test_broken_loaders(store, fault, message):
+    check_loader(partial(BrokenLoader, store), documents=store)
+    with pytest.raises(AssertionError, match=message):
+        check_loader(partial(BrokenLoader, store, fault=fault), documents=store)
 
 
 def test_labels_are_those_of_the_masks(tmp_path):
     rng = np.random.default_rng(1)
     documents = [rng.integers(0, 250, rng.integers(1, 60)).tolist() for _ in range(150)]
-    trained = [(rng.random(len(one)) < 0.4).tolist() for one in documents]
+    trained = [(rng.random(len(document)) < 0.4).tolist() for document in documents]
     store = write_store(tmp_path / "s", documents, trained=trained)
     for options in ({}, {"labels": "shifted", "form": "varlen", "align": 4}):
-        check_loader(loaders(store, **options), documents=store)
+        check_loader(make_factory(store, **options), documents=store)
     for fault in ("mask", "nothing"):
         with pytest.raises(AssertionError, match="tokens have a label and are padding or masked"):
-            check_loader(partial(Broken, store, fault=fault), documents=store)
+            check_loader(partial(BrokenLoader, store, fault=fault), documents=store)
 
 
 def test_what_is_nothing_is_no_loader_that_holds(store):
@@ -197,13 +199,13 @@ def test_what_is_nothing_is_no_loader_that_holds(store):
         check_loader(lambda **_: iter(()))
     for worlds in ((), (0,), (1, -1), (1.0,)):
         with pytest.raises(SettingsError, match="worlds: .* are not numbers of ranks"):
-            check_loader(loaders(store), worlds=worlds)
+            check_loader(make_factory(store), worlds=worlds)
 
 
 def test_a_loader_that_cannot_go_on(store):
     with pytest.raises(AssertionError, match=r"no load_state_dict and no loader\[step\]"):
-        check_loader(lambda **world: iter(list(loaders(store)(**world))))
-    batches = list(loaders(store)(rank=0, world_size=1))
+        check_loader(lambda **world: iter(list(make_factory(store)(**world))))
+    batches = list(make_factory(store)(rank=0, world_size=1))
     shifted = dict(enumerate(batches[1:])) | {len(batches) - 1: batches[0]}
 
     class Shifted(list):
@@ -235,8 +237,8 @@ def write_rows(path):
 
 
 @dataclass
-class Reading:
-    """One part, read when it is iterated."""
+class PartRecords:
+    """Records of one part, read on iteration."""
 
     part: object
     rules: ReadRules
@@ -246,9 +248,9 @@ class Reading:
             yield from reader
 
 
-def reading(path, rules):
+def make_split(path, rules):
     (source,) = list_sources([str(path)]).sources
-    return lambda unit: [Reading(part, rules) for part in split_source(source, rules, unit)]
+    return lambda unit: [PartRecords(part, rules) for part in split_source(source, rules, unit)]
 
 
 @pytest.mark.parametrize(
@@ -266,15 +268,15 @@ def reading(path, rules):
 )
 def test_sources(tmp_path, name, rules):
     path = write_rows(tmp_path / name)
-    check_source(reading(path, ReadRules(**rules)), size=path.stat().st_size)
+    check_source(make_split(path, ReadRules(**rules)), size=path.stat().st_size)
 
 
 LINES = b"".join(b"line %d\n" % n for n in range(30))
 
 
 @dataclass
-class Lines:
-    """Lines of a text from one byte to another, wrong on demand."""
+class LineRange:
+    """Lines of a byte range, with one fault, or none."""
 
     start: int
     stop: int
@@ -305,17 +307,17 @@ class Lines:
         yield self
 
 
-READS = iter(range(10**6))
+READ_NUMBERS = iter(range(10**6))
 
 
-def lines(fault, unit):
-    if fault == "other each time" and next(READS) % 2:
-        return [Lines(0, len(LINES) - 8, "")]
-    return [Lines(a, min(a + unit, len(LINES)), fault) for a in range(0, len(LINES), unit)]
+def make_ranges(fault, unit):
+    if fault == "other each time" and next(READ_NUMBERS) % 2:
+        return [LineRange(0, len(LINES) - 8, "")]
+    return [LineRange(a, min(a + unit, len(LINES)), fault) for a in range(0, len(LINES), unit)]
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("cuts a line", r"in parts of 1 bytes 230; the first that differs is \(record 1, byte 7\)"),
         ("loses what crosses", r"gives 30 records and in parts of 1 bytes 0; .* bytes nothing"),
@@ -325,10 +327,10 @@ def lines(fault, unit):
         ("other each time", r"gives 30 records and read again 29"),
     ],
 )
-def test_broken_sources(fault, said):
-    check_source(partial(lines, ""), size=len(LINES))
-    with pytest.raises(AssertionError, match=said):
-        check_source(partial(lines, fault), size=len(LINES))
+def test_broken_sources(fault, message):
+    check_source(partial(make_ranges, ""), size=len(LINES))
+    with pytest.raises(AssertionError, match=message):
+        check_source(partial(make_ranges, fault), size=len(LINES))
 
 
 def test_an_input_without_records():

@@ -1,4 +1,4 @@
-"""What users run on their own model: it passes where documents are kept apart, and says who leaks where not."""
+"""``assert_packed_equals_unpacked`` on isolating and on leaking models."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), random_documents())
 
 
-def tiny(kind, **changes):
+def make_model(kind, **changes):
     import transformers
 
     name, sizes = CONFIGS[kind]
@@ -39,48 +39,48 @@ def tiny(kind, **changes):
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
 def test_models_that_keep_documents_apart(store, kind, form):
-    model = tiny(kind).eval()
+    model = make_model(kind).eval()
     assert assert_packed_equals_unpacked(model, store, seq_len=64, form=form) < 1e-5
     assert model.training is False
     assert assert_packed_equals_unpacked(model.train(), store, form=form) < 1e-5
     assert model.training is True
 
 
-def wrongly(model, **how):
-    def logits(batch):
-        given = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
-        return model(**{**given, "attention_mask": None, "use_cache": False, **how}).logits
+def make_call(model, **settings):
+    def compute_logits(batch):
+        inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+        return model(**{**inputs, "attention_mask": None, "use_cache": False, **settings}).logits
 
-    return logits
+    return compute_logits
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("how", ["ones", "cache"])
 def test_the_same_models_called_wrongly(store, kind, how):
-    model = tiny(kind).eval()
+    model = make_model(kind).eval()
     ones = torch.ones(4, 64, dtype=torch.int64)
 
-    def logits(batch):
+    def compute_logits(batch):
         mask = ones[: len(batch["input_ids"]), :1].expand_as(batch["input_ids"])
         changed = {"attention_mask": mask} if how == "ones" else {"use_cache": None}
-        return wrongly(model, **changed)(batch)
+        return make_call(model, **changed)(batch)
 
     with pytest.raises(AssertionError) as caught:
-        assert_packed_equals_unpacked(logits, store, seq_len=64)
-    said = str(caught.value)
-    assert re.search(r"the loss of document \d+ \(its tokens 0 to \d+\) in row \d is", said)
-    assert re.search(r"Other tokens in document \d+ .*, before it in the row, change it by", said)
-    assert "attention_mask is given (with a mask of ones" in said
-    assert "use_cache is on (give False)" in said
+        assert_packed_equals_unpacked(compute_logits, store, seq_len=64)
+    message = str(caught.value)
+    assert re.search(r"the loss of document \d+ \(its tokens 0 to \d+\) in row \d is", message)
+    assert re.search(r"Other tokens in document \d+ .*, before it in the row, change it by", message)
+    assert "attention_mask is given (with a mask of ones" in message
+    assert "use_cache is on (give False)" in message
 
 
 def test_a_leak_below_the_tolerance_is_seen_by_what_no_isolation_would_do(store):
-    model = tiny("llama").eval()
+    model = make_model("llama").eval()
     ones = torch.ones(4, 64, dtype=torch.int64)
 
     def faint(batch):
         mask = ones[: len(batch["input_ids"]), :1].expand_as(batch["input_ids"])
-        return wrongly(model, attention_mask=mask)(batch) * 1e-3
+        return make_call(model, attention_mask=mask)(batch) * 1e-3
 
     with pytest.raises(AssertionError, match="0 of 32 documents are beyond the tolerance"):
         assert_packed_equals_unpacked(faint, store, seq_len=64)
@@ -96,56 +96,56 @@ def test_a_model_that_does_not_read_positions(store):
             return self.model(input_ids, use_cache=False).logits
 
     with pytest.raises(AssertionError, match="does not read position_ids"):
-        assert_packed_equals_unpacked(Deaf(tiny("llama")), store, seq_len=64)
+        assert_packed_equals_unpacked(Deaf(make_model("llama")), store, seq_len=64)
     with pytest.raises(AssertionError, match="does not read position_ids"):
-        assert_packed_equals_unpacked(tiny("mamba"), store, seq_len=64)
+        assert_packed_equals_unpacked(make_model("mamba"), store, seq_len=64)
 
 
 def test_positions_that_are_counted_along_the_row(store):
-    """Nothing of a neighbour is seen, and yet the loss is another one."""
+    """No neighbor is visible, and still the loss differs."""
     torch.manual_seed(0)
-    ids, places = torch.nn.Embedding(264, 16), torch.nn.Embedding(64, 16)
+    ids, positions = torch.nn.Embedding(264, 16), torch.nn.Embedding(64, 16)
 
-    def logits(batch):
+    def compute_logits(batch):
         row = torch.arange(batch["input_ids"].shape[1])
-        return (ids(batch["input_ids"]) + places(row) + places(batch["position_ids"])) @ ids.weight.T
+        return (ids(batch["input_ids"]) + positions(row) + positions(batch["position_ids"])) @ ids.weight.T
 
     with pytest.raises(AssertionError, match="No neighbour's tokens change it, so its position"):
-        assert_packed_equals_unpacked(logits, store, seq_len=64)
+        assert_packed_equals_unpacked(compute_logits, store, seq_len=64)
 
 
 def test_the_reference_model(store):
     model = GPT(ModelSettings(layers=2, heads=2, width=32), 320)
 
-    def logits(batch):
+    def compute_logits(batch):
         return model.logits(batch["input_ids"], batch["position_ids"])
 
-    # Its layers begin by adding nothing: whatever they let through, nothing would be seen.
+    # Initially its layers add zero, so that a leak would have no effect.
     with pytest.raises(AssertionError, match="This model cannot be checked"):
-        assert_packed_equals_unpacked(logits, store)
+        assert_packed_equals_unpacked(compute_logits, store)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("out.weight"):
                 weight.normal_(0, 0.2, generator=torch.Generator().manual_seed(0))
-    assert assert_packed_equals_unpacked(logits, store) < 1e-5
+    assert assert_packed_equals_unpacked(compute_logits, store) < 1e-5
 
 
 def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
     docs = random_documents()
-    # Every second document has no loss, and of the others only the second half has.
+    # Every second document has no loss; the others have it in their second half.
     trained = [[n % 2 == 0 and at > len(d) // 2 for at in range(len(d))] for n, d in enumerate(docs)]
     store = write_store(tmp_path / "half", docs, trained=trained)
-    assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64) < 1e-5
     nothing = write_store(tmp_path / "none", docs, trained=[[0] * len(d) for d in docs])
     with pytest.raises(AssertionError, match="60 checked documents have no trained token"):
-        assert_packed_equals_unpacked(tiny("llama"), nothing, seq_len=64)
+        assert_packed_equals_unpacked(make_model("llama"), nothing, seq_len=64)
     alone = write_store(tmp_path / "alone", [[1, 2, 3]])
     with pytest.raises(AssertionError, match="no row of 32 tokens holds two of them"):
-        assert_packed_equals_unpacked(tiny("llama"), alone)
+        assert_packed_equals_unpacked(make_model("llama"), alone)
 
 
 class AlwaysDrops(torch.nn.Module):
-    """Whatever the mode."""
+    """Model with dropout in every mode."""
 
     def __init__(self, model):
         super().__init__()
@@ -156,61 +156,61 @@ class AlwaysDrops(torch.nn.Module):
         return torch.nn.functional.dropout(scores)
 
 
-def test_dropout_is_told_and_taken_for_no_leak(store):
-    model = tiny("gpt2")
+def test_dropout_is_reported_and_taken_for_no_leak(store):
+    model = make_model("gpt2")
     assert assert_packed_equals_unpacked(model.train(), store, seq_len=64) < 1e-5
-    said = r"other scores each time it is called with the same batch.* \(call model.eval\(\) first\)"
-    for drawing in (wrongly(model.train()), AlwaysDrops(tiny("gpt2").eval())):
-        with pytest.raises(AssertionError, match=said):
+    message = r"other scores each time it is called with the same batch.* \(call model.eval\(\) first\)"
+    for drawing in (make_call(model.train()), AlwaysDrops(make_model("gpt2").eval())):
+        with pytest.raises(AssertionError, match=message):
             assert_packed_equals_unpacked(drawing, store, seq_len=64)
-    assert assert_packed_equals_unpacked(wrongly(model.eval()), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(make_call(model.eval()), store, seq_len=64) < 1e-5
 
 
-def whole(model, batch):
+def call_model(model, batch):
     return model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
-        (whole, r"gives a CausalLMOutput\w*, and a tensor of scores \[4, 64, vocabulary\] is"),
-        (lambda *asked: (whole(*asked).logits,), "gives a tuple, and a tensor of scores"),
-        (lambda *asked: whole(*asked).logits[:, :-1], r"scores \[4, 63, 264\] for ids \[4, 64\]"),
-        (lambda *asked: whole(*asked).logits.sum(-1), r"scores \[4, 64\] for ids \[4, 64\]"),
-        (lambda *asked: whole(*asked).logits[..., :256], "holds id 256 and .* scores for 256 ids"),
+        (call_model, r"gives a CausalLMOutput\w*, and a tensor of scores \[4, 64, vocabulary\] is"),
+        (lambda *args: (call_model(*args).logits,), "gives a tuple, and a tensor of scores"),
+        (lambda *args: call_model(*args).logits[:, :-1], r"scores \[4, 63, 264\] for ids \[4, 64\]"),
+        (lambda *args: call_model(*args).logits.sum(-1), r"scores \[4, 64\] for ids \[4, 64\]"),
+        (lambda *args: call_model(*args).logits[..., :256], "holds id 256 and .* scores for 256 ids"),
     ],
 )
-def test_what_are_no_scores_is_told(store, answer, said):
-    model = tiny("llama").eval()
-    with pytest.raises(AssertionError, match=said):
+def test_outputs_that_are_no_scores_are_reported(store, answer, message):
+    model = make_model("llama").eval()
+    with pytest.raises(AssertionError, match=message):
         assert_packed_equals_unpacked(lambda batch: answer(model, batch), store, seq_len=64)
 
 
-def test_a_model_with_too_few_rows_is_told(store):
-    few = tiny("llama", vocab_size=200).eval()
+def test_a_model_with_too_few_rows_is_reported(store):
+    model = make_model("llama", vocab_size=200).eval()
     with pytest.raises(AssertionError, match=r"holds id \d+ and the model has 200 embeddings, from id 0"):
-        assert_packed_equals_unpacked(few, store, seq_len=64)
+        assert_packed_equals_unpacked(model, store, seq_len=64)
     with pytest.raises(AssertionError, match="for ids up to 256 and positions up to"):
-        assert_packed_equals_unpacked(wrongly(few), store, seq_len=64)
+        assert_packed_equals_unpacked(make_call(model), store, seq_len=64)
     with pytest.raises(AssertionError, match=r"positions up to 63: .* or a smaller seq_len"):
-        assert_packed_equals_unpacked(tiny("gpt2", n_positions=40), store, seq_len=64)
+        assert_packed_equals_unpacked(make_model("gpt2", n_positions=40), store, seq_len=64)
 
 
 def test_conversations_that_are_all_longer_than_a_row(tmp_path):
     store = long_conversations(tmp_path)
     assert store.contents.conversations
-    assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64) < 1e-5
 
 
-def test_rounding_of_half_precision_is_told_as_such(store):
-    model = tiny("llama").to(torch.bfloat16)
+def test_rounding_of_half_precision_is_reported(store):
+    model = make_model("llama").to(torch.bfloat16)
     with pytest.raises(AssertionError, match="in torch.bfloat16 that is rounding"):
         assert_packed_equals_unpacked(model, store, tolerance=1e-7)
     assert assert_packed_equals_unpacked(model.float(), store) < 1e-4
 
 
-def test_weights_that_are_no_numbers_are_told_as_such(store):
-    model = tiny("llama")
+def test_weights_that_are_not_finite_are_reported(store):
+    model = make_model("llama")
     model.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(AssertionError, match="are not finite .* check the weights"):
         assert_packed_equals_unpacked(model, store)
@@ -229,4 +229,4 @@ def test_weights_that_are_no_numbers_are_told_as_such(store):
 def test_numbers_that_are_none_are_refused(store, wrong):
     (name,) = wrong
     with pytest.raises(SettingsError, match=f"{name}: "):
-        assert_packed_equals_unpacked(tiny("llama"), store, **wrong)
+        assert_packed_equals_unpacked(make_model("llama"), store, **wrong)

@@ -1,4 +1,4 @@
-"""Stores made of token ids."""
+"""Stores written from token ids."""
 
 import pytest
 

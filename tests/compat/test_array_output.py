@@ -1,4 +1,4 @@
-"""Tensors or numpy's arrays, in every door alike."""
+"""The ``output`` setting of all entry points: tensors or numpy arrays."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from batchloom.compat import (
 from batchloom.testing import write_store
 from preparation.stores import jsonl
 
-DOORS = {
+CONSTRUCTORS = {
     "sft": lambda output: SFTDataset("in.jsonl", "bytes", output=output),
     "hub": lambda output: create_huggingface_dataset("in.jsonl", output=output),
     "one a row": lambda output: PretrainingDataset("s", "bytes", 8, output=output),
@@ -19,14 +19,14 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_an_output_nobody_knows_is_refused(door, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", CONSTRUCTORS)
+def test_an_unknown_output_is_refused(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
     write_store("s", [[1, 2, 3]] * 9)
     with pytest.raises(ValueError, match="output: 'trch' is not one of torch, numpy; did you mean"):
-        DOORS[door]("trch")
+        CONSTRUCTORS[kind]("trch")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    DOORS[door]("numpy")
+    CONSTRUCTORS[kind]("numpy")
     with pytest.raises(ImportError, match="needs torch"):
-        DOORS[door]("torch")
+        CONSTRUCTORS[kind]("torch")

@@ -1,4 +1,4 @@
-"""The asynchronous worker: the event loop lives beside it, it stops at a step, and its errors come out."""
+"""The asynchronous worker: a live event loop, stops at a step, and errors."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ from batchloom.core.errors import StoreMissingError, TrainError
 from batchloom.train import RunFolder, read_checkpoint_step
 
 
-def config(tmp_path, **changes):
+def make_config(tmp_path, **changes):
     settings = {"dataset_name": "vocab=300", "num_steps": 10**6, "device": "cpu", "batch_size": 1}
     settings |= {"out": tmp_path / "run", "save_interval": 0, **changes}
     return WorkerConfig("w", **{"dataset_type": "distributed_dummy", **settings})
 
 
-async def stopped_after_a_step(client, lines):
-    """Train until a step was told of, beats of the event loop meanwhile; then stop."""
+async def train_until_a_step(client, lines):
+    """Train until a step is logged, counting turns of the event loop; then stop."""
     await client.start()
     training, beats = asyncio.create_task(client.run_training(use_distributed=False)), 0
     while not any(line.startswith("step ") and "loss" in line for line in lines):
@@ -31,13 +31,13 @@ async def stopped_after_a_step(client, lines):
 
 def test_it_stops_at_a_step_and_goes_on(tmp_path):
     lines = []
-    client = WorkerClient(config(tmp_path), lines.append)
-    report, beats = asyncio.run(stopped_after_a_step(client, lines))
+    client = WorkerClient(make_config(tmp_path), lines.append)
+    report, beats = asyncio.run(train_until_a_step(client, lines))
     assert beats > 2
     assert not report.finished
     assert report.step >= 1
     assert read_checkpoint_step(RunFolder(tmp_path / "run").find_newest_checkpoint()) == report.step
-    last = WorkerClient(config(tmp_path, num_steps=report.step + 2), lines.append)
+    last = WorkerClient(make_config(tmp_path, num_steps=report.step + 2), lines.append)
 
     async def finish():
         await last.start()
@@ -47,11 +47,11 @@ def test_it_stops_at_a_step_and_goes_on(tmp_path):
     assert (after.first_step, after.step, after.finished) == (report.step, report.step + 2, True)
 
 
-def test_what_goes_wrong_comes_out(tmp_path):
-    nothing = config(tmp_path, dataset_type="store", dataset_name=str(tmp_path / "nothing"))
+def test_errors_are_raised_to_the_caller(tmp_path):
+    missing_store = make_config(tmp_path, dataset_type="store", dataset_name=str(tmp_path / "nothing"))
 
     async def begin(*, started):
-        client = WorkerClient(nothing)
+        client = WorkerClient(missing_store)
         if started:
             await client.start()
         try:
@@ -67,9 +67,9 @@ def test_what_goes_wrong_comes_out(tmp_path):
 
 def test_a_wait_that_is_cancelled_leaves_a_checkpoint(tmp_path):
     lines = []
-    client = WorkerClient(config(tmp_path), lines.append)
+    client = WorkerClient(make_config(tmp_path), lines.append)
 
-    async def cancelled():
+    async def cancel_training():
         await client.start()
         training = asyncio.create_task(client.run_training(use_distributed=False))
         while not any("loss" in line for line in lines):
@@ -78,5 +78,5 @@ def test_a_wait_that_is_cancelled_leaves_a_checkpoint(tmp_path):
         with pytest.raises(asyncio.CancelledError):
             await training
 
-    asyncio.run(cancelled())
+    asyncio.run(cancel_training())
     assert RunFolder(tmp_path / "run").find_newest_checkpoint() is not None

@@ -1,4 +1,4 @@
-"""``create_huggingface_dataset``: document i for rank i mod world_size, against a hub on loopback."""
+"""``create_huggingface_dataset``: documents by rank, from files and a local hub."""
 
 import json
 import os
@@ -18,57 +18,57 @@ WORDS = ["spider", "bee", "legs", "how many", "eight", "six"]
 TEXTS = [f"{n}: " + " ".join(WORDS[n % 6 :]) * (n % 7 + 1) for n in range(203)]
 
 
-def documents_of(batches):
-    """The documents in rows of inputs, whole, from their end tokens."""
-    found = []
+def list_documents(batches):
+    """Return the documents in rows of inputs, cut at their end tokens."""
+    documents = []
     for inputs, _ in batches:
         for row in inputs.tolist():
-            piece = []
+            document = []
             for token in row:
                 if token != 256:
-                    piece.append(token)
-                elif piece:
-                    found.append(bytes(piece).decode())
-                    piece = []
-            assert not piece
-    return found
+                    document.append(token)
+                elif document:
+                    documents.append(bytes(document).decode())
+                    document = []
+            assert not document
+    return documents
 
 
-def first_epoch(dataset, documents):
-    """Documents of the rows in which the first ``documents`` documents lie."""
-    found = []
+def read_first_epoch(dataset, documents):
+    """Return the documents of the batches that hold the first ``documents`` ones."""
+    received = []
     for batch in dataset:
-        found += documents_of([batch])
-        if len(found) >= documents:
-            return found
-    return found
+        received += list_documents([batch])
+        if len(received) >= documents:
+            return received
+    return received
 
 
 @pytest.fixture
-def here(tmp_path):
+def texts_path(tmp_path):
     jsonl(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
     return str(tmp_path / "in.jsonl")
 
 
-def made(name, rank=0, world_size=1, **settings):
-    known = {"num_batches": 400, "batch_size": 1, "seq_len": 300, "buffer_size": 20}
+def make_dataset(name, rank=0, world_size=1, **settings):
+    defaults = {"num_batches": 400, "batch_size": 1, "seq_len": 300, "buffer_size": 20}
     return create_huggingface_dataset(
-        name, rank, world_size, tokenizer_name="bytes", output="numpy", **known | settings
+        name, rank, world_size, tokenizer_name="bytes", output="numpy", **defaults | settings
     )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_ranks_share_the_documents_exactly(here, world_size):
+def test_ranks_share_the_documents_exactly(texts_path, world_size):
     for rank in range(world_size):
         expected = TEXTS[rank::world_size]
-        assert sorted(first_epoch(made(here, rank, world_size), len(expected))) == sorted(expected)
+        assert sorted(read_first_epoch(make_dataset(texts_path, rank, world_size), len(expected))) == sorted(expected)
 
 
-def test_empty_and_bad_records_are_nobodys(tmp_path):
+def test_empty_and_bad_records_belong_to_no_rank(tmp_path):
     lines = [json.dumps({"text": text}) for text in ["a", "", "b", " \n", "c", "d"]]
     (tmp_path / "in.jsonl").write_text("\n".join([lines[0], "{", *lines[1:]]))
-    where = str(tmp_path / "in.jsonl")
-    assert [sorted(first_epoch(made(where, rank, 2), 2)) for rank in (0, 1)] == [
+    path = str(tmp_path / "in.jsonl")
+    assert [sorted(read_first_epoch(make_dataset(path, rank, 2), 2)) for rank in (0, 1)] == [
         ["a", "c"],
         ["b", "d"],
     ]
@@ -85,58 +85,58 @@ def test_empty_and_bad_records_are_nobodys(tmp_path):
 def test_preferences_are_refused(tmp_path, row):
     jsonl(tmp_path / "in.jsonl", [row] * 3)
     with pytest.raises(InputError, match="holds preferences"):
-        made(str(tmp_path / "in.jsonl"))[0]
+        make_dataset(str(tmp_path / "in.jsonl"))[0]
     with pytest.raises(InputError, match="holds preferences"):
         SFTDataset(tmp_path / "in.jsonl", "bytes")
-    wanted = SFTDataset(tmp_path / "in.jsonl", "bytes", formatter=lambda _: "q: yes")
-    assert len(wanted) == 3
+    dataset = SFTDataset(tmp_path / "in.jsonl", "bytes", formatter=lambda _: "q: yes")
+    assert len(dataset) == 3
 
 
-def test_labels_are_the_next_tokens_inside_each_document(here):
-    inputs, labels = made(here)[0]
-    for row, wanted in zip(inputs, labels, strict=True):
+def test_labels_are_the_next_tokens_inside_each_document(texts_path):
+    inputs, labels = make_dataset(texts_path)[0]
+    for row, targets in zip(inputs, labels, strict=True):
         following = np.append(row[1:], 0)
         ends = row == 256
-        assert (wanted[ends] == -100).all()
-        assert (wanted[~ends] == following[~ends]).all()
+        assert (targets[ends] == -100).all()
+        assert (targets[~ends] == following[~ends]).all()
 
 
-def test_the_order_is_by_seed_within_the_buffer(here):
-    found = [first_epoch(made(here, seed=seed), 203) for seed in (1, 1, 2)]
-    assert found[0] == found[1] != found[2]
-    assert [sorted(found[0][n : n + 20]) for n in range(0, 200, 20)] == [
+def test_the_order_is_by_seed_within_the_buffer(texts_path):
+    orders = [read_first_epoch(make_dataset(texts_path, seed=seed), 203) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert [sorted(orders[0][n : n + 20]) for n in range(0, 200, 20)] == [
         sorted(TEXTS[n : n + 20]) for n in range(0, 200, 20)
     ]
 
 
-def test_the_data_begins_anew_in_another_order(here):
-    found = first_epoch(made(here), 406)
-    assert sorted(found[:203]) == sorted(found[203:406]) == sorted(TEXTS)
-    assert found[:203] != found[203:406]
+def test_the_data_begins_anew_in_another_order(texts_path):
+    documents = read_first_epoch(make_dataset(texts_path), 406)
+    assert sorted(documents[:203]) == sorted(documents[203:406]) == sorted(TEXTS)
+    assert documents[:203] != documents[203:406]
 
 
-def test_a_sequence(here):
-    dataset = made(here, num_batches=7, batch_size=3)
+def test_a_sequence(texts_path):
+    dataset = make_dataset(texts_path, num_batches=7, batch_size=3)
     batches = list(dataset)
     assert len(dataset) == len(batches) == 7
     for number in (3, 0, 6, -1, 5):
-        for one, other in zip(dataset[number], batches[number], strict=True):
-            assert one.shape == (3, 300)
-            assert (one == other).all()
+        for actual, expected in zip(dataset[number], batches[number], strict=True):
+            assert actual.shape == (3, 300)
+            assert (actual == expected).all()
     assert [pair[0].tolist() for pair in dataset[2:4]] == [b[0].tolist() for b in batches[2:4]]
-    again = pickle.loads(pickle.dumps(dataset))
-    assert all((again[n][0] == batches[n][0]).all() for n in range(7))
+    unpickled = pickle.loads(pickle.dumps(dataset))
+    assert all((unpickled[n][0] == batches[n][0]).all() for n in range(7))
     for number in (7, -8):
         with pytest.raises(IndexError, match="there are 7"):
             dataset[number]
-    x, y = create_huggingface_dataset(here, tokenizer_name="bytes", num_batches=1, seq_len=64)[0]
+    x, y = create_huggingface_dataset(texts_path, tokenizer_name="bytes", num_batches=1, seq_len=64)[0]
     assert x.shape == y.shape == (8, 64)
     assert str(x.dtype) == "torch.int64"
 
 
 def test_conversations_are_masked(tmp_path):
     jsonl(tmp_path / "in.jsonl", [{"question": "one?", "answer": "two"}] * 30)
-    inputs, labels = made(str(tmp_path / "in.jsonl"))[0]
+    inputs, labels = make_dataset(str(tmp_path / "in.jsonl"))[0]
     trained = bytes(n % 256 for n in labels[labels != -100].tolist()).split(b"\0")
     assert set(trained) == {b"two", b""}
     assert b"one?" in bytes(n % 256 for n in inputs[0].tolist())
@@ -145,37 +145,37 @@ def test_conversations_are_masked(tmp_path):
 def test_bad_records_have_a_budget(tmp_path, caplog):
     rows = [json.dumps({"text": text}) for text in TEXTS]
     (tmp_path / "in.jsonl").write_text("\n".join([*rows[:5], "{broken", *rows[5:]]))
-    assert sorted(first_epoch(made(str(tmp_path / "in.jsonl")), 203)) == sorted(TEXTS)
+    assert sorted(read_first_epoch(make_dataset(str(tmp_path / "in.jsonl")), 203)) == sorted(TEXTS)
     assert "Left out: Invalid JSON on line 6 in in.jsonl" in caplog.text
     (tmp_path / "in.jsonl").write_text("\n".join(rows + ["{broken"] * 11))
     with pytest.raises(ValueError, match="11 of 214 records are bad|11 bad records"):
-        first_epoch(made(str(tmp_path / "in.jsonl")), 203)
+        read_first_epoch(make_dataset(str(tmp_path / "in.jsonl")), 203)
 
 
-def test_misuse_and_a_rank_without_documents(here, tmp_path):
+def test_misuse_and_a_rank_without_documents(texts_path, tmp_path):
     with pytest.raises(ValueError, match=r"num_batches: 0 is not .*; buffer_size: 'x' is not"):
-        made(here, num_batches=0, buffer_size="x")
+        make_dataset(texts_path, num_batches=0, buffer_size="x")
     with pytest.raises(ValueError, match="rank: 4 is not one of 0 to 3"):
-        made(here, 4, 4)
+        make_dataset(texts_path, 4, 4)
     for rank in ("1", None):
         with pytest.raises(ValueError, match="rank: .* is not one of 0 to 3"):
-            made(here, rank, 4)
+            make_dataset(texts_path, rank, 4)
     jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
     with pytest.raises(ValueError, match="has no document for rank 3 of 8; use fewer ranks"):
-        made(str(tmp_path / "few.jsonl"), 3, 8)[0]
-    # Nothing is looked up before the first batch.
-    dataset = made("no/such")
+        make_dataset(str(tmp_path / "few.jsonl"), 3, 8)[0]
+    # The data set is looked up at the first batch.
+    dataset = make_dataset("no/such")
     assert len(dataset) == 400
     with pytest.raises((FileNotFoundError, ImportError, ConnectionError)):
         dataset[0]
 
 
-CODE = """
+SCRIPT = """
 import json, sys
 from batchloom.compat import SFTDataset, create_huggingface_dataset
 from batchloom.core.errors import InputError
 from batchloom.core.errors import BatchloomError
-made = [
+datasets = [
     create_huggingface_dataset(
         name, rank, 3, num_batches=4, batch_size=2, tokenizer_name="bytes", seq_len=64,
         streaming=streaming, buffer_size=10, output="numpy",
@@ -183,9 +183,9 @@ made = [
     for name in sys.argv[1:] for rank in range(3) for streaming in (True, False)
 ]
 print("lazy" if "huggingface_hub" not in sys.modules else "not lazy")
-for one in made:
+for dataset in datasets:
     try:
-        print(json.dumps([inputs.tolist() for inputs, _ in one]))
+        print(json.dumps([inputs.tolist() for inputs, _ in dataset]))
     except BatchloomError as error:
         print(json.dumps([[base.__name__ for base in type(error).__mro__], str(error)]))
 """
@@ -194,20 +194,20 @@ for one in made:
 def test_data_sets_of_the_hub(tmp_path):
     lines = b"".join(json.dumps({"text": f"{n:03d}"}).encode() + b"\n" for n in range(40))
     with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
-        known = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, "org/plain", "org/none"],
-            capture_output=True, text=True, env=os.environ | known, cwd=tmp_path,
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        result = subprocess.run(
+            [sys.executable, "-c", SCRIPT, "org/plain", "org/none"],
+            capture_output=True, text=True, env=os.environ | environment, cwd=tmp_path,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, *answers = done.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    first, *answers = result.stdout.splitlines()
     assert first == "lazy"
     for number, answer in enumerate(answers[:6]):
         rank = number // 2
-        found = documents_of([(np.array(inputs), None) for inputs in json.loads(answer)])
-        mine = [f"{n:03d}" for n in range(rank, 40, 3)]
-        assert set(found) == set(mine)
-        assert sorted(found[: len(mine)]) == mine
+        documents = list_documents([(np.array(inputs), None) for inputs in json.loads(answer)])
+        expected = [f"{n:03d}" for n in range(rank, 40, 3)]
+        assert set(documents) == set(expected)
+        assert sorted(documents[: len(expected)]) == expected
     for answer in answers[6:]:
         kinds, sentence = json.loads(answer)
         assert "FileNotFoundError" in kinds
