@@ -1,3 +1,5 @@
+"""Small tokenizers with control tokens, shared by the tests of conversations."""
+
 import json
 
 import pytest
@@ -26,11 +28,11 @@ CONTROL = [
 PLAIN_ADDED = ["<think>", "</think>"]
 
 
-def save(trained, folder, **config):
-    trained.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
-    trained.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
+def save_tokenizer(tokenizer, folder, **config):
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
     folder.mkdir(parents=True, exist_ok=True)
-    trained.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|begin_of_text|>",
@@ -43,24 +45,24 @@ def save(trained, folder, **config):
 
 
 def byte_level(folder, normalizer=None):
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     if normalizer is not None:
-        trained.normalizer = normalizer
+        tokenizer.normalizer = normalizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
-    trained.train_from_iterator(TEXTS, trainer)
-    return save(trained, folder)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return save_tokenizer(tokenizer, folder)
 
 
 def metaspace(folder):
-    trained = Tokenizer(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    trained.decoder = decoders.Metaspace(prepend_scheme="never")
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
     trainer = trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
-    trained.train_from_iterator(TEXTS, trainer)
-    return save(trained, folder, unk_token="<unk>")
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return save_tokenizer(tokenizer, folder, unk_token="<unk>")
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +82,7 @@ def tokenizers(folders):
 
 
 @pytest.fixture(scope="session")
-def theirs(folders):
+def hf_tokenizers(folders):
     from transformers import PreTrainedTokenizerFast
 
     return {name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in folders.items()}

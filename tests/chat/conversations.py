@@ -1,4 +1,4 @@
-"""Conversations for tests, generated and hand-made."""
+"""Templates and conversations for tests, generated and hand-made."""
 
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ LLAMA3 = """{{ bos_token }}{% for message in messages %}\
 {% endgeneration %}{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
 
-# As Qwen3's: reasoning of earlier turns is dropped, an empty thought is written before the last one.
+# Like Qwen3's template: it drops the reasoning of earlier turns and writes an empty thought before the last answer.
 THINKING = r"""{%- set ns = namespace(last=-1) -%}
 {%- for message in messages -%}{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- for message in messages -%}
@@ -50,23 +50,25 @@ GENTLE = CONTENTS.filter(lambda text: "<|" not in text and "|>" not in text)
 
 
 def messages(contents=CONTENTS, system=True):
-    """Lists of turns: perhaps a system's, then users and assistants in any order."""
+    """Generate an optional system turn, then user and assistant turns in any order."""
     turn = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": contents})
-    first = st.fixed_dictionaries({"role": st.just("system"), "content": contents})
+    system_turn = st.fixed_dictionaries({"role": st.just("system"), "content": contents})
     turns = st.lists(turn, min_size=1, max_size=6)
-    return st.tuples(st.lists(first, max_size=1) if system else st.just([]), turns).map(lambda pair: pair[0] + pair[1])
+    return st.tuples(st.lists(system_turn, max_size=1) if system else st.just([]), turns).map(
+        lambda pair: pair[0] + pair[1]
+    )
 
 
-def talk(*contents, system=None, **fields):
-    """A conversation of a user and an assistant in turn."""
+def make_conversation(*contents, system=None, **fields):
+    """Make a conversation of alternating user and assistant turns."""
     roles = ("user", "assistant")
-    turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
+    turns = [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]
     if system is not None:
         turns.insert(0, {"role": "system", "content": system})
     return Conversation(turns, **fields)
 
 
-# All that a message may hold, as the templates of today read it, with its generation marks.
+# Template with generation marks that reads every field of a message.
 RICH = r"""{%- macro said(content) -%}
 {%- if content is string -%}{{- content -}}
 {%- else -%}{%- for part in content or [] -%}{{- part.text -}}{%- endfor -%}{%- endif -%}
@@ -93,7 +95,7 @@ NAMES = st.from_regex(r"[a-z]{1,6}", fullmatch=True)
 
 
 def arguments(contents):
-    """What a tool is called with: an object of any values, or JSON text."""
+    """Generate arguments of a tool call: an object of any values, or JSON text."""
     values = st.recursive(
         st.none() | st.booleans() | st.integers() | contents,
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
@@ -103,33 +105,33 @@ def arguments(contents):
 
 
 def rich_messages(contents):
-    """Turns of every role with typed parts, tool calls, reasoning and names; any number of system turns."""
+    """Generate turns of every role with typed parts, tool calls, reasoning and names."""
     parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": contents}), min_size=1, max_size=3)
-    said = contents | parts
+    content = contents | parts
     call = st.fixed_dictionaries(
         {
             "type": st.just("function"),
             "function": st.fixed_dictionaries({"name": NAMES, "arguments": arguments(contents)}),
         }
     )
-    others = st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "developer", "user", "user", "tool"]), "content": said},
+    other_turns = st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "user", "tool"]), "content": content},
         optional={"name": NAMES},
     )
-    answers = st.fixed_dictionaries(
-        {"role": st.just("assistant"), "content": said},
+    assistant_turns = st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": content},
         optional={
             "reasoning_content": contents,
             "tool_calls": st.lists(call, min_size=1, max_size=2),
         },
     )
-    return st.lists(others | answers, min_size=1, max_size=5)
+    return st.lists(other_turns | assistant_turns, min_size=1, max_size=5)
 
 
-def tools_of(contents):
-    """Tools as OpenAI describes them."""
-    described = st.fixed_dictionaries(
+def tool_lists(contents):
+    """Generate optional lists of tools in OpenAI's format."""
+    function = st.fixed_dictionaries(
         {"name": NAMES, "description": contents, "parameters": st.just({"type": "object"})}
     )
-    tool = st.fixed_dictionaries({"type": st.just("function"), "function": described})
+    tool = st.fixed_dictionaries({"type": st.just("function"), "function": function})
     return st.none() | st.lists(tool, min_size=1, max_size=2)

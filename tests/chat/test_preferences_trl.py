@@ -1,6 +1,6 @@
-"""Stored preferences are those that TRL's trainers prepare, and its collators and trainers take them.
+"""Agreement of stored preferences with TRL's trainers, and their use by its collators and trainers.
 
-TRL is no dependency of the tests: they run where it is installed (the extra ``bench-chat``).
+These tests run only where TRL is installed (the extra ``bench-chat``).
 """
 
 import json
@@ -50,8 +50,8 @@ LABELLED = [
 
 
 @pytest.fixture
-def folder(folders, tmp_path):
-    """A tokenizer's folder with a template, as both sides load it."""
+def tokenizer_folder(folders, tmp_path):
+    """Folder of a tokenizer with a template, which batchloom and TRL load."""
     import shutil
 
     shutil.copytree(folders["bytes"], tmp_path / "tokenizer")
@@ -62,7 +62,7 @@ def folder(folders, tmp_path):
     return tmp_path / "tokenizer"
 
 
-def model(tokenizer):
+def make_model(tokenizer):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -70,86 +70,86 @@ def model(tokenizer):
     return LlamaForCausalLM(config)
 
 
-def arguments(kind, tmp_path, **more):
-    return kind(
+def make_config(config_class, tmp_path, **options):
+    return config_class(
         output_dir=str(tmp_path / "run"), report_to=[], use_cpu=True, bf16=False, max_length=None,
-        per_device_train_batch_size=2, max_steps=1, save_strategy="no", **more,
+        per_device_train_batch_size=2, max_steps=1, save_strategy="no", **options,
     )  # fmt: skip
 
 
-def stored(rows, folder, tmp_path):
+def prepare_store(rows, tokenizer_folder, tmp_path):
     jsonl(tmp_path / "in.jsonl", rows)
-    settings = {"tokenizer": str(folder), "val_fraction": 0}
+    settings = {"tokenizer": str(tokenizer_folder), "val_fraction": 0}
     return batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "store", **settings).path)
 
 
 @pytest.mark.parametrize("rows", [PAIRS, IMPLICIT, TEXTS], ids=["pairs", "implicit", "texts"])
-def test_pairs_are_those_that_the_dpo_trainer_prepares(folder, tmp_path, rows):
+def test_pairs_are_those_that_the_dpo_trainer_prepares(tokenizer_folder, tmp_path, rows):
     import datasets
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     trainer = trl.DPOTrainer(
-        model(tokenizer),
-        ref_model=model(tokenizer),
-        args=arguments(trl.DPOConfig, tmp_path),
+        make_model(tokenizer),
+        ref_model=make_model(tokenizer),
+        args=make_config(trl.DPOConfig, tmp_path),
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows),
     )
-    ours = list(PreferencePairs(stored(rows, folder, tmp_path)))
+    pairs = list(PreferencePairs(prepare_store(rows, tokenizer_folder, tmp_path)))
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    assert ours == [{name: row[name] for name in columns} for row in trainer.train_dataset]
+    assert pairs == [{name: row[name] for name in columns} for row in trainer.train_dataset]
 
 
-def test_the_dpo_trainer_takes_pairs_as_they_are(folder, tmp_path):
+def test_the_dpo_trainer_accepts_stored_pairs(tokenizer_folder, tmp_path):
     import datasets
     from transformers import AutoTokenizer
 
-    class Stored(trl.DPOTrainer):
+    class PreparedDPOTrainer(trl.DPOTrainer):
         def _prepare_dataset(self, dataset, *_):
             return dataset
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    store = stored(PAIRS, folder, tmp_path)
-    trainer = Stored(
-        model(tokenizer),
-        ref_model=model(tokenizer),
-        args=arguments(trl.DPOConfig, tmp_path),
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    store = prepare_store(PAIRS, tokenizer_folder, tmp_path)
+    trainer = PreparedDPOTrainer(
+        make_model(tokenizer),
+        ref_model=make_model(tokenizer),
+        args=make_config(trl.DPOConfig, tmp_path),
         processing_class=tokenizer,
         train_dataset=datasets.IterableDataset.from_generator(PreferencePairs, gen_kwargs={"store": store}),
     )
     assert trainer.train().training_loss > 0
 
 
-def test_labels_are_those_that_the_kto_trainer_prepares(folder, tmp_path):
+def test_labels_are_those_that_the_kto_trainer_prepares(tokenizer_folder, tmp_path):
     import datasets
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     trainer = trl.KTOTrainer(
-        model(tokenizer),
-        ref_model=model(tokenizer),
-        args=arguments(trl.KTOConfig, tmp_path, loss_type="apo_zero_unpaired"),
+        make_model(tokenizer),
+        ref_model=make_model(tokenizer),
+        args=make_config(trl.KTOConfig, tmp_path, loss_type="apo_zero_unpaired"),
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(LABELLED),
     )
-    ours = LabelledAnswers(stored(LABELLED, folder, tmp_path))
+    answers = LabelledAnswers(prepare_store(LABELLED, tokenizer_folder, tmp_path))
     columns = ("prompt_ids", "completion_ids", "label")
-    assert list(ours) == [{name: row[name] for name in columns} for row in trainer.train_dataset]
+    assert list(answers) == [{name: row[name] for name in columns} for row in trainer.train_dataset]
 
 
-def test_collators_take_them(folder, tmp_path):
+def test_collators_accept_stored_preferences(tokenizer_folder, tmp_path):
     import torch
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-    store = stored(PAIRS, folder, tmp_path)
+    store = prepare_store(PAIRS, tokenizer_folder, tmp_path)
     pairs = PreferencePairs(store)
     collate = DataCollatorForPreference(pad_token_id=store.end_id)
     (batch,) = torch.utils.data.DataLoader(pairs, batch_size=4, collate_fn=collate)
     assert batch["input_ids"].shape[0] == 8
-    answers = sum(len(one[side]) for one in pairs for side in ("chosen_ids", "rejected_ids"))
-    assert int(batch["completion_mask"].sum()) == answers == store.contents.trained_tokens
+    answer_tokens = sum(len(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids"))
+    assert int(batch["completion_mask"].sum()) == answer_tokens == store.contents.trained_tokens
     collate = DataCollatorForUnpairedPreference(pad_token_id=store.end_id)
     (batch,) = torch.utils.data.DataLoader(LabelledAnswers(store), batch_size=8, collate_fn=collate, num_workers=1)
     assert batch["label"].tolist() == [True, False] * 4

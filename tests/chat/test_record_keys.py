@@ -27,16 +27,16 @@ from batchloom.core.conversation import Conversation, LabelledConversation, Pref
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
-def user(text, **more):
-    return {"role": "user", "content": text, **more}
+def user(text, **fields):
+    return {"role": "user", "content": text, **fields}
 
 
-def assistant(text, **more):
-    return {"role": "assistant", "content": text, **more}
+def assistant(text, **fields):
+    return {"role": "assistant", "content": text, **fields}
 
 
 TALK = [user("q"), assistant("a")]
-# A record of each kind, in every form that can become it.
+# Records of each kind, in every form that gives the kind.
 RECORDS = {
     "text": [{"text": "t"}],
     "interleaved": [{"text": "t <image>", "images": ["i.png"]}],
@@ -51,7 +51,7 @@ RECORDS = {
     ],
     "tokens": [{"input_ids": [5, 6, 7]}],
 }
-# A value of each unsupported key that changes training where the key is defined.
+# For each unsupported key, a value that changes training in the library that defines it.
 EFFECTIVE = {
     "chat_template_kwargs": {"enable_thinking": False},
     "mask": "Assistant",
@@ -74,53 +74,53 @@ NEUTRAL = {
 }
 
 
-def read(record, mapping=None, ignore=()):
+def read_record(record, mapping=None, ignore=()):
     schema = detect_schema([record], mapping, ignore=ignore)
     return make_record_reader(schema)(record)
 
 
-def is_read(record, name):
+def has_role(record, name):
     """Return whether the form of a record has a role for the column."""
     if name == "tools":
         return "instruction" not in record
     return name == "history" and bool({"instruction", "chosen"} & record.keys())
 
 
-def unsupported_cases():
+def list_unsupported_cases():
     for kind, table in COLUMN_TABLES.items():
         for name in table.unsupported:
             for record in RECORDS[kind]:
-                if name not in record and not is_read(record, name):
+                if name not in record and not has_role(record, name):
                     yield pytest.param(kind, record, name, id=f"{kind}-{'-'.join(record)}-{name}")
 
 
-@pytest.mark.parametrize(("kind", "record", "name"), list(unsupported_cases()))
+@pytest.mark.parametrize(("kind", "record", "name"), list(list_unsupported_cases()))
 def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, name):
-    # A kto_tag that is a label is honoured.
-    changed = {**record, name: 5 if name == "kto_tag" else EFFECTIVE.get(name, "x")}
+    # 5 is no label: a kto_tag that is a label is used.
+    changed_record = {**record, name: 5 if name == "kto_tag" else EFFECTIVE.get(name, "x")}
     schema = detect_schema([record], media=kind == "interleaved")
     assert schema.kind == kind
     library = COLUMN_TABLES[kind].unsupported[name].library
     if name in ("rejected_response", "rejected_messages") and "chosen" not in record:
-        # In the first records it makes a pair of each.
-        assert isinstance(read(changed), PreferencePair)
+        # In the first records, the column turns each record into a pair.
+        assert isinstance(read_record(changed_record), PreferencePair)
         with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
-            make_record_reader(schema)(changed)
+            make_record_reader(schema)(changed_record)
         return
     with pytest.raises(SchemaError) as caught:
-        detect_schema([changed])
+        detect_schema([changed_record])
     assert f"{name!r} is not supported ({library}: " in str(caught.value)
     assert f"--ignore {name}" in str(caught.value)
-    # One that comes late is a bad record.
+    # A late column makes a bad record.
     with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
-        make_record_reader(schema)(changed)
-    # Whoever says so trains without it, and gets what the record without it gives.
-    ignored = make_record_reader(detect_schema([changed], ignore=[name]))(changed)
+        make_record_reader(schema)(changed_record)
+    # With --ignore, the record is read as if it lacked the column.
+    ignored = make_record_reader(detect_schema([changed_record], ignore=[name]))(changed_record)
     assert repr(ignored) == repr(make_record_reader(schema)(record))
     for empty in (None, "", []):
         assert repr(make_record_reader(schema)({**record, name: empty})) == repr(ignored)
     if name in NEUTRAL:
-        assert repr(read({**record, name: NEUTRAL[name]})) == repr(ignored)
+        assert repr(read_record({**record, name: NEUTRAL[name]})) == repr(ignored)
 
 
 @pytest.mark.parametrize("name", MESSAGE_KEYS.unsupported)
@@ -128,14 +128,14 @@ def test_an_unsupported_key_of_a_message_is_an_error(name):
     entry = MESSAGE_KEYS.unsupported[name]
     record = {"messages": [user("q"), assistant("a", **{name: EFFECTIVE[name]})]}
     with pytest.raises(UnusableRecordError) as caught:
-        read(record)
+        read_record(record)
     assert f"messages[1].{name} is not supported ({entry.library}: " in str(caught.value)
-    assert read(record, ignore=[name]) == Conversation(TALK)
-    assert read(record, ignore=[f"messages[].{name}"]) == Conversation(TALK)
+    assert read_record(record, ignore=[name]) == Conversation(TALK)
+    assert read_record(record, ignore=[f"messages[].{name}"]) == Conversation(TALK)
     as_text = {"messages": json.dumps(record["messages"])}
-    assert read(as_text, ignore=[name]) == Conversation(TALK)
+    assert read_record(as_text, ignore=[name]) == Conversation(TALK)
     with pytest.raises(UnusableRecordError, match=f"answer.{name} is not supported|{name}"):
-        read({"prompt": "q", "completion": record["messages"][1:]})
+        read_record({"prompt": "q", "completion": record["messages"][1:]})
 
 
 @pytest.mark.parametrize("name", PART_KEYS)
@@ -143,9 +143,9 @@ def test_an_unsupported_key_of_a_part_is_an_error(name):
     part = {"type": "text", "text": "a", name: 0}
     record = {"messages": [user("q"), assistant([part])]}
     with pytest.raises(UnusableRecordError, match=rf"messages\[1\].content\[0\].{name} is not"):
-        read(record)
+        read_record(record)
     plain = [user("q"), assistant([{"type": "text", "text": "a"}])]
-    assert read(record, ignore=[name]) == Conversation(plain)
+    assert read_record(record, ignore=[name]) == Conversation(plain)
 
 
 @pytest.mark.parametrize("value", [3, 0.5, True, "x", {"a": 1}, [1], [[1]], None, np.arange(3)])
@@ -157,13 +157,13 @@ def test_each_entry_judges_any_value(value):
 
 def test_neutral_values_may_be_text():
     record = {"messages": TALK, "weight": "1.0", "loss_scale": "1", "mask": "user"}
-    assert read(record) == Conversation(TALK)
-    assert read({"messages": [user("q", masked="false"), assistant("a")]}).messages[1] == TALK[1]
+    assert read_record(record) == Conversation(TALK)
+    assert read_record({"messages": [user("q", masked="false"), assistant("a")]}).messages[1] == TALK[1]
 
 
 def test_the_reason_of_a_record_is_the_same_in_every_process():
-    """Sets of strings have another order in each: the quarantine must not."""
-    code = (
+    """Sets of strings have a different order in each process; reasons must not."""
+    script = (
         "from batchloom.chat import detect_schema, make_record_reader\n"
         "talk = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]\n"
         "read = make_record_reader(detect_schema([{'messages': talk}]))\n"
@@ -173,7 +173,7 @@ def test_the_reason_of_a_record_is_the_same_in_every_process():
     )
     reasons = {
         subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             capture_output=True,
             text=True,
@@ -185,7 +185,7 @@ def test_the_reason_of_a_record_is_the_same_in_every_process():
     assert "loss_scale" in reasons.pop()
 
 
-def test_turns_that_are_no_messages_are_refused_beside_an_ignored_key():
+def test_turns_that_are_no_messages_are_refused_with_an_ignored_key():
     for turns in ([user("q", lang="en"), None, assistant("a")], [user("q", lang="en"), "x"]):
         for value in (turns, json.dumps(turns)):
             with pytest.raises(UnusableRecordError, match=r"messages\[1\] holds"):
@@ -194,28 +194,28 @@ def test_turns_that_are_no_messages_are_refused_beside_an_ignored_key():
 
 def test_history_is_read_into_pairs():
     record = {"instruction": "q2", "chosen": "a", "rejected": "b", "history": [["q1", "a1"]]}
-    pair = read({**record, "input": "x", "system": "s"})
-    before = [{"role": "system", "content": "s"}, user("q1"), assistant("a1"), user("q2\nx")]
-    assert pair.chosen.messages == [*before, assistant("a")]
-    assert pair.rejected.messages == [*before, assistant("b")]
+    pair = read_record({**record, "input": "x", "system": "s"})
+    prompt = [{"role": "system", "content": "s"}, user("q1"), assistant("a1"), user("q2\nx")]
+    assert pair.chosen.messages == [*prompt, assistant("a")]
+    assert pair.rejected.messages == [*prompt, assistant("b")]
 
 
 def test_parts_of_llama_factory_hold_their_text_as_value():
-    def parts(text):
+    def make_parts(text):
         return [{"type": "text", "value": text}]
 
-    messages = [user(parts("q"), loss_weight=0.0), assistant(parts("a"), loss_weight=1.0)]
-    found = read({"messages": messages})
-    assert [m["content"] for m in found.messages] == [
+    messages = [user(make_parts("q"), loss_weight=0.0), assistant(make_parts("a"), loss_weight=1.0)]
+    conversation = read_record({"messages": messages})
+    assert [m["content"] for m in conversation.messages] == [
         [{"type": "text", "text": "q"}],
         [{"type": "text", "text": "a"}],
     ]
-    assert found.trained == [False, True]
+    assert conversation.trained == [False, True]
 
 
 def test_a_tool_call_of_ms_swift_is_not_taken_for_a_tool():
     with pytest.raises(UnusableRecordError, match="write the call as tool_calls of an assistant"):
-        read({"messages": [user("q"), {"role": "tool_call", "content": "{}"}, assistant("a")]})
+        read_record({"messages": [user("q"), {"role": "tool_call", "content": "{}"}, assistant("a")]})
 
 
 def test_all_unsupported_columns_are_named_at_once():
@@ -239,10 +239,10 @@ def test_all_unsupported_columns_are_named_at_once():
         ([{}, {"loss": None}], []),
     ],
 )
-def test_flags_of_messages_say_what_is_trained(flags, trained):
-    messages = [{**message, **more} for message, more in zip(TALK, flags, strict=True)]
-    found = read({"messages": messages}).trained
-    assert found == trained or (found == [] and not any(t is not None for t in trained))
+def test_flags_of_messages_select_trained_turns(flags, trained):
+    messages = [{**message, **message_flags} for message, message_flags in zip(TALK, flags, strict=True)]
+    result = read_record({"messages": messages}).trained
+    assert result == trained or (result == [] and not any(t is not None for t in trained))
 
 
 @pytest.mark.parametrize(
@@ -256,89 +256,89 @@ def test_flags_of_messages_say_what_is_trained(flags, trained):
 )
 def test_flags_that_cannot_be_honoured_are_errors(flag, reason):
     with pytest.raises(UnusableRecordError, match=reason):
-        read({"messages": [user("q"), assistant("a", **flag)]})
+        read_record({"messages": [user("q"), assistant("a", **flag)]})
 
 
 @pytest.mark.parametrize("value", [True, False, 1, 0, "true"])
 def test_a_kto_tag_is_a_label(value):
-    good = value in (True, "true")
-    expected = LabelledConversation(Conversation(TALK, completion=1), label=good)
-    assert read({"instruction": "q", "output": "a", "kto_tag": value}) == expected
-    assert read({"messages": TALK, "kto_tag": value}) == expected
-    # A column of classes beside it is no label.
-    assert read({"messages": TALK, "label": "math", "kto_tag": value}) == expected
+    is_good = value in (True, "true")
+    expected = LabelledConversation(Conversation(TALK, completion=1), label=is_good)
+    assert read_record({"instruction": "q", "output": "a", "kto_tag": value}) == expected
+    assert read_record({"messages": TALK, "kto_tag": value}) == expected
+    # A column of classes next to it is no label.
+    assert read_record({"messages": TALK, "label": "math", "kto_tag": value}) == expected
     with pytest.raises(SchemaError, match="'kto_tag' is not supported .LLaMA-Factory"):
-        read({"messages": TALK, "label": True, "kto_tag": value})
+        read_record({"messages": TALK, "label": True, "kto_tag": value})
 
 
 @pytest.mark.parametrize("value", ["maybe", True])
 @pytest.mark.parametrize("name", ["label", "kto_tag"])
 def test_a_mapping_leaves_out_labels_of_either_name(tmp_path, name, value):
     rows = [{"prompt": f"q{n}", "completion": "a", name: value} for n in range(9)]
-    assert read(rows[0], {"label": ""}) == read({"prompt": "q0", "completion": "a"})
+    assert read_record(rows[0], {"label": ""}) == read_record({"prompt": "q0", "completion": "a"})
     write_rows(tmp_path / "in.jsonl", rows)
     path = str(tmp_path / "in.jsonl")
-    words = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
-    assert run_command_line([*words, "--map", "label="]) == 0
+    arguments = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
+    assert run_command_line([*arguments, "--map", "label="]) == 0
     assert not batchloom.open_store(tmp_path / "out").contents.preferences
 
 
 def test_a_rejected_response_makes_a_pair():
     """ms-swift: ``rejected_response`` replaces the last answer of the conversation."""
-    talk = [user("p"), assistant("x"), *TALK]
+    messages = [user("p"), assistant("x"), *TALK]
     expected = PreferencePair(
-        Conversation(talk, completion=3),
-        Conversation([*talk[:-1], assistant("bad")], completion=3),
+        Conversation(messages, completion=3),
+        Conversation([*messages[:-1], assistant("bad")], completion=3),
     )
-    assert read({"messages": talk, "rejected_response": "bad"}) == expected
-    assert read({"messages": json.dumps(talk), "rejected_response": "bad"}) == expected
-    rejected = [*talk[:-1], assistant("bad")]
-    assert read({"messages": talk, "rejected_messages": rejected}) == expected
-    schema = detect_schema([{"messages": talk, "rejected_response": "bad"}])
+    assert read_record({"messages": messages, "rejected_response": "bad"}) == expected
+    assert read_record({"messages": json.dumps(messages), "rejected_response": "bad"}) == expected
+    rejected = [*messages[:-1], assistant("bad")]
+    assert read_record({"messages": messages, "rejected_messages": rejected}) == expected
+    schema = detect_schema([{"messages": messages, "rejected_response": "bad"}])
     assert schema.description == "messages/rejected_response -> preference pairs, the prompt in both"
     single = PreferencePair(Conversation(TALK, completion=1), Conversation([user("q"), assistant("bad")], completion=1))
     for prompt, response in (("prompt", "response"), ("instruction", "output")):
-        assert read({prompt: "q", response: "a", "rejected_response": "bad"}) == single
+        assert read_record({prompt: "q", response: "a", "rejected_response": "bad"}) == single
     tools = [{"type": "function", "function": {"name": "f"}}]
-    pair = read({"system": "s", "messages": TALK, "rejected_response": "bad", "tools": tools})
+    pair = read_record({"system": "s", "messages": TALK, "rejected_response": "bad", "tools": tools})
     assert pair.rejected.messages[0] == {"role": "system", "content": "s"}
     assert pair.chosen.tools == pair.rejected.tools == tools
 
 
 def test_json_text_of_messages_is_read_in_every_column_of_turns():
-    good, bad = TALK, [user("q"), assistant("bad")]
-    pair = {"chosen": good, "rejected": bad}
+    chosen, rejected = TALK, [user("q"), assistant("bad")]
+    pair = {"chosen": chosen, "rejected": rejected}
     as_text = {name: json.dumps(value) for name, value in pair.items()}
-    assert read(as_text) == read(pair)
+    assert read_record(as_text) == read_record(pair)
     halves = {"prompt": [user("q")], "completion": [assistant("a")]}
-    assert read({name: json.dumps(value) for name, value in halves.items()}) == read(halves)
-    # A prompt in messages goes with them; a text that happens to be JSON stays one.
+    assert read_record({name: json.dumps(value) for name, value in halves.items()}) == read_record(halves)
+    # A prompt of messages joins them; a text that happens to be JSON stays text.
     prompted = {**as_text, "prompt": json.dumps([user("q")])}
-    assert read(prompted) == read({**pair, "prompt": [user("q")]})
+    assert read_record(prompted) == read_record({**pair, "prompt": [user("q")]})
     code = json.dumps([assistant("hi")])
-    assert read({"prompt": "q", "completion": code}).messages[1]["content"] == code
+    assert read_record({"prompt": "q", "completion": code}).messages[1]["content"] == code
     for text in ('[{"name": "f"}]', '[{"role": 1, "content": "a"}]', "[{", "[]"):
-        found = read({"prompt": "q", "chosen": text, "rejected": "bad"})
-        assert found.chosen.messages[1]["content"] == text
+        record_pair = read_record({"prompt": "q", "chosen": text, "rejected": "bad"})
+        assert record_pair.chosen.messages[1]["content"] == text
 
 
 def test_a_conversation_with_a_pair_in_it_is_decided_by_the_user():
     good, bad = TALK, [user("q"), assistant("bad")]
     record = {"prompt": "q", "messages": good, "chosen": good, "rejected": bad, "score_chosen": 4.0}
     with pytest.raises(SchemaError, match="'chosen', 'rejected' are not supported") as caught:
-        read(record)
+        read_record(record)
     assert caught.value.suggestion == "chosen=chosen,rejected=rejected"
-    assert isinstance(read(record, parse_mapping(caught.value.suggestion)), PreferencePair)
+    assert isinstance(read_record(record, parse_mapping(caught.value.suggestion)), PreferencePair)
     for mapping, ignore in (({"messages": "messages"}, ()), (None, ("chosen", "rejected"))):
-        assert read(record, mapping, ignore) == Conversation(good)
+        assert read_record(record, mapping, ignore) == Conversation(good)
     texts = {"prompt": "q", "chosen": "a", "rejected": "bad"}
-    chosen_alone = read(texts, parse_mapping("prompt=prompt,completion=chosen"))
+    chosen_alone = read_record(texts, parse_mapping("prompt=prompt,completion=chosen"))
     assert chosen_alone == Conversation(good, completion=1)
 
 
 def test_segments_of_axolotl_are_named():
     with pytest.raises(SchemaError, match="'segments' is not supported .axolotl") as caught:
-        read({"segments": [{"label": True, "text": "a"}]})
+        read_record({"segments": [{"label": True, "text": "a"}]})
     assert caught.value.suggestion is None
 
 
@@ -378,12 +378,12 @@ def test_unused_columns_are_announced_once(tmp_path):
         write_rows(path, rows)
         notes = prepare(path, ignore=ignore).notes
         assert not [note for note in notes if "nused" in note]
-    found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes")
-    assert found.sources[0].unused == ("lang", "score", "messages[].mood")
-    found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes", ignore=["score"])
-    assert found.sources[0].unused == ("lang", "messages[].mood")
-    assert "--ignore score" in found.commands[0]
-    # A key that the template reads is used.
+    diagnosis = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes")
+    assert diagnosis.sources[0].unused == ("lang", "score", "messages[].mood")
+    diagnosis = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes", ignore=["score"])
+    assert diagnosis.sources[0].unused == ("lang", "messages[].mood")
+    assert "--ignore score" in diagnosis.commands[0]
+    # A key that the template reads counts as used.
     template = tmp_path / "moods.jinja"
     template.write_text("{% for m in messages %}{{ m.role }} {{ m.mood }}: {{ m.content }}\n{% endfor %}")
     notes = prepare(tmp_path / "three.jsonl", template=str(template)).notes
@@ -395,18 +395,18 @@ def test_an_ignored_key_is_part_of_the_recipe(tmp_path):
     write_rows(tmp_path / "in.jsonl", rows)
     with pytest.raises(batchloom.BatchloomError, match="loss_scale is not supported .ms-swift"):
         prepare(tmp_path / "in.jsonl")
-    made = prepare(tmp_path / "in.jsonl", ignore=["loss_scale"], restart=True)
-    assert made.counts.documents == 20
-    again = batchloom.prepare(recipe=made.path, out=tmp_path / "again")
-    assert f"{tmp_path / 'again'} is identical to {made.path}, byte for byte." in again.notes
+    report = prepare(tmp_path / "in.jsonl", ignore=["loss_scale"], restart=True)
+    assert report.counts.documents == 20
+    repeated = batchloom.prepare(recipe=report.path, out=tmp_path / "again")
+    assert f"{tmp_path / 'again'} is the same as {report.path}, to the byte." in repeated.notes
     manifest = tmp_path / "sets.yaml"
     manifest.write_text("datasets:\n- path: in.jsonl\n  ignore: [loss_scale]\n")
     assert batchloom.prepare(manifest, out=tmp_path / "sets", tokenizer="bytes").counts.documents == 20
 
 
 def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
-    talks = [[user(f"q{n}"), assistant("good")] for n in range(20)]
-    swift = [{"messages": talk, "rejected_response": "bad"} for talk in talks]
+    conversations = [[user(f"q{n}"), assistant("good")] for n in range(20)]
+    swift = [{"messages": talk, "rejected_response": "bad"} for talk in conversations]
     factory = [{"instruction": f"q{n}", "output": "o", "kto_tag": n % 2 == 0} for n in range(20)]
     write_rows(tmp_path / "swift.jsonl", swift)
     write_rows(tmp_path / "factory.jsonl", factory)
@@ -427,7 +427,10 @@ def test_the_page_lists_every_unsupported_key():
 
 def test_used_names_are_those_of_the_forms():
     names = {
-        name for rule in FORM_RULES for some in (*rule.required.values(), *rule.optional.values()) for name in some
+        name
+        for rule in FORM_RULES
+        for columns in (*rule.required.values(), *rule.optional.values())
+        for name in columns
     }
     assert names == frozenset().union(*(table.used for kind, table in COLUMN_TABLES.items() if kind != "interleaved"))
     for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS):

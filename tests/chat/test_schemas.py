@@ -1,4 +1,4 @@
-"""Which schema is found for which columns, and what a record of it becomes."""
+"""Schema detection from columns, and the records that each schema reads."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def system(text):
     return {"role": "system", "content": text}
 
 
-def read(record, mapping=None):
+def read_record(record, mapping=None):
     schema = detect_schema([record], mapping)
     return schema, make_record_reader(schema)(record)
 
@@ -107,16 +107,16 @@ CONVERSATIONS = [
 
 @pytest.mark.parametrize(("record", "description", "messages"), CONVERSATIONS)
 def test_conversations(record, description, messages):
-    before = json.dumps(record)
-    schema, found = read(record)
+    serialized = json.dumps(record)
+    schema, conversation = read_record(record)
     assert (schema.kind, schema.description) == ("conversation", description)
-    assert (found.messages, found.trained, found.completion) == (messages, [], None)
-    assert found.tools == (FUNCTIONS if record.get("tools") else None)
-    assert json.dumps(record) == before
+    assert (conversation.messages, conversation.trained, conversation.completion) == (messages, [], None)
+    assert conversation.tools == (FUNCTIONS if record.get("tools") else None)
+    assert json.dumps(record) == serialized
 
 
 @pytest.mark.parametrize(
-    ("columns", "read_from"),
+    ("columns", "form"),
     [
         ("messages conversations prompt completion text", "messages"),
         ("conversations prompt completion text input_ids", "messages"),
@@ -128,36 +128,36 @@ def test_conversations(record, description, messages):
         ("content", "text"),
     ],
 )
-def test_the_first_form_wins(columns, read_from):
+def test_the_first_form_wins(columns, form):
     values = {"messages": TALK, "conversations": TALK, "input_ids": [1]}
     record = {name: values.get(name, name) for name in reversed(columns.split())}
     schema = detect_schema([record])
-    assert schema.form == read_from
+    assert schema.form == form
     make_record_reader(schema)(record)
 
 
 def test_names_of_a_role_have_an_order():
     answers = {"answers": {"text": ["5"]}, "answer": "3", "output": "2", "response": "1"}
     for expected in "1235":
-        _, found = read({"question": "q", **answers})
-        assert found.messages[1]["content"] == expected
+        _, conversation = read_record({"question": "q", **answers})
+        assert conversation.messages[1]["content"] == expected
         answers.popitem()
-    assert read({"instruction": "i", "completion": "c"})[1].messages == [user("i"), assistant("c")]
-    assert read({"question": "1", "prompt": "2", "instruction": "3", "answer": "a"})[1].messages[0] == user("3")
+    assert read_record({"instruction": "i", "completion": "c"})[1].messages == [user("i"), assistant("c")]
+    assert read_record({"question": "1", "prompt": "2", "instruction": "3", "answer": "a"})[1].messages[0] == user("3")
 
 
 def test_prompt_and_completion_know_where_the_completion_begins():
-    assert read({"prompt": "p", "completion": "c"})[1] == Conversation([user("p"), assistant("c")], completion=1)
-    _, found = read({"prompt": [system("s"), *TALK[:3]], "completion": [assistant("c"), user("x")]})
-    assert (found.messages, found.completion) == (
+    assert read_record({"prompt": "p", "completion": "c"})[1] == Conversation([user("p"), assistant("c")], completion=1)
+    _, conversation = read_record({"prompt": [system("s"), *TALK[:3]], "completion": [assistant("c"), user("x")]})
+    assert (conversation.messages, conversation.completion) == (
         [system("s"), *TALK[:3], assistant("c"), user("x")],
         4,
     )
-    _, found = read({"prompt": "p", "completion": "c", "system": "s"})
-    assert (found.messages, found.completion) == ([system("s"), user("p"), assistant("c")], 2)
+    _, conversation = read_record({"prompt": "p", "completion": "c", "system": "s"})
+    assert (conversation.messages, conversation.completion) == ([system("s"), user("p"), assistant("c")], 2)
 
 
-def test_flags_of_messages_are_kept_apart_from_them():
+def test_flags_are_separate_from_messages():
     messages = [
         {**system("s"), "weight": 1},
         user("q"),
@@ -167,16 +167,18 @@ def test_flags_of_messages_are_kept_apart_from_them():
         {**assistant("a"), "weight": 1},
         assistant("a"),
     ]
-    _, found = read({"messages": messages})
-    assert found.messages == messages
-    assert found.trained == [None, None, False, True, False, True, None]
-    _, found = read({"messages": messages, "system": "s"})
-    assert found.trained == [None, None, False, True, False, True, None]
-    _, found = read({"prompt": TALK[:1], "completion": [{**assistant("a"), "train": False}], "system": "s"})
-    assert found.trained == [None, None, False]
+    _, conversation = read_record({"messages": messages})
+    assert conversation.messages == messages
+    assert conversation.trained == [None, None, False, True, False, True, None]
+    _, conversation = read_record({"messages": messages, "system": "s"})
+    assert conversation.trained == [None, None, False, True, False, True, None]
+    _, conversation = read_record(
+        {"prompt": TALK[:1], "completion": [{**assistant("a"), "train": False}], "system": "s"}
+    )
+    assert conversation.trained == [None, None, False]
 
 
-def test_messages_keep_everything_a_template_may_ask_for():
+def test_messages_keep_all_fields():
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "d"}]},
         {"role": "user", "content": "q", "name": "Ann"},
@@ -200,9 +202,9 @@ def test_messages_keep_everything_a_template_may_ask_for():
             "anything": 7,
         },
     ]
-    _, found = read({"messages": messages, "tools": FUNCTIONS})
-    assert found.messages is messages
-    assert found.tools is FUNCTIONS
+    _, conversation = read_record({"messages": messages, "tools": FUNCTIONS})
+    assert conversation.messages is messages
+    assert conversation.tools is FUNCTIONS
 
 
 def test_a_pair_has_one_prompt_and_two_answers():
@@ -219,59 +221,61 @@ def test_a_pair_has_one_prompt_and_two_answers():
             "rejected": {"from": "gpt", "value": "b"},
         },
     ):
-        schema, found = read(record)
-        assert (schema.kind, found) == ("preference", PreferencePair(good, bad))
-    _, found = read(
+        schema, pair = read_record(record)
+        assert (schema.kind, pair) == ("preference", PreferencePair(good, bad))
+    _, pair = read_record(
         {
             "prompt": "p",
             "chosen": [system("s"), *good.messages],
             "rejected": [system("s"), *bad.messages],
         }
     )
-    assert found.chosen == Conversation([system("s"), *good.messages], completion=2)
-    assert read({"chosen": "text one", "rejected": "text two"})[1] == PreferencePair("text one", "text two")
+    assert pair.chosen == Conversation([system("s"), *good.messages], completion=2)
+    assert read_record({"chosen": "text one", "rejected": "text two"})[1] == PreferencePair("text one", "text two")
 
 
 def test_a_label_makes_a_labelled_conversation():
-    talk = Conversation([user("p"), assistant("c")], completion=1)
+    conversation = Conversation([user("p"), assistant("c")], completion=1)
     for value in (True, False, 1, 0, 1.0, "True", "0"):
-        schema, found = read({"prompt": "p", "completion": "c", "label": value})
+        schema, labelled = read_record({"prompt": "p", "completion": "c", "label": value})
         good = value in (True, "True")
-        assert (schema.kind, found) == ("preference", LabelledConversation(talk, label=good))
+        assert (schema.kind, labelled) == ("preference", LabelledConversation(conversation, label=good))
         assert schema.description == "prompt/completion -> 2 turns and a preference label"
-    assert read({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == talk
-    assert read({"question": "p", "answer": "c", "label": True})[1] == LabelledConversation(talk, label=True)
+    assert read_record({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == conversation
+    assert read_record({"question": "p", "answer": "c", "label": True})[1] == LabelledConversation(
+        conversation, label=True
+    )
     last = len(TALK) - 1
     expected = LabelledConversation(Conversation(TALK, completion=last), label=False)
-    assert read({"messages": TALK, "label": False})[1] == expected
+    assert read_record({"messages": TALK, "label": False})[1] == expected
 
 
 @pytest.mark.parametrize("values", [[0, 3, 2], [0.5], ["toxic", "mild", "true"], [0, -1, 7], [[0]]])
-def test_a_label_of_another_task_is_none(values):
+def test_a_label_of_another_task_is_ignored(values):
     rows = [{"prompt": "p", "completion": "c", "label": value} for value in values]
     assert detect_schema(rows).kind == "conversation"
-    # One that is no label among others must not make good answers of bad ones.
+    # A value that is no label must not turn bad answers into good ones.
     assert detect_schema([*rows, *[{**rows[0], "label": False}] * 4]).kind == "preference"
     assert detect_schema(rows, {"label": "label"}).kind == "preference"
 
 
 def test_token_rows_lose_their_padding_and_keep_their_mask():
-    _, found = read({"input_ids": [5, 6, 7]})
-    assert (found.ids.tolist(), found.trained) == ([5, 6, 7], None)
-    _, found = read(
+    _, row = read_record({"input_ids": [5, 6, 7]})
+    assert (row.ids.tolist(), row.trained) == ([5, 6, 7], None)
+    _, row = read_record(
         {
             "input_ids": [0, 5, 6, 7, 0],
             "labels": [-100, -100, 6, 7, -100],
             "attention_mask": [0, 1, 1, 1, 0],
         }
     )
-    assert (found.ids.tolist(), found.trained.tolist()) == ([5, 6, 7], [False, True, True])
-    _, found = read({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]})
-    assert found.trained.tolist() == [False, True]
-    _, found = read({"input_ids": np.array([5, 6], np.uint16), "labels": np.array([-100, 6])})
-    assert (found.ids.tolist(), found.trained.tolist()) == ([5, 6], [False, True])
-    _, found = read({"toks": {"ids": [5]}}, {"input_ids": "toks.ids"})
-    assert found.ids.tolist() == [5]
+    assert (row.ids.tolist(), row.trained.tolist()) == ([5, 6, 7], [False, True, True])
+    _, row = read_record({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]})
+    assert row.trained.tolist() == [False, True]
+    _, row = read_record({"input_ids": np.array([5, 6], np.uint16), "labels": np.array([-100, 6])})
+    assert (row.ids.tolist(), row.trained.tolist()) == ([5, 6], [False, True])
+    _, row = read_record({"toks": {"ids": [5]}}, {"input_ids": "toks.ids"})
+    assert row.ids.tolist() == [5]
 
 
 def test_a_map_names_columns_and_the_rest_is_still_detected():
@@ -283,18 +287,18 @@ def test_a_map_names_columns_and_the_rest_is_still_detected():
         "deep": {"list": [{"s": "sys"}]},
         "a.b": "dotted",
     }
-    assert read(record, parse_mapping("prompt=q,response=a"))[1].messages == [
+    assert read_record(record, parse_mapping("prompt=q,response=a"))[1].messages == [
         user("?\nx"),
         assistant("!"),
     ]
     mapping = parse_mapping(" prompt=q, response=a.b ,context=,system=deep.list[-1].s")
-    assert read(record, mapping)[1].messages == [system("sys"), user("?"), assistant("dotted")]
-    assert read(record, {"text": "deep.list[0].s"})[1] == "sys"
-    assert read({"input": "i", "output": "o"}, {"prompt": "input"})[1].messages == [
+    assert read_record(record, mapping)[1].messages == [system("sys"), user("?"), assistant("dotted")]
+    assert read_record(record, {"text": "deep.list[0].s"})[1] == "sys"
+    assert read_record({"input": "i", "output": "o"}, {"prompt": "input"})[1].messages == [
         user("i"),
         assistant("o"),
     ]
-    assert read({"messages": TALK, "text": "t"}, {"text": "text"})[1] == "t"
+    assert read_record({"messages": TALK, "text": "t"}, {"text": "text"})[1] == "t"
 
 
 @pytest.mark.parametrize(
@@ -320,8 +324,8 @@ def test_a_map_is_checked_at_once(text, problems):
     with pytest.raises(SettingsError) as caught:
         parse_mapping(text)
     assert len(caught.value.problems) == len(problems)
-    for found, expected in zip(caught.value.problems, problems, strict=True):
-        assert expected in found
+    for problem, expected in zip(caught.value.problems, problems, strict=True):
+        assert expected in problem
 
 
 def test_columns_of_a_map_must_be_there():
@@ -348,7 +352,7 @@ HUMAN_EVAL = {
 
 
 @pytest.mark.parametrize(
-    ("record", "said", "suggestion"),
+    ("record", "message", "suggestion"),
     [
         (
             HUMAN_EVAL,
@@ -394,10 +398,10 @@ HUMAN_EVAL = {
         ({}, "the first records are empty", None),
     ],
 )
-def test_an_unknown_record_is_refused_with_the_map_that_would_read_it(record, said, suggestion):
+def test_an_unknown_record_is_refused_with_the_map_that_would_read_it(record, message, suggestion):
     with pytest.raises(SchemaError) as caught:
         detect_schema([record])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert (caught.value.suggestion, caught.value.columns) == (suggestion, tuple(record))
     if suggestion:
@@ -411,22 +415,22 @@ def test_no_records_are_no_schema():
 
 def test_a_few_other_records_do_not_change_a_schema():
     good = {"question": "q", "answer": "a"}
-    odd = [{"messages": TALK}, {"text": "t"}, {}, {"answer": 5}]
-    assert detect_schema([*odd, *[good] * 4]).form == "instruction"
+    odd_records = [{"messages": TALK}, {"text": "t"}, {}, {"answer": 5}]
+    assert detect_schema([*odd_records, *[good] * 4]).form == "instruction"
     assert detect_schema([{}, {}, good]).form == "instruction"
 
 
-def test_what_comes_late_is_read():
+def test_late_columns_are_read():
     schema = detect_schema([{"instruction": "i", "output": "o"}])
-    late = {"instruction": "i", "output": "o", "input": "x", "system": "s"}
-    assert make_record_reader(schema)(late).messages == [system("s"), user("i\nx"), assistant("o")]
+    record = {"instruction": "i", "output": "o", "input": "x", "system": "s"}
+    assert make_record_reader(schema)(record).messages == [system("s"), user("i\nx"), assistant("o")]
 
 
 IDS = {"input_ids": [1, 2]}
 
 
 @pytest.mark.parametrize(
-    ("first", "late", "role"),
+    ("first_record", "late_columns", "role"),
     [
         ({"prompt": "q", "completion": "a"}, {"label": False}, "label"),
         ({"question": "q", "answer": "a", "label": ""}, {"label": "false"}, "label"),
@@ -437,23 +441,23 @@ IDS = {"input_ids": [1, 2]}
         ({"chosen": "q a", "rejected": "q b"}, {"prompt": "q"}, "prompt"),
     ],
 )
-def test_what_would_change_a_record_and_comes_late_is_refused(first, late, role):
-    read_one = make_record_reader(detect_schema([first] * 3))
-    read_one(first)
+def test_late_columns_that_would_change_a_record_are_refused(first_record, late_columns, role):
+    reader = make_record_reader(detect_schema([first_record] * 3))
+    reader(first_record)
     with pytest.raises(UnusableRecordError, match=f"column '{role}' holds .* first records have no value.*{role}="):
-        read_one(first | late)
-    make_record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
-    # Seen in the first records it is another task's, or heeded.
-    make_record_reader(detect_schema([first | late] * 3))(first | late)
+        reader(first_record | late_columns)
+    make_record_reader(detect_schema([first_record] * 3, {role: ""}))(first_record | late_columns)
+    # In the first records the column belongs to another task or is used.
+    make_record_reader(detect_schema([first_record | late_columns] * 3))(first_record | late_columns)
 
 
 def test_real_files(real_data):
-    def lines(name):
+    def read_lines(name):
         opener = gzip.open if name.endswith("gz") else open
         with opener(real_data / name, "rt") as file:
             return [json.loads(line) for line in file]
 
-    gsm, c4 = lines("gsm8k_train.jsonl"), lines("c4_demo.jsonl")
+    gsm, c4 = read_lines("gsm8k_train.jsonl"), read_lines("c4_demo.jsonl")
     alpaca = json.loads((real_data / "alpaca_en_demo.json").read_text())
     for rows, description in (
         (gsm, "question/answer -> 2 turns"),
@@ -465,9 +469,9 @@ def test_real_files(real_data):
         reader = make_record_reader(schema)
         assert len([reader(row) for row in rows]) == len(rows)
     with pytest.raises(SchemaError) as caught:
-        detect_schema(lines("HumanEval.jsonl.gz"))
+        detect_schema(read_lines("HumanEval.jsonl.gz"))
     assert str(caught.value).endswith("--map prompt=prompt,response=canonical_solution")
     mapping = parse_mapping("prompt=prompt,response=canonical_solution")
-    rows = lines("HumanEval.jsonl.gz")
-    first = make_record_reader(detect_schema(rows, mapping))(rows[0])
-    assert first.messages == [user(rows[0]["prompt"]), assistant(rows[0]["canonical_solution"])]
+    rows = read_lines("HumanEval.jsonl.gz")
+    conversation = make_record_reader(detect_schema(rows, mapping))(rows[0])
+    assert conversation.messages == [user(rows[0]["prompt"]), assistant(rows[0]["canonical_solution"])]

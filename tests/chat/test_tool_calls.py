@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
 from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
-from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tools_of
+from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tool_lists
 from tiers import examples
 
 PROVED = ChatRules(prove=True)
@@ -21,16 +21,16 @@ MANY = settings(
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
 
-def call(arguments, **wrapper):
+def make_call(arguments, **wrapper):
     return {**wrapper, "function": {"name": "find", "arguments": arguments}}
 
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "weather?"},
-    {"role": "assistant", "content": None, "tool_calls": [call({"city": "Zürich"}, id="1")]},
+    {"role": "assistant", "content": None, "tool_calls": [make_call({"city": "Zürich"}, id="1")]},
     {"role": "tool", "content": "sunny", "tool_call_id": "1"},
-    {"role": "assistant", "content": "Two:", "tool_calls": [call('{"n":1}'), call({})]},
+    {"role": "assistant", "content": "Two:", "tool_calls": [make_call('{"n":1}'), make_call({})]},
     {"role": "tool", "content": "a"},
     {"role": "tool", "content": "b"},
     {"role": "assistant", "content": "Fine."},
@@ -47,7 +47,7 @@ LLAMA_CALLS = (
     'Two:\n\n{"name": "find", "parameters": {"n":1}}; {"name": "find", "parameters": {}}',
 )
 TOOL_LINE = json.dumps(TOOL)
-SAID = {
+EXPECTED_TEXTS = {
     "plain": (
         f"Tools:\n{TOOL_LINE}\n\nSystem:\nBe brief.\n\nUser:\nweather?\n\n"
         f"Assistant:\n{CALLS[0]}<|endoftext|>\nTool:\nsunny\n\nAssistant:\n{CALLS[1]}<|endoftext|>\n"
@@ -101,91 +101,93 @@ def encoders(tokenizers):
     }
 
 
-def trained_pieces(encoder, made):
-    """The trained text of one document, a string for each run of trained tokens."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask, [0]])))
-    return [encoder.tokenizer.decode(made.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+def decode_trained_spans(encoder, encoded):
+    """Return the trained text of one document, one string per trained span."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.mask, [0]])))
+    return [encoder.tokenizer.decode(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 def test_calls_are_trained_and_tools_and_results_are_not(encoders, template):
     encoder = encoders["bytes", template]
-    made = encode_conversations([Conversation(TURNS, [TOOL])], encoder, PROVED)
-    assert not made.faults
-    assert not made.altered
-    assert encoder.tokenizer.decode(made.ids) == SAID[template]
+    encoded = encode_conversations([Conversation(TURNS, [TOOL])], encoder, PROVED)
+    assert not encoded.faults
+    assert not encoded.altered
+    assert encoder.tokenizer.decode(encoded.ids) == EXPECTED_TEXTS[template]
     calls, stop = LLAMA_CALLS if template == "llama3" else CALLS, STOP[template]
-    assert trained_pieces(encoder, made) == [*(one + stop for one in calls), f"Fine.{stop}"]
+    assert decode_trained_spans(encoder, encoded) == [*(answer + stop for answer in calls), f"Fine.{stop}"]
 
 
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 def test_calls_without_a_list_of_tools(encoders, template):
     encoder = encoders["bytes", template]
-    with_tools, without = (
+    with_tools, without_tools = (
         encode_conversations([Conversation(TURNS, tools)], encoder, PROVED) for tools in ([TOOL], None)
     )
-    assert trained_pieces(encoder, without) == trained_pieces(encoder, with_tools)
-    assert "find" not in encoder.tokenizer.decode(without.ids[: np.flatnonzero(without.mask)[0]])
+    assert decode_trained_spans(encoder, without_tools) == decode_trained_spans(encoder, with_tools)
+    assert "find" not in encoder.tokenizer.decode(without_tools.ids[: np.flatnonzero(without_tools.mask)[0]])
 
 
-def body_of(template, message):
-    """The text a model is to write for a message, by the rules of the documentation."""
+def format_answer(template, message):
+    """Return the text that a model must write for a message, as documented."""
     content = message["content"]
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content)
     if template != "chatml":
         content = content.strip()
     calls = []
-    for one in message.get("tool_calls", ()):
-        arguments = one["function"]["arguments"] or {}
+    for call in message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"] or {}
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         key = "parameters" if template == "llama3" else "arguments"
-        text = f'{{"name": "{one["function"]["name"]}", "{key}": {arguments}}}'
-        calls.append(text if template == "llama3" else f"<tool_call>\n{text}\n</tool_call>")
+        call_text = f'{{"name": "{call["function"]["name"]}", "{key}": {arguments}}}'
+        calls.append(call_text if template == "llama3" else f"<tool_call>\n{call_text}\n</tool_call>")
     between, inner = ("\n\n", "; ") if template == "llama3" else ("\n", "\n")
     return content + (between if content and calls else "") + inner.join(calls) + STOP[template]
 
 
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 @MANY
-@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
+@given(turns=rich_messages(GENTLE), tools=tool_lists(GENTLE))
 def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools):
     encoder = encoders["bytes", template]
-    made = encode_conversations([Conversation(turns, tools)], encoder, PROVED)
-    if made.faults:
-        whys = (
+    encoded = encode_conversations([Conversation(turns, tools)], encoder, PROVED)
+    if encoded.faults:
+        reasons = (
             "crosses the position",
             "beginning of turn",
             "empty turn",
             "private-use",
             "leaves it out",
         )
-        assert any(why in made.faults[0].reason for why in whys)
+        assert any(reason in encoded.faults[0].reason for reason in reasons)
         return
-    expected = [body_of(template, turn) for turn in turns if turn["role"] == "assistant"]
+    expected = [format_answer(template, turn) for turn in turns if turn["role"] == "assistant"]
     if not expected:
-        assert made.dropped
+        assert encoded.dropped
         return
-    assert trained_pieces(encoder, made) == expected
+    assert decode_trained_spans(encoder, encoded) == expected
 
 
 @pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 @MANY
-@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
-def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, turns, tools):
+@given(turns=rich_messages(GENTLE), tools=tool_lists(GENTLE))
+def test_ids_are_those_of_apply_chat_template(encoders, hf_tokenizers, name, template, turns, tools):
     encoder = encoders[name, template]
     rules = ChatRules(prove=True, train_on="all")
-    made = encode_conversations([Conversation(turns, tools)], encoder, rules)
-    assert not made.faults
-    text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
-    expected = theirs[name].apply_chat_template(turns, tools=tools, chat_template=text, return_dict=True)
-    assert made.ids.tolist() == expected["input_ids"]
+    encoded = encode_conversations([Conversation(turns, tools)], encoder, rules)
+    assert not encoded.faults
+    template_text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
+    expected = hf_tokenizers[name].apply_chat_template(
+        turns, tools=tools, chat_template=template_text, return_dict=True
+    )
+    assert encoded.ids.tolist() == expected["input_ids"]
 
 
-def text_without_tools(template, turns):
-    """The text of plain turns, which no rule for tools may change."""
+def render_without_tools(template, turns):
+    """Return the text of turns without tools, which rules for tools must not change."""
     if template == "chatml":
         return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
     if template == "llama3":
@@ -216,10 +218,10 @@ def test_turns_without_tools_stay_as_they_were(encoders, template, turns):
     try:
         rendered = encoders["bytes", template].renderer.render(Conversation(turns))
     except RenderError as error:
-        # Contents of the characters that mark turns, where one spells a control token, are refused as ever.
+        # Contents with private-use characters that spell a control token are refused.
         assume("spells a control token" not in str(error))
         raise
-    assert rendered.text == text_without_tools(template, turns)
+    assert rendered.text == render_without_tools(template, turns)
 
 
 # The template that Qwen2.5-Instruct publishes (Apache-2.0).
@@ -277,34 +279,34 @@ QWEN25 = r"""{%- if tools %}
 """
 
 
-def as_qwen_takes(turns):
-    """Turns in the forms that Qwen's template reads: texts, and arguments as objects."""
-    taken = []
+def convert_for_qwen(turns):
+    """Convert turns to the forms that Qwen's template reads: texts and argument objects."""
+    converted = []
     for turn in turns:
         content, calls = turn["content"], turn.get("tool_calls", ())
         if not isinstance(content, str):
             content = "".join(part["text"] for part in content)
-        taken.append({"role": turn["role"].replace("developer", "user"), "content": content})
-        functions = [one["function"] for one in calls]
+        converted.append({"role": turn["role"].replace("developer", "user"), "content": content})
+        functions = [function["function"] for function in calls]
         if functions:
-            taken[-1]["tool_calls"] = [
-                {"function": {**one, "arguments": one["arguments"]}}
-                if isinstance(one["arguments"], dict)
-                else {"function": {**one, "arguments": {"text": one["arguments"]}}}
-                for one in functions
+            converted[-1]["tool_calls"] = [
+                {"function": {**function, "arguments": function["arguments"]}}
+                if isinstance(function["arguments"], dict)
+                else {"function": {**function, "arguments": {"text": function["arguments"]}}}
+                for function in functions
             ]
-    return [{"role": "system", "content": "Be brief."}, *taken]
+    return [{"role": "system", "content": "Be brief."}, *converted]
 
 
 @MANY
-@given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
-def test_chatml_writes_what_qwen_writes(encoders, theirs, turns, tools):
-    turns = as_qwen_takes(turns)
+@given(turns=rich_messages(GENTLE), tools=tool_lists(GENTLE))
+def test_chatml_writes_what_qwen_writes(encoders, hf_tokenizers, turns, tools):
+    turns = convert_for_qwen(turns)
     text = encoders["bytes", "chatml"].renderer.render(Conversation(turns, tools)).text
-    assert text == theirs["bytes"].apply_chat_template(turns, tools=tools, chat_template=QWEN25, tokenize=False)
+    assert text == hf_tokenizers["bytes"].apply_chat_template(turns, tools=tools, chat_template=QWEN25, tokenize=False)
 
 
-# Writes contents alone; its generation marks are no proof that an answer is whole.
+# Template that writes contents only. Its generation marks do not prove that an answer is complete.
 SILENT = (
     "{% for m in messages %}{{ m.role + ': ' }}{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content | default('') }}{{ eos_token }}{% endgeneration %}{% else %}"
@@ -322,9 +324,9 @@ def test_a_template_that_drops_calls_is_refused(tokenizers, tmp_path, train_on):
     (tmp_path / "silent.jinja").write_text(SILENT)
     encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja"))
     rules = ChatRules(prove=True, train_on=train_on)
-    made = encode_conversations([Conversation(TURNS)], encoder, rules)
-    (left,) = made.faults
-    assert left.reason == (
+    encoded = encode_conversations([Conversation(TURNS)], encoder, rules)
+    (fault,) = encoded.faults
+    assert fault.reason == (
         "template silent.jinja leaves out tool calls of turn 3: choose one that writes them, such as --template chatml"
     )
 
@@ -332,8 +334,8 @@ def test_a_template_that_drops_calls_is_refused(tokenizers, tmp_path, train_on):
 def test_a_template_that_refuses_calls_is_named_with_its_remedy(tokenizers, tmp_path):
     (tmp_path / "strict.jinja").write_text(STRICT)
     encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "strict.jinja"))
-    (left,) = encode_conversations([Conversation(TURNS)], encoder, PROVED).faults
-    assert "single tool-calls only); change the record, or choose another --template" in left.reason
+    (fault,) = encode_conversations([Conversation(TURNS)], encoder, PROVED).faults
+    assert "single tool-calls only); change the record, or choose another --template" in fault.reason
 
 
 def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path):
@@ -349,5 +351,5 @@ def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path)
         ),
         (ChatEncoder(tokenizers["bytes"], "plain"), {"leaves out reasoning": 1}),
     ):
-        made = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
-        assert made.altered == altered
+        encoded = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
+        assert encoded.altered == altered

@@ -1,4 +1,4 @@
-"""Which template is meant, and what is said about it."""
+"""Choice of the chat template, and the notes about it."""
 
 import json
 
@@ -9,28 +9,28 @@ from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer
 from chat.conftest import byte_level
-from chat.conversations import CHATML, talk
+from chat.conversations import CHATML, make_conversation
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def with_config(folder, **config):
+def resolve_with_config(folder, **config):
     byte_level(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return resolve_tokenizer(str(folder))
 
 
-def test_no_template_means_plain_and_is_told(tokenizers):
+def test_no_template_means_plain_with_a_note(tokenizers):
     encoder = ChatEncoder(tokenizers["bytes"])
     assert encoder.renderer.name == "plain"
     assert "has no chat template: plain is used" in encoder.notes[0]
-    text = encoder.renderer.render(talk(" hi ", "ho", system="s")).text
-    assert text == "System:\ns\n\nUser:\nhi\n\nAssistant:\nho<|endoftext|>\n"
+    rendered = encoder.renderer.render(make_conversation(" hi ", "ho", system="s")).text
+    assert rendered == "System:\ns\n\nUser:\nhi\n\nAssistant:\nho<|endoftext|>\n"
 
 
 @pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
-def test_built_in_templates_say_nothing_new_about_themselves(tokenizers, name):
+def test_built_in_templates_give_no_notes(tokenizers, name):
     assert ChatEncoder(tokenizers["bytes"], name).notes == ()
 
 
@@ -49,7 +49,7 @@ def test_unknown_names_and_missing_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content", "sentence"),
     [
         ("a.jinja", b"\xff", "not UTF-8"),
         ("a.json", b"[]", "an object with chat_template"),
@@ -57,9 +57,9 @@ def test_unknown_names_and_missing_files(tmp_path):
         ("a.jinja", b"x" * (1 << 20) + b"x", "larger than 1 MiB"),
     ],
 )
-def test_bad_files_get_a_sentence(tmp_path, name, content, why):
+def test_bad_files_get_a_sentence(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TemplateError, match=why):
+    with pytest.raises(TemplateError, match=sentence):
         choose_template(str(tmp_path / name), {}, {}, "t")
 
 
@@ -68,12 +68,12 @@ def test_bad_files_get_a_sentence(tmp_path, name, content, why):
     [TEMPLATE, [{"name": "default", "template": TEMPLATE}], {"default": TEMPLATE}],
     ids=["text", "list", "object"],
 )
-def test_the_own_template_of_the_config(tmp_path, config):
-    tokenizer = with_config(tmp_path / "t", chat_template=config)
-    assert ChatEncoder(tokenizer).renderer.render(talk("a", "b")).text == ("a<|endoftext|>b<|endoftext|>")
+def test_the_template_of_the_tokenizer_config(tmp_path, config):
+    tokenizer = resolve_with_config(tmp_path / "t", chat_template=config)
+    assert ChatEncoder(tokenizer).renderer.render(make_conversation("a", "b")).text == ("a<|endoftext|>b<|endoftext|>")
 
 
-def test_files_beside_the_tokenizer_win(tmp_path):
+def test_files_next_to_the_tokenizer_win(tmp_path):
     folder = tmp_path / "t"
     byte_level(folder)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
@@ -81,37 +81,37 @@ def test_files_beside_the_tokenizer_win(tmp_path):
     (folder / "chat_template.jinja").write_text("file")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools: {{ tools }}")
-    tokenizer = with_config(folder, chat_template="config")
+    tokenizer = resolve_with_config(folder, chat_template="config")
     assert tokenizer.chat.templates == {"default": "file", "tool_use": "tools: {{ tools }}"}
     encoder = ChatEncoder(tokenizer)
-    assert encoder.renderer.render(talk("a", "b")).text == "file"
-    assert encoder.renderer.render(talk("a", "b", tools=[1])).text == "tools: [1]"
+    assert encoder.renderer.render(make_conversation("a", "b")).text == "file"
+    assert encoder.renderer.render(make_conversation("a", "b", tools=[1])).text == "tools: [1]"
     assert ChatEncoder(tokenizer, "tool_use").renderer.name == "tool_use"
 
 
 def test_several_without_a_default_must_be_named(tmp_path):
-    named = [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]
-    tokenizer = with_config(tmp_path / "t", chat_template=named)
+    templates = [{"name": "a", "template": "x"}, {"name": "b", "template": "y"}]
+    tokenizer = resolve_with_config(tmp_path / "t", chat_template=templates)
     with pytest.raises(TemplateError, match="the chat templates a, b but none called default"):
         ChatEncoder(tokenizer)
 
 
 def test_the_state_carries_the_template_and_ids_do_not_depend_on_it(tmp_path, tokenizers):
-    tokenizer = with_config(tmp_path / "t", chat_template=CHATML)
+    tokenizer = resolve_with_config(tmp_path / "t", chat_template=CHATML)
     assert tokenizer.fingerprint == tokenizers["bytes"].fingerprint
-    again = restore_tokenizer(json.loads(json.dumps(tokenizer.state())))
-    assert again.chat == tokenizer.chat
-    assert ChatEncoder(again).renderer.render(talk("a", "b")).text.startswith("<|im_start|>user\na")
+    restored = restore_tokenizer(json.loads(json.dumps(tokenizer.state())))
+    assert restored.chat == tokenizer.chat
+    assert ChatEncoder(restored).renderer.render(make_conversation("a", "b")).text.startswith("<|im_start|>user\na")
     assert "chat" not in resolve_tokenizer("gpt2").state()
 
 
-def test_a_template_without_a_stop_is_told(tmp_path, tokenizers):
+def test_a_template_without_a_stop_gives_a_note(tmp_path, tokenizers):
     (tmp_path / "x.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     notes = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja")).notes
     assert "writes no control token after an assistant turn" in notes[0]
 
 
-def test_a_template_with_a_date_is_told(tmp_path, tokenizers):
+def test_a_template_with_a_date_gives_a_note(tmp_path, tokenizers):
     (tmp_path / "x.jinja").write_text("{{ strftime_now('%Y') }}" + CHATML)
     notes = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja")).notes
     assert any("it always gets 2024-07-26" in note for note in notes)

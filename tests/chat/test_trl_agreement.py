@@ -1,6 +1,6 @@
-"""Ids and masks equal those that TRL's SFTTrainer prepares of prompts and completions.
+"""Agreement of ids and masks with TRL's SFTTrainer on prompts and completions.
 
-TRL is no dependency of the tests: they run where it is installed (the extra ``bench-chat``).
+These tests run only where TRL is installed (the extra ``bench-chat``).
 """
 
 import json
@@ -26,17 +26,17 @@ ROWS = [
 ]
 
 
-def rows(real_rows):
+def make_rows(pairs):
     return [
         {
             "prompt": [{"role": "user", "content": question}],
             "completion": [{"role": "assistant", "content": answer}],
         }
-        for question, answer in real_rows
+        for question, answer in pairs
     ]
 
 
-def prepared_by_trl(tokenizer, examples, folder):
+def prepare_with_trl(tokenizer, examples, folder):
     import datasets
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -61,31 +61,31 @@ def prepared_by_trl(tokenizer, examples, folder):
     return trainer.train_dataset
 
 
-# TRL tokenizes the prompt by itself, and GPT-2's pre-tokenizer cuts "\n\n" otherwise where a word
-# follows: there TRL trains the end of the header (and warns), and we do not.
+# TRL tokenizes the prompt separately. GPT-2's pre-tokenizer splits "\n\n" differently before a word,
+# so TRL trains the end of the header (and warns); batchloom does not.
 HEADER = LLAMA3.replace("\n\n", "\n")
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADER, THINKING], ids=["chatml", "header", "thinking"])
 @pytest.mark.parametrize("name", ["bytes", "nfc"])
-def test_prompt_and_completion(tokenizers, theirs, tmp_path, name, template):
-    some = ROWS
+def test_prompt_and_completion(tokenizers, hf_tokenizers, tmp_path, name, template):
+    pairs = ROWS
     if REAL.is_file():
         lines = map(json.loads, REAL.read_text().splitlines()[:200])
-        some = some + [(row["question"], row["answer"]) for row in lines]
+        pairs = pairs + [(row["question"], row["answer"]) for row in lines]
     (tmp_path / "x.jinja").write_text(template)
-    tokenizer = theirs[name]
+    tokenizer = hf_tokenizers[name]
     tokenizer.chat_template = template
     tokenizer.pad_token = tokenizer.eos_token
-    expected = prepared_by_trl(tokenizer, rows(some), tmp_path / "out")
-    conversations = [Conversation(row["prompt"] + row["completion"], completion=1) for row in rows(some)]
-    plain = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    (tmp_path / "y.jinja").write_text(plain)
+    expected = prepare_with_trl(tokenizer, make_rows(pairs), tmp_path / "out")
+    conversations = [Conversation(row["prompt"] + row["completion"], completion=1) for row in make_rows(pairs)]
+    unmarked_template = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    (tmp_path / "y.jinja").write_text(unmarked_template)
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "y.jinja"))
     rules = ChatRules(train_on="completion", prove=True)
-    made = encode_conversations(conversations, encoder, rules)
-    assert not made.faults
-    assert made.lengths.tolist() == [len(ids) for ids in expected["input_ids"]]
-    assert made.ids.tolist() == [number for ids in expected["input_ids"] for number in ids]
-    labels = np.where(made.mask, made.ids.astype(np.int64), -100).tolist()
+    encoded = encode_conversations(conversations, encoder, rules)
+    assert not encoded.faults
+    assert encoded.lengths.tolist() == [len(ids) for ids in expected["input_ids"]]
+    assert encoded.ids.tolist() == [number for ids in expected["input_ids"] for number in ids]
+    labels = np.where(encoded.mask, encoded.ids.astype(np.int64), -100).tolist()
     assert labels == [number for ids in expected["labels"] for number in ids]

@@ -1,4 +1,4 @@
-"""The ``--map`` that is proposed for unknown columns reads all that they say, or none is proposed."""
+"""Mappings (``--map``) suggested for unknown columns: complete, or none."""
 
 import json
 
@@ -10,38 +10,38 @@ from batchloom.core.errors import SchemaError
 from batchloom.store import LabelledAnswers, PreferencePairs
 from preparation.stores import jsonl
 
-ASKED = {"role": "user", "content": "<asked>"}
+QUESTION = {"role": "user", "content": "<asked>"}
 
 
 def answer(text):
     return {"role": "assistant", "content": text}
 
 
-def shared(text):
+def make_sharegpt(text):
     return [{"from": "human", "value": "<asked>"}, {"from": "gpt", "value": text}]
 
 
-# Records whose columns are unknown, and the mapping that reads them; what a model is to see stands in <>.
+# Records with unknown columns and the mapping that reads them. Text that a model must see is in <>.
 PAIRS = [
     (
-        {"chosen_messages": [ASKED, answer("<good>")], "rejected_messages": [ASKED, answer("<bad>")]},
+        {"chosen_messages": [QUESTION, answer("<good>")], "rejected_messages": [QUESTION, answer("<bad>")]},
         "chosen=chosen_messages,rejected=rejected_messages",
     ),
     (
         {
             "prompt": "<asked>",
-            "chosen_messages": [ASKED, answer("<good>")],
-            "rejected_messages": [ASKED, answer("<bad>")],
+            "chosen_messages": [QUESTION, answer("<good>")],
+            "rejected_messages": [QUESTION, answer("<bad>")],
             "prompt_id": "1",
         },
         "chosen=chosen_messages,rejected=rejected_messages",
     ),
     (
-        {"chosen_conversations": shared("<good>"), "rejected_conversations": shared("<bad>")},
+        {"chosen_conversations": make_sharegpt("<good>"), "rejected_conversations": make_sharegpt("<bad>")},
         "chosen=chosen_conversations,rejected=rejected_conversations",
     ),
     (
-        {"prompt": [ASKED], "chosen_turn": answer("<good>"), "rejected_turn": answer("<bad>")},
+        {"prompt": [QUESTION], "chosen_turn": answer("<good>"), "rejected_turn": answer("<bad>")},
         "chosen=chosen_turn,rejected=rejected_turn,prompt=prompt",
     ),
     (
@@ -69,7 +69,7 @@ PAIRS = [
 ]  # fmt: skip
 CONVERSATIONS = [
     (
-        {"dialog": [ASKED, answer("<good>")], "System": "<system>"},
+        {"dialog": [QUESTION, answer("<good>")], "System": "<system>"},
         "messages=dialog,system=System",
     ),
     (
@@ -89,26 +89,26 @@ CONVERSATIONS = [
 ]
 
 
-def said(value):
-    """The strings of a record that a model is to see."""
+def collect_visible(value):
+    """Return the strings of a record that a model must see."""
     if isinstance(value, str):
         return {value} if value.startswith("<") else set()
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return set().union(*map(said, values))
+    return set().union(*map(collect_visible, values))
 
 
-def numbered(value, number):
-    """A copy of a record with the number in every string that a model is to see."""
+def number_texts(value, number):
+    """Return a copy of a record with the number in every string that a model must see."""
     if isinstance(value, str):
         return f"{value}{number}." if value.startswith("<") else value
     if isinstance(value, dict):
-        return {key: numbered(one, number) for key, one in value.items()}
-    return [numbered(one, number) for one in value] if isinstance(value, list) else value
+        return {key: number_texts(item, number) for key, item in value.items()}
+    return [number_texts(item, number) for item in value] if isinstance(value, list) else value
 
 
-def prepared(folder, record, suggestion):
-    """The records, and the store that the proposed mapping makes of them."""
-    records = [numbered(record, number) for number in range(5)]
+def prepare_suggested(folder, record, suggestion):
+    """Return the records and the store that the suggested mapping makes from them."""
+    records = [number_texts(record, number) for number in range(5)]
     jsonl(folder / "in.jsonl", records)
     settings = {"tokenizer": "bytes", "val_fraction": 0, "template": "plain"}
     with pytest.raises(SchemaError) as caught:
@@ -119,42 +119,42 @@ def prepared(folder, record, suggestion):
     return records, batchloom.open_store(result.path)
 
 
-def text_of(ids):
+def decode(ids):
     return bytes(n for n in ids if n < 256).decode()
 
 
 @pytest.mark.parametrize(("record", "suggestion"), PAIRS)
 def test_two_answers_become_a_pair(tmp_path, record, suggestion):
-    records, store = prepared(tmp_path, record, suggestion)
+    records, store = prepare_suggested(tmp_path, record, suggestion)
     stored = PreferencePairs(store)
     assert len(stored) == len(records)
-    for number, one in enumerate(records):
-        prompt, chosen, rejected = map(text_of, stored[number].values())
+    for number, numbered in enumerate(records):
+        prompt, chosen, rejected = map(decode, stored[number].values())
         assert f"<good>{number}." in chosen
         assert f"<bad>{number}." in rejected
-        assert all(text in prompt + chosen + rejected for text in said(one))
+        assert all(text in prompt + chosen + rejected for text in collect_visible(numbered))
         assert f"<asked>{number}." in prompt
 
 
 @pytest.mark.parametrize(("record", "suggestion"), CONVERSATIONS)
 def test_nothing_of_a_conversation_is_left_out(tmp_path, record, suggestion):
-    records, store = prepared(tmp_path, record, suggestion)
+    records, store = prepare_suggested(tmp_path, record, suggestion)
     assert len(store) == len(records)
-    for number, one in enumerate(records):
-        text = text_of(store[number].ids)
-        assert all(some in text for some in said(one))
+    for number, numbered in enumerate(records):
+        decoded = decode(store[number].ids)
+        assert all(visible in decoded for visible in collect_visible(numbered))
 
 
 def test_json_text_of_messages_is_a_conversation(tmp_path):
-    """As CSV files hold them."""
-    talk = json.dumps([ASKED, answer("<good>")])
-    _, store = prepared(tmp_path, {"dialog": talk, "id": "7"}, "messages=dialog")
-    assert text_of(store[0].ids).startswith("User:\n<asked>\n\nAssistant:\n<good>")
+    """CSV files hold messages as JSON text."""
+    talk = json.dumps([QUESTION, answer("<good>")])
+    _, store = prepare_suggested(tmp_path, {"dialog": talk, "id": "7"}, "messages=dialog")
+    assert decode(store[0].ids).startswith("User:\n<asked>\n\nAssistant:\n<good>")
 
 
 def test_a_label_makes_a_labelled_answer(tmp_path):
     record = {"User query": "<asked>", "reply": "<good>", "label": True}
-    _, store = prepared(tmp_path, record, "prompt=User query,response=reply")
+    _, store = prepare_suggested(tmp_path, record, "prompt=User query,response=reply")
     assert len(LabelledAnswers(store)) == 5
 
 
@@ -163,8 +163,8 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
     [
         (
             {
-                "conversation_a": [ASKED, answer("a")],
-                "conversation_b": [ASKED, answer("b")],
+                "conversation_a": [QUESTION, answer("a")],
+                "conversation_b": [QUESTION, answer("b")],
                 "winner": "a",
             },
             "'conversation_b', 'winner'",
@@ -176,7 +176,7 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
         ({"Question": "q", "choices": ["a", "b"], "Answer": "B"}, "'choices'"),
         ({"question": "q", "answer": ["a", "b"]}, "'answer[1]'"),
         ({"data": {"query": "q", "reply": "a", "history": "c"}}, "'data.history'"),
-        ({"dialog": [ASKED, answer("a")], "functions": [{"name": "f"}]}, "'functions'"),
+        ({"dialog": [QUESTION, answer("a")], "functions": [{"name": "f"}]}, "'functions'"),
         (
             {
                 "prompt": "q",
@@ -188,7 +188,7 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
         ({"post": "q", "good_reply": "a", "bad_reply": "b", "dialog_history": "c"}, "'dialog_history'"),
     ],
 )  # fmt: skip
-def test_no_mapping_is_proposed_that_would_lose_a_column(tmp_path, record, columns):
+def test_no_mapping_is_suggested_that_would_leave_out_a_column(tmp_path, record, columns):
     jsonl(tmp_path / "in.jsonl", [record] * 3)
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
@@ -196,7 +196,7 @@ def test_no_mapping_is_proposed_that_would_lose_a_column(tmp_path, record, colum
     assert f"no --map is suggested because it would leave out {columns}; name the" in str(caught.value)
 
 
-def test_a_name_is_no_text(tmp_path):
+def test_an_identifier_column_is_not_suggested_as_text(tmp_path):
     jsonl(tmp_path / "in.jsonl", [{"id": "a", "response": "b"}, {"uuid": "c", "response": "d"}])
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")

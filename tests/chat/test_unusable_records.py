@@ -1,4 +1,4 @@
-"""Records that cannot be used: each is told where, what was there and what to do."""
+"""Unusable records: each reason names the position, the value and the remedy."""
 
 import json
 
@@ -20,21 +20,21 @@ GOOD = {
 }
 
 
-def reader(form):
+def make_reader(form):
     schema = detect_schema([GOOD[form]])
     assert schema.form == form
     return make_record_reader(schema)
 
 
-def reason(form, record):
+def read_fault(form, record):
     with pytest.raises(UnusableRecordError) as caught:
-        reader(form)(record)
+        make_reader(form)(record)
     assert "\n" not in caught.value.reason
     return caught.value.reason
 
 
 @pytest.mark.parametrize(
-    ("form", "record", "said"),
+    ("form", "record", "message"),
     [
         (
             "text",
@@ -169,12 +169,12 @@ def reason(form, record):
         ("tokens", {"input_ids": [1], "attention_mask": [1]}, "no column 'labels'"),
     ],
 )
-def test_columns(form, record, said):
-    assert said in reason(form, record)
+def test_columns(form, record, message):
+    assert message in read_fault(form, record)
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([], "column 'messages' is empty: a conversation without turns"),
         ("hello", "column 'messages' holds text that is not a JSON list of messages: "),
@@ -265,12 +265,12 @@ def test_columns(form, record, said):
         ),
     ],
 )
-def test_messages(messages, said):
-    assert said in reason("messages", {"messages": messages})
+def test_messages(messages, message):
+    assert message in read_fault("messages", {"messages": messages})
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "message"),
     [
         ({"tools": "[1"}, "column 'tools' holds text that is not a JSON list of tools"),
         ({"tools": {"name": "f"}}, "column 'tools' holds an object, not a list of tools"),
@@ -281,8 +281,8 @@ def test_messages(messages, said):
         ),
     ],
 )
-def test_what_stands_around_messages(extra, said):
-    assert said in reason("messages", {**GOOD["messages"], **extra})
+def test_columns_next_to_messages(extra, message):
+    assert message in read_fault("messages", {**GOOD["messages"], **extra})
 
 
 def test_a_pair_without_prompt_must_begin_alike():
@@ -291,53 +291,57 @@ def test_a_pair_without_prompt_must_begin_alike():
         make_record_reader(detect_schema([record]))(record)
 
 
-# One character at least that can be seen.
-texts = st.builds(
+# Texts with at least one visible character.
+visible_texts = st.builds(
     "".join,
     st.tuples(st.text(), st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), st.text()),
 )
-extras = st.dictionaries(st.sampled_from(["name", "reasoning_content", "id", "Ω"]), texts, max_size=2)
-contents = texts | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), min_size=1, max_size=3)
-messages_of = st.builds(
+extra_fields = st.dictionaries(st.sampled_from(["name", "reasoning_content", "id", "Ω"]), visible_texts, max_size=2)
+visible_contents = visible_texts | st.lists(
+    st.fixed_dictionaries({"type": st.just("text"), "text": visible_texts}), min_size=1, max_size=3
+)
+visible_messages = st.builds(
     lambda role, content, extra: {"role": role, "content": content, **extra},
     st.sampled_from(["system", "user", "assistant", "tool", "developer"]),
-    contents,
-    extras,
+    visible_contents,
+    extra_fields,
 )
 
 
-@given(st.lists(messages_of, max_size=8), messages_of)
-def test_all_turns_are_kept_and_untouched(messages, last):
+@given(st.lists(visible_messages, max_size=8), visible_messages)
+def test_all_turns_are_read_unchanged(messages, last):
     messages = [*messages, {**last, "role": "assistant"}]
-    before = json.dumps(messages)
-    assert reader("messages")({"messages": messages}).messages == json.loads(before)
-    assert json.dumps(messages) == before
-    assert reader("messages")({"messages": before}).messages == messages
+    serialized = json.dumps(messages)
+    assert make_reader("messages")({"messages": messages}).messages == json.loads(serialized)
+    assert json.dumps(messages) == serialized
+    assert make_reader("messages")({"messages": serialized}).messages == messages
     split = len(messages) // 2
     if split:
-        found = reader("prompt-completion")({"prompt": messages[:split], "completion": messages[split:], "label": True})
-        assert (found.conversation.messages, found.conversation.completion) == (messages, split)
+        labelled = make_reader("prompt-completion")(
+            {"prompt": messages[:split], "completion": messages[split:], "label": True}
+        )
+        assert (labelled.conversation.messages, labelled.conversation.completion) == (messages, split)
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["human", "gpt", "system", "observation"]), texts), max_size=8),
-    texts,
+    st.lists(st.tuples(st.sampled_from(["human", "gpt", "system", "observation"]), visible_texts), max_size=8),
+    visible_texts,
 )
-def test_all_sharegpt_turns_are_kept_in_order(turns, last):
+def test_all_sharegpt_turns_are_read_in_order(turns, last):
     turns = [*turns, ("gpt", last)]
     roles = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool"}
-    found = reader("messages")({"messages": [{"from": who, "value": text} for who, text in turns]})
-    assert found.messages == [{"role": roles[who], "content": text} for who, text in turns]
+    conversation = make_reader("messages")({"messages": [{"from": speaker, "value": text} for speaker, text in turns]})
+    assert conversation.messages == [{"role": roles[speaker], "content": text} for speaker, text in turns]
 
 
-@given(texts, texts, st.none() | texts, st.none() | texts)
-def test_texts_come_through_as_they_are(question, answer, context, system):
+@given(visible_texts, visible_texts, st.none() | visible_texts, st.none() | visible_texts)
+def test_texts_are_read_unchanged(question, answer, context, system):
     record = {"question": question, "answer": answer, "context": context, "system": system}
     prompt = question if context is None else f"{question}\n{context}"
     expected = [] if system is None else [("system", system)]
     expected += [("user", prompt), ("assistant", answer)]
-    found = reader("instruction")(record).messages
-    assert [(message["role"], message["content"]) for message in found] == expected
+    messages = make_reader("instruction")(record).messages
+    assert [(message["role"], message["content"]) for message in messages] == expected
 
 
 json_values = st.recursive(
@@ -374,7 +378,7 @@ def test_any_value_in_any_column_is_read_or_a_named_fault(form, data):
     for column in data.draw(st.sets(st.sampled_from([*record, "system", "tools", "history", "images"]))):
         record[column] = data.draw(json_values)
     try:
-        reader(form)(record)
+        make_reader(form)(record)
     except UnusableRecordError:
         return
 
@@ -414,25 +418,25 @@ def test_any_records_have_a_schema_or_a_named_refusal(records):
         if refusal.suggestion:
             detect_schema(records, parse_mapping(refusal.suggestion))
         return
-    read = make_record_reader(schema)
+    read_record = make_record_reader(schema)
     for record in records:
         try:
-            read(record)
+            read_record(record)
         except UnusableRecordError:
             continue
 
 
 BLANK = st.sampled_from(["", " ", "\n\t", "\u00a0", "\u200b", "\ufeff", " \u2060\u00ad\n", "\u3000"])
-said = BLANK | st.sampled_from(["q", " a ", "\u200bx", "0", "\u0301"])
-turn = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant"]), "content": said | st.lists(
-        st.fixed_dictionaries({"type": st.just("text"), "text": said}), max_size=2
+texts_or_blank = BLANK | st.sampled_from(["q", " a ", "\u200bx", "0", "\u0301"])
+any_turn = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"]), "content": texts_or_blank | st.lists(
+        st.fixed_dictionaries({"type": st.just("text"), "text": texts_or_blank}), max_size=2
     )}
 )  # fmt: skip
-spoken = st.none() | said | st.lists(turn, max_size=3)
+any_column = st.none() | texts_or_blank | st.lists(any_turn, max_size=3)
 
 
-def visible(content):
+def is_visible(content):
     texts = [content] if isinstance(content, str) else [part["text"] for part in content]
     return any(c.isprintable() and not c.isspace() for text in texts for c in text)
 
@@ -443,10 +447,10 @@ def visible(content):
         st.fixed_dictionaries(
             {},
             optional={
-                **dict.fromkeys(("instruction", "prompt", "question", "input", "system"), spoken),
-                **dict.fromkeys(("response", "output", "answer", "completion"), spoken),
-                "messages": spoken,
-                "answers": st.fixed_dictionaries({"text": st.lists(said, max_size=2)}),
+                **dict.fromkeys(("instruction", "prompt", "question", "input", "system"), any_column),
+                **dict.fromkeys(("response", "output", "answer", "completion"), any_column),
+                "messages": any_column,
+                "answers": st.fixed_dictionaries({"text": st.lists(texts_or_blank, max_size=2)}),
             },
         ),
         min_size=1,
@@ -455,12 +459,12 @@ def visible(content):
 )
 def test_no_prompt_and_no_answer_is_ever_empty(records):
     try:
-        read = make_record_reader(detect_schema(records))
+        read_record = make_record_reader(detect_schema(records))
     except SchemaError:
         return
     for record in records:
         try:
-            conversation = read(record)
+            conversation = read_record(record)
         except UnusableRecordError:
             continue
         if isinstance(conversation, str):
@@ -468,7 +472,7 @@ def test_no_prompt_and_no_answer_is_ever_empty(records):
         roles = [message["role"] for message in conversation.messages]
         assert "assistant" in roles
         for message in conversation.messages:
-            assert message["role"] == "system" or visible(message["content"])
+            assert message["role"] == "system" or is_visible(message["content"])
 
 
 @pytest.mark.parametrize(
@@ -483,9 +487,9 @@ def test_no_prompt_and_no_answer_is_ever_empty(records):
         ),
     ],
 )
-def test_what_is_suggested_can_be_typed(records, suggestion, prompt):
+def test_a_suggested_mapping_can_be_parsed(records, suggestion, prompt):
     with pytest.raises(SchemaError) as refusal:
         detect_schema(records)
     assert refusal.value.suggestion == suggestion
-    read = make_record_reader(detect_schema(records, parse_mapping(suggestion)))
-    assert read(records[0]).messages[0]["content"] == prompt
+    read_record = make_record_reader(detect_schema(records, parse_mapping(suggestion)))
+    assert read_record(records[0]).messages[0]["content"] == prompt

@@ -1,4 +1,4 @@
-"""A template ends in text or in a named error, whatever it does."""
+"""Sandbox of chat templates: limits on time and memory, and agreement with transformers."""
 
 import datetime as dt
 import importlib.util
@@ -15,8 +15,8 @@ NUMBERS = "{% set a = range(99999) | list %}{% set b = range(99999) | list %}"
 TEXTS = "{% set a = 'ab' * 499999 %}{% set b = 'ab' * 499998 ~ 'ab' %}"
 
 
-def often(expression, given=""):
-    return given + "{% for i in range(99999) %}{% if " + expression + " %}{% endif %}{% endfor %}"
+def repeat_expression(expression, setup=""):
+    return setup + "{% for i in range(99999) %}{% if " + expression + " %}{% endif %}{% endfor %}"
 
 
 DOUBLE = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = EXPR %}{% endfor %}"
@@ -47,18 +47,18 @@ HOSTILE = {
     "changing messages": "{{ messages.append(1) }}",
     "chance": "{{ [1, 2] | random }}",
     "lipsum": "{{ lipsum() }}",
-    "sum": often("range(99999) | sum"),
-    "sort": often("range(99999) | sort"),
-    "unique": often("range(99999) | map('string') | unique | list"),
-    "dictsort": often("d | dictsort", "{% set d = dict.fromkeys(range(9999) | map('string')) %}"),
+    "sum": repeat_expression("range(99999) | sum"),
+    "sort": repeat_expression("range(99999) | sort"),
+    "unique": repeat_expression("range(99999) | map('string') | unique | list"),
+    "dictsort": repeat_expression("d | dictsort", "{% set d = dict.fromkeys(range(9999) | map('string')) %}"),
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) if j is odd and j > 100000 %}{% endfor %}{% endfor %}",
-    "equal lists": often("a == b", NUMBERS),
-    "list.count": often("a.count('x')", NUMBERS),
-    "str.split": often("a.split('b')", TEXTS),
-    "wordcount": often("a | wordcount", TEXTS),
+    "equal lists": repeat_expression("a == b", NUMBERS),
+    "list.count": repeat_expression("a.count('x')", NUMBERS),
+    "str.split": repeat_expression("a.split('b')", TEXTS),
+    "wordcount": repeat_expression("a | wordcount", TEXTS),
     "+ of lists": NUMBERS + "{{ (" + " + ".join(["a"] * 3000) + ") | length }}",
-    "~ of lists": often("a ~ ''", NUMBERS),
-    "dict.fromkeys": often("dict.fromkeys(range(99999))"),
+    "~ of lists": repeat_expression("a ~ ''", NUMBERS),
+    "dict.fromkeys": repeat_expression("dict.fromkeys(range(99999))"),
     "a wide macro": "{% macro m() %}"
     + "{% if x %}{% endif %}" * 3000
     + "{% endmacro %}{% for i in range(99999) %}{{ m() }}{% endfor %}",
@@ -96,23 +96,23 @@ def test_a_hostile_template_is_stopped(name, monkeypatch):
         "{{ 1 / 0 }}",
     ],
 )
-def test_what_a_template_does_not_take_is_told_of_the_conversation(text):
+def test_an_error_of_a_template_rejects_the_conversation(text):
     with pytest.raises(RenderError, match="template bad rejects it"):
         ChatTemplate("bad", text, {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize("text", ["{% while %}", "{{ x", "{{ x | nosuchfilter }}"])
-def test_what_is_no_template_is_told_with_its_line(text):
+def test_a_syntax_error_is_reported_with_its_line(text):
     with pytest.raises(InputError, match="template bad, line 2"):
         ChatTemplate("bad", f"\n{text}", {})
 
 
 def test_large_conversations_may_take_more():
-    """The same template over 3 million characters: what is allowed grows with what is given."""
-    text = "{% set x = messages[0].content %}{% for c in x %}{% endfor %}{{ x + x }}"
+    """Limits grow with the conversation: here with 3 million characters."""
+    template = "{% set x = messages[0].content %}{% for c in x %}{% endfor %}{{ x + x }}"
     content = "a" * 3_000_000
-    made = ChatTemplate("big", text, {}).render([{"role": "user", "content": content}]).text
-    assert made == content * 2
+    rendered = ChatTemplate("big", template, {}).render([{"role": "user", "content": content}]).text
+    assert rendered == content * 2
 
 
 def test_the_date_is_always_the_same():
@@ -120,8 +120,8 @@ def test_the_date_is_always_the_same():
     assert not template.asked_for_date
     assert template.render(MESSAGES).text == "26 Jul 2024"
     assert template.asked_for_date
-    other = ChatTemplate("dated", "{{ strftime_now('%Y') }}", {}, dt.date(2031, 5, 6))
-    assert other.render(MESSAGES).text == "2031"
+    dated_template = ChatTemplate("dated", "{{ strftime_now('%Y') }}", {}, dt.date(2031, 5, 6))
+    assert dated_template.render(MESSAGES).text == "2031"
 
 
 @pytest.mark.parametrize(
@@ -146,20 +146,20 @@ def test_the_date_is_always_the_same():
 def test_tame_templates_give_what_transformers_gives(text):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    theirs, _ = render_jinja_template([MESSAGES], chat_template=text)
-    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == theirs[0]
+    expected, _ = render_jinja_template([MESSAGES], chat_template=text)
+    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == expected[0]
 
 
 @pytest.mark.parametrize("size", [100, 800, pytest.param(2000, marks=pytest.mark.slow)])
 def test_templates_may_look_at_all_messages_from_each(size):
-    """As Gemma 4's does."""
-    text = (
+    """Gemma 4's template loops over all messages for each message."""
+    template = (
         "{% for m in messages %}{% set ns = namespace(n=0) %}{% for other in messages[:loop.index0] %}"
         "{% if other.role == m.role %}{% set ns.n = loop.index %}{% endif %}{% endfor %}{{ m.content }}{{ ns.n }},{% endfor %}"
     )
     messages = [{"role": ("user", "assistant")[n % 2], "content": "hi"} for n in range(size)]
-    made = ChatTemplate("pairs", text, {}).render(messages).text
-    assert made == "".join(f"hi{max(0, n - 1)}," for n in range(size))
+    rendered = ChatTemplate("pairs", template, {}).render(messages).text
+    assert rendered == "".join(f"hi{max(0, n - 1)}," for n in range(size))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_templates_may_look_at_all_messages_from_each(size):
 def test_operations_give_what_transformers_gives(text):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    theirs, _ = render_jinja_template([MESSAGES], chat_template=text)
-    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == theirs[0]
+    expected, _ = render_jinja_template([MESSAGES], chat_template=text)
+    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == expected[0]
 
 
 TRL = importlib.util.find_spec("trl")
@@ -200,10 +200,10 @@ def test_long_conversations_are_those_of_transformers_with_published_templates(n
     if not path.exists():
         pytest.skip(f"this TRL has no {path.name}")
     roles = ("user", "assistant")
-    many = [{"role": roles[n % 2], "content": f"turn {n}"} for n in range(2000)]
-    large = [{"role": role, "content": "Some words. </think>\n" * 50_000} for role in roles]
+    many_turns = [{"role": roles[n % 2], "content": f"turn {n}"} for n in range(2000)]
+    large_turns = [{"role": role, "content": "Some words. </think>\n" * 50_000} for role in roles]
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     template = ChatTemplate(name, path.read_text(), tokens, dt.datetime.now(tz=dt.UTC).date())
-    for messages in (many, large):
-        theirs, _ = render_jinja_template([messages], chat_template=path.read_text(), **tokens)
-        assert template.render(messages).text == theirs[0]
+    for messages in (many_turns, large_turns):
+        expected, _ = render_jinja_template([messages], chat_template=path.read_text(), **tokens)
+        assert template.render(messages).text == expected[0]
