@@ -1,4 +1,4 @@
-"""``batchloom check``: real, synthetic or absent, what would be used, and the exit code."""
+"""Command ``check``: the kind of data, its use and the exit code."""
 
 import json
 
@@ -10,7 +10,7 @@ from batchloom.testing import write_store
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_store(tmp_path / "store", {"train": [[1, 2, 256], [3, 256]], "val": [[4, 256]]})
     write_store(tmp_path / "unseen", {"val": [[4, 256]]})
@@ -33,44 +33,44 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "data", "code", "used"), CASES)
-def test_what_it_is_and_what_would_be_used(here, capsys, path, data, code, used):
+@pytest.mark.parametrize(("path", "data", "code", "usage"), CASES)
+def test_kind_of_data_and_its_use(folder, capsys, path, data, code, usage):
     assert run_command_line(["check", path, "--json"]) == code
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert list(found) == ["path", "kind", "sound", "data", "used", "faults", "facts", "sample"]
-    assert (found["data"], found["sound"], found["path"]) == (data, code == 0, path)
-    assert used in found["used"]
-    assert bool(found["faults"]) == bool(code)
-    assert not said.err
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert list(report) == ["path", "kind", "sound", "data", "used", "faults", "facts", "sample"]
+    assert (report["data"], report["sound"], report["path"]) == (data, code == 0, path)
+    assert usage in report["used"]
+    assert bool(report["faults"]) == bool(code)
+    assert not output.err
 
     assert run_command_line(["check", path]) == code
-    said = capsys.readouterr()
-    assert said.out.splitlines()[0].split() == ["data:", data]
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].split() == ["data:", data]
     if code:
-        assert said.err.startswith("batchloom: ")
+        assert output.err.startswith("batchloom: ")
     else:
-        assert used in " ".join(said.out.split())
+        assert usage in " ".join(output.out.split())
 
 
-def test_a_damaged_store_is_real_and_nothing_of_it_would_be_used(here, capsys):
-    path = here / "store/train/shard_00000.bin"
+def test_a_damaged_store_is_real_and_unused(folder, capsys):
+    path = folder / "store/train/shard_00000.bin"
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
     assert run_command_line(["check", "store", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["data"], found["used"]) == ("real", "nothing until the faults are fixed")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["data"], report["used"]) == ("real", "nothing until the faults are fixed")
 
 
-def test_whether_a_store_without_a_readable_manifest_is_real_is_not_known(here, capsys):
-    (here / "made/dataset_metadata.json").write_text("{")
+def test_a_store_without_a_readable_manifest_is_unknown(folder, capsys):
+    (folder / "made/dataset_metadata.json").write_text("{")
     assert run_command_line(["check", "made", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["data"], found["used"]) == ("unknown", "nothing until the faults are fixed")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["data"], report["used"]) == ("unknown", "nothing until the faults are fixed")
 
 
-def test_what_is_there_and_cannot_be_told_is_an_error(here, capsys):
-    (here / "half/.work").mkdir(parents=True)
+def test_an_unfinished_store_is_an_error(folder, capsys):
+    (folder / "half/.work").mkdir(parents=True)
     assert run_command_line(["check", "half", "--json"]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "is an unfinished store" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "is an unfinished store" in output.err

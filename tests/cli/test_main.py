@@ -1,4 +1,4 @@
-"""The command line as people use it: names brought along, exit codes, one sentence an error."""
+"""Command line: names from other tools, exit codes and one sentence per error."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 
 
 @pytest.mark.parametrize(
-    ("typed", "understood"),
+    ("arguments", "normalized"),
     [
         (["prepare", "a", "--tokens_per_shard", "5"], ["prepare", "a", "--tokens-per-shard", "5"]),
         (
@@ -42,12 +42,12 @@ TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
         (["convert", "--dataset", "org/name", "--out", "b"], ["convert", "org/name", "--out", "b"]),
     ],
 )
-def test_names_brought_along(typed, understood):
-    assert normalize_arguments(typed) == understood
+def test_names_from_other_tools(arguments, normalized):
+    assert normalize_arguments(arguments) == normalized
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (
             ["prepare", "a", "--out", "o", "--tokens-per-shard", "-5"],
@@ -58,13 +58,13 @@ def test_names_brought_along(typed, understood):
         (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is below 1"),
     ],
 )
-def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
-    assert run_command_line(words) == 2
-    assert said in capsys.readouterr().err
+def test_a_problem_is_named_as_it_was_typed(arguments, message, capsys):
+    assert run_command_line(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         (["train", "--data", "a", "--data=b"], "--data"),
         (["prepare", "a", "--out", "b", "--dedup", "none", "--no-dedup"], "--dedup"),
@@ -73,32 +73,34 @@ def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
         (["convert", "a", "--out", "b", "--force", "--force"], "--force"),
     ],
 )
-def test_an_option_with_one_value_is_given_once(words, option, capsys):
-    assert run_command_line(words) == 2
+def test_an_option_with_one_value_is_given_once(arguments, option, capsys):
+    assert run_command_line(arguments) == 2
     assert f"for {option}: it is given 2 times" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [one.name or one.callback.__name__ for one in commands.app.registered_commands])
+@pytest.mark.parametrize(
+    "command", [command.name or command.callback.__name__ for command in commands.app.registered_commands]
+)
 def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert run_command_line([command, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "\\[" not in told
+    output = capsys.readouterr().out
+    assert "\\[" not in output
     if command == "prepare":
-        assert "(org/name[:config][/split][@revision])" in told
+        assert "(org/name[:config][/split][@revision])" in output
 
 
 def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys):
     assert run_command_line(["prepare", "--help", "-h"]) == 0
-    words = ["import", "--out", "o", "--vocab-size", "9", "--val", "a", "--val", "b", "c"]
-    assert run_command_line(words) == 1
+    arguments = ["import", "--out", "o", "--vocab-size", "9", "--val", "a", "--val", "b", "c"]
+    assert run_command_line(arguments) == 1
     assert "given 2 times" not in capsys.readouterr().err
 
 
-def test_old_names_do_the_job(tmp_path, capsys):
+def test_old_names_work(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("some text\n")
     out = tmp_path / "store"
-    words = [
+    arguments = [
         "prepare",
         "--input_files",
         str(tmp_path / "in.txt"),
@@ -107,20 +109,20 @@ def test_old_names_do_the_job(tmp_path, capsys):
         "--tokenization",
         "bytes",
     ]
-    assert run_command_line([*words, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"]) == 0
+    assert run_command_line([*arguments, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"]) == 0
     assert (out / "dataset_metadata.json").exists()
     capsys.readouterr()
 
 
-def test_check_tells_sound_from_faulty_from_misuse(tmp_path, capsys):
+def test_check_distinguishes_sound_faulty_and_misuse(tmp_path, capsys):
     write_store(tmp_path / "s", TEXT)
     assert run_command_line(["check", str(tmp_path / "s")]) == 0
     assert "sound" in capsys.readouterr().out
     (tmp_path / "s/train/shard_00000.bin").write_bytes(b"\0" * 2080)
     assert run_command_line(["check", str(tmp_path / "s"), "--json"]) == 1
-    verdict = json.loads(capsys.readouterr().out)
-    assert verdict["sound"] is False
-    assert "checksum" in verdict["faults"][0]
+    report = json.loads(capsys.readouterr().out)
+    assert report["sound"] is False
+    assert "checksum" in report["faults"][0]
     assert run_command_line(["check", str(tmp_path / "nothing")]) == 1
     assert run_command_line(["check"]) == 2
     assert run_command_line(["check", str(tmp_path), "--nonsense"]) == 2
@@ -160,7 +162,7 @@ def test_inspect_shows_the_store(tmp_path, capsys):
     assert "--first: -1 is not a number of documents" in capsys.readouterr().err
 
 
-def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsys):
+def test_inspect_reports_how_a_loader_handles_long_conversations(tmp_path, capsys):
     rows = [{"question": "?" * n, "answer": "!"} for n in (1, 500)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
@@ -174,22 +176,22 @@ def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsy
 
 def test_a_setting_is_named_as_it_was_typed(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
-    words = ["prepare", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "s")]
-    assert run_command_line([*words, "--overlong", "split", "--train-on", "asistant"]) == 2
-    said = capsys.readouterr().err.removeprefix("batchloom: ").splitlines()
-    assert [line.partition(":")[0] for line in said] == ["--train-on", "--overlong"]
+    arguments = ["prepare", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "s")]
+    assert run_command_line([*arguments, "--overlong", "split", "--train-on", "asistant"]) == 2
+    message_lines = capsys.readouterr().err.removeprefix("batchloom: ").splitlines()
+    assert [line.partition(":")[0] for line in message_lines] == ["--train-on", "--overlong"]
 
 
 def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
-    prepare = ["prepare", "nope.txt", "--out", str(tmp_path / "o")]
-    command = [sys.executable, "-m", "batchloom", *prepare]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    told = [
-        (run_command_line(words), capsys.readouterr().err)
-        for words in (["inspect", "no/such/store"], ["train", "--data", "no/such/store"], prepare)
+    arguments = ["prepare", "nope.txt", "--out", str(tmp_path / "o")]
+    command = [sys.executable, "-m", "batchloom", *arguments]
+    completed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    results = [
+        (run_command_line(command_arguments), capsys.readouterr().err)
+        for command_arguments in (["inspect", "no/such/store"], ["train", "--data", "no/such/store"], arguments)
     ]
-    assert told[-1] == (done.returncode, done.stderr)
-    for code, sentence in told:
+    assert results[-1] == (completed.returncode, completed.stderr)
+    for code, sentence in results:
         assert code in (1, 2)
         assert sentence.startswith("batchloom: ")
         assert len(sentence.strip().splitlines()) == 1
@@ -197,32 +199,32 @@ def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "closed",
+    "redirections",
     [
         "<&- >&- 2>&-",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-")),
+        *(pytest.param(redirection, marks=pytest.mark.slow) for redirection in ("<&-", ">&-", "2>&-")),
     ],
 )
-def test_closed_streams_do_no_harm(tmp_path, closed):
+def test_closed_streams_do_no_harm(tmp_path, redirections):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 3)
-    words = "prepare a.jsonl --out s --tokenizer bytes"
-    done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m batchloom {words} {closed}"],
+    arguments = "prepare a.jsonl --out s --tokenizer bytes"
+    completed = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m batchloom {arguments} {redirections}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert (completed.returncode, "Traceback" in completed.stderr) == (0, False)
     assert run_command_line(["check", str(tmp_path / "s")]) == 0
 
 
 def test_help_is_quick_and_loads_no_torch():
-    code = "import sys; from batchloom.cli.main import run_command_line; code = run_command_line(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0
+    script = "import sys; from batchloom.cli.main import run_command_line; code = run_command_line(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert completed.returncode == 0
     for command in ("prepare", "check", "inspect", "train", "demo"):
-        assert command in done.stdout
+        assert command in completed.stdout
 
 
 def test_version(capsys):
@@ -241,16 +243,16 @@ MAIN = "import batchloom.cli.main as m; m.main()"
         ("typer", "-m"),
         ("batchloom.core.errors", MAIN),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in itertools.product(("numpy", "rich.console"), ("-m", MAIN))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(("numpy", "rich.console"), ("-m", MAIN))
         ),
         pytest.param("typer", MAIN, marks=pytest.mark.slow),
         pytest.param("batchloom.core.errors", "-m", marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
-    """A signal that comes with an import, whichever it is."""
-    code = (
+    """SIGINT during any import stops the command with exit code 130."""
+    script = (
         "import os, runpy, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -259,58 +261,58 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
         "sys.meta_path.insert(0, Finder())\n"
         "sys.argv = ['batchloom', 'prepare', 'a', '--out', 'b']\n"
     )
-    code += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 130
-    assert done.stderr.startswith("batchloom: Stopped.")
-    assert done.stderr.count("\n") == 1
+    script += "runpy.run_module('batchloom', run_name='__main__')\n" if entry == "-m" else entry
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert completed.returncode == 130
+    assert completed.stderr.startswith("batchloom: Stopped.")
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("signal_number", "exit_code"),
     [
         (signal.SIGINT, 130),
         (signal.SIGTERM, 143),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_stop_in_the_middle_of_the_work(tmp_path, number, code):
-    """A pipe as progress's first line: the work has begun when it says so."""
+def test_a_stop_in_the_middle_of_the_work(tmp_path, signal_number, exit_code):
+    """A signal during the work stops the command with its exit code."""
     with (tmp_path / "a.txt").open("w") as file:
         file.writelines(f"line {number}\n" for number in range(1_000_000))
-    words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
-    # Under nohup this process ignores SIGHUP, and so would one that it starts.
-    ignored = signal.signal(number, signal.SIG_DFL)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "batchloom", *words, "--tokenizer", "bytes", "--split-on", "line"],
+    arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    # Under nohup, this process ignores SIGHUP, and the process that it starts would inherit that.
+    previous_handler = signal.signal(signal_number, signal.SIG_DFL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchloom", *arguments, "--tokenizer", "bytes", "--split-on", "line"],
         stderr=subprocess.PIPE,
         text=True,
     )
-    signal.signal(number, ignored)
+    signal.signal(signal_number, previous_handler)
     while not (tmp_path / "out" / ".work" / "units").exists():
-        assert job.poll() is None
+        assert process.poll() is None
         time.sleep(0.01)
-    job.send_signal(number)
-    _, told = job.communicate(timeout=300)
-    assert job.returncode == code
-    assert told.strip().splitlines()[-1].startswith("batchloom: Stopped.")
-    assert "Traceback" not in told
+    process.send_signal(signal_number)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == exit_code
+    assert errors.strip().splitlines()[-1].startswith("batchloom: Stopped.")
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")])
 def test_the_remedy_for_little_memory_fits_the_command(command, remedy, monkeypatch, capsys):
-    def exhausted(arguments):
+    def raise_memory_error(arguments):
         raise MemoryError
 
-    monkeypatch.setattr(commands, "execute", exhausted)
+    monkeypatch.setattr(commands, "execute", raise_memory_error)
     assert run_command_line([command]) == 1
-    told = capsys.readouterr().err
-    assert remedy in told
-    assert ("--batch-size" in told) == (command == "train")
+    message = capsys.readouterr().err
+    assert remedy in message
+    assert ("--batch-size" in message) == (command == "train")
 
 
 def test_names_are_printed_as_they_are(tmp_path, capsys):
-    """Neither markup nor emoji codes in a path are taken for what they spell."""
+    """Markup and emoji codes in a path are printed literally."""
     (tmp_path / "a.txt").write_text(":smile: [bold]")
     out = tmp_path / "[bold]:smile:[" / "]"
     assert run_command_line(["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]) == 0
@@ -323,8 +325,8 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
 
 def test_a_name_that_is_no_utf8_is_printed(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    for extra in ([], ["--json"]):
-        done = subprocess.run(
+    for options in ([], ["--json"]):
+        completed = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -337,35 +339,35 @@ def test_a_name_that_is_no_utf8_is_printed(tmp_path):
                 "bytes",
                 "--val-fraction=0",
                 "--no-dedup",
-                *extra,
+                *options,
             ],
             capture_output=True,
             cwd=tmp_path,
             timeout=300,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["path"] == "out\ufffd"
+        assert (completed.returncode, completed.stderr) == (0, b"")
+    assert json.loads(completed.stdout)["path"] == "out\ufffd"
 
 
 def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
     write_store(tmp_path / "s", TEXT)
-    # Output that is kept until the end is tried twice.
-    usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    # Buffered output is written twice: by the command, and again at exit.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "batchloom", "check", "s"],
             stdout=full,
             stderr=subprocess.PIPE,
             cwd=tmp_path,
-            env=usual,
+            env=environment,
             text=True,
             timeout=300,
             check=False,
         )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith("batchloom: The system refused [ENOSPC]: the disk")
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 1
+    assert completed.stderr.splitlines()[0].startswith("batchloom: The system refused [ENOSPC]: the disk")
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 5000 + ".5G", "10000G"])
@@ -374,59 +376,61 @@ def test_sizes_of_thousands_of_digits(size, capsys):
     assert len(capsys.readouterr().err) < 500
 
 
-def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monkeypatch):
-    """Not what an earlier run had done, nor what was done when the first word of it came."""
-    now = [0.0]
-    monkeypatch.setattr(prepare_module.time, "monotonic", lambda: now[0])
+def test_the_displayed_speed_counts_from_the_start_of_the_phase(capsys, monkeypatch):
+    """Work of an earlier run, and work before the first report, do not count."""
+    clock = [0.0]
+    monkeypatch.setattr(prepare_module.time, "monotonic", lambda: clock[0])
     display = prepare_module.ProgressDisplay()
-    now[0] = 100.0
+    clock[0] = 100.0
     display.show(Progress("write", 600_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
-    first = capsys.readouterr().err
-    assert "50%, 600.0 MB of 1,200.0 MB" in first
-    assert "/s" not in first
-    now[0] = 110.0
+    first_line = capsys.readouterr().err
+    assert "50%, 600.0 MB of 1,200.0 MB" in first_line
+    assert "/s" not in first_line
+    clock[0] = 110.0
     display.show(Progress("write", 700_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
     assert "10.0 MB/s, 50 s left" in capsys.readouterr().err
 
 
-def test_settings_of_reading_are_named_by_their_option(tmp_path, capsys):
+def test_ingest_settings_are_named_by_their_option(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("{}")
-    words = ["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
-    assert run_command_line([*words, "--split-on", "lines", "--text-field", ""]) != 0
-    told = capsys.readouterr().err
-    assert "--text-field: '' is not a word" in told
-    assert "--split-on: 'lines' is not known" in told
+    arguments = ["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
+    assert run_command_line([*arguments, "--split-on", "lines", "--text-field", ""]) != 0
+    message = capsys.readouterr().err
+    assert "--text-field: '' is not a word" in message
+    assert "--split-on: 'lines' is not known" in message
 
 
-def test_nothing_in_a_name_or_a_template_reaches_the_terminal_as_a_command(tmp_path, capsys):
-    evil = tmp_path / "\x1b[31mevil\u202e"
-    evil.mkdir()
-    (evil / "in.jsonl").write_text('{"prompt": "q", "response": "a"}\n' * 20 + "no\n")
-    (evil / "t.jinja").write_text("{{ raise_exception('no \x1b[31mway\x07') }}")
-    (evil / "cut.csv").write_text('text\n"open')
-    inputs, words = str(evil / "in.jsonl"), ["--tokenizer", "bytes"]
-    store = str(evil / "out")
-    assert run_command_line(["prepare", inputs, "--out", store, *words]) == 0
-    assert run_command_line(["prepare", inputs, "--out", store, *words]) == 0
-    for line in (["check", store], ["inspect", store], ["check", inputs]):
-        run_command_line(line)
+def test_control_characters_in_names_and_templates_are_escaped(tmp_path, capsys):
+    hostile_folder = tmp_path / "\x1b[31mevil\u202e"
+    hostile_folder.mkdir()
+    (hostile_folder / "in.jsonl").write_text('{"prompt": "q", "response": "a"}\n' * 20 + "no\n")
+    (hostile_folder / "t.jinja").write_text("{{ raise_exception('no \x1b[31mway\x07') }}")
+    (hostile_folder / "cut.csv").write_text('text\n"open')
+    input_file, options = str(hostile_folder / "in.jsonl"), ["--tokenizer", "bytes"]
+    store = str(hostile_folder / "out")
+    assert run_command_line(["prepare", input_file, "--out", store, *options]) == 0
+    assert run_command_line(["prepare", input_file, "--out", store, *options]) == 0
+    for arguments in (["check", store], ["inspect", store], ["check", input_file]):
+        run_command_line(arguments)
     assert (
         run_command_line(
             [
                 "prepare",
-                inputs,
+                input_file,
                 "--out",
-                str(evil / "2"),
-                *words,
+                str(hostile_folder / "2"),
+                *options,
                 "--template",
-                str(evil / "t.jinja"),
+                str(hostile_folder / "t.jinja"),
             ]
         )
         == 1
     )
     for name in ("cut.csv", "gone.jsonl"):
-        assert run_command_line(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
-    assert run_command_line(["doctor", inputs, "--map", "\x1b[31m=x"]) == 2
-    told = "".join(capsys.readouterr())
-    assert r"\x1b[31mevil\u202e" in told
-    assert not {"\x1b", "\u202e", "\x07"}.intersection(told)
+        assert (
+            run_command_line(["prepare", str(hostile_folder / name), "--out", str(hostile_folder / "3"), *options]) == 1
+        )
+    assert run_command_line(["doctor", input_file, "--map", "\x1b[31m=x"]) == 2
+    output = "".join(capsys.readouterr())
+    assert r"\x1b[31mevil\u202e" in output
+    assert not {"\x1b", "\u202e", "\x07"}.intersection(output)

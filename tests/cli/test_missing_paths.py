@@ -1,4 +1,4 @@
-"""A path where nothing is gives one answer in every command, and the Hub is not asked for it."""
+"""Missing paths: every command reports the same error and does not ask the Hub."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import batchloom
 from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreMissingError
 
-ORDER = ["--seq-len", "64", "--global-batch-size", "2"]
+ORDER_OPTIONS = ["--seq-len", "64", "--global-batch-size", "2"]
 COMMANDS = {
     "prepare": ["prepare", "PATH", "--out", "made", "--tokenizer", "bytes"],
     "doctor": ["doctor", "PATH"],
@@ -17,9 +17,9 @@ COMMANDS = {
     "convert": ["convert", "PATH", "--out", "rows.jsonl"],
     "import": ["import", "PATH", "--out", "made", "--tokenizer", "bytes"],
     "inspect": ["inspect", "PATH"],
-    "plan": ["plan", "PATH", *ORDER],
-    "explain": ["explain", "PATH", "--step", "0", *ORDER],
-    "when": ["when", "PATH", "--document", "0", *ORDER],
+    "plan": ["plan", "PATH", *ORDER_OPTIONS],
+    "explain": ["explain", "PATH", "--step", "0", *ORDER_OPTIONS],
+    "when": ["when", "PATH", "--document", "0", *ORDER_OPTIONS],
     "export": ["export", "PATH", "--to", "flat", "--out", "made"],
     "log": ["log", "PATH"],
     "remove": ["remove", "PATH", "--source", "a"],
@@ -27,7 +27,7 @@ COMMANDS = {
     "edit": ["edit", "PATH", "--at-step", "3", "--skip", "2", "--data", "dummy"],
     "explain --checkpoint": ["explain", "dummy", "--step", "0", "--checkpoint", "PATH"],
     "when --checkpoint": ["when", "dummy", "--document", "0", "--checkpoint", "PATH"],
-    "plan --mixture": ["plan", "--mixture", "PATH", *ORDER],
+    "plan --mixture": ["plan", "--mixture", "PATH", *ORDER_OPTIONS],
     "compare with a store": ["compare", "dummy", "PATH"],
     "prepare --recipe": ["prepare", "--recipe", "PATH", "--out", "made"],
     "compact": ["compact", "PATH"],
@@ -40,7 +40,7 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder ``stores`` with a folder ``web``; whoever asks the Hub fails in another way."""
+    """Make a folder ``stores/web``. A request to the Hub would raise another error."""
     (tmp_path / "stores/web").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -48,39 +48,39 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_the_same(command, folder, capsys):
-    for path, meant in (
+def test_every_command_reports_a_missing_path_alike(command, folder, capsys):
+    for path, ending in (
         ("stores/wbe", "; did you mean 'web'?"),
         ("stores/nothing/below", "."),
         ("nothing", "."),
         (f"{folder}/stores/wbe", "; did you mean 'web'?"),
     ):
-        assert run_command_line([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
-        told = " ".join(capsys.readouterr().err.split())
-        assert f"There is no file or folder {path}: name " in told, command
-        assert told.endswith(meant), command
-        assert "download" not in told
+        assert run_command_line([path if argument == "PATH" else argument for argument in COMMANDS[command]]) == 1
+        message = " ".join(capsys.readouterr().err.split())
+        assert f"There is no file or folder {path}: name " in message, command
+        assert message.endswith(ending), command
+        assert "download" not in message
 
 
-def test_check_as_json_says_so_too(capsys):
+def test_check_reports_a_missing_path_as_json(capsys):
     assert run_command_line(["check", "stores/wbe", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["data"] == "absent"
-    assert found["faults"][0].startswith("There is no file or folder stores/wbe: name ")
+    report = json.loads(capsys.readouterr().out)
+    assert report["data"] == "absent"
+    assert report["faults"][0].startswith("There is no file or folder stores/wbe: name ")
 
 
-def test_python_says_the_same():
+def test_python_reports_a_missing_path_alike():
     with pytest.raises(StoreMissingError, match="There is no file or folder stores/wbe: .*'web'"):
         batchloom.open_store("stores/wbe")
-    order = {"seq_len": 64, "global_batch_size": 2, "steps": 1}
+    settings = {"seq_len": 64, "global_batch_size": 2, "steps": 1}
     with pytest.raises(InputMissingError, match="There is no file or folder stores/wbe: .*'web'"):
-        batchloom.stream("stores/wbe", **order)
+        batchloom.stream("stores/wbe", **settings)
 
 
-def test_a_name_of_the_hub_is_one_where_no_folder_has_its_first_part():
+def test_a_hub_name_is_a_path_if_a_folder_has_its_first_part():
     with pytest.raises(InputMissingError, match="a data set of the Hub: hf://datasets/stores/wbe"):
         batchloom.check("stores/wbe")
-    # Without such a folder, and where more than a path is said, the Hub is meant.
+    # Without such a folder, and with more than a path, the name is a Hub name.
     for name in ("org/name", "stores/wbe@main", "stores/wbe:config/train"):
         with pytest.raises(batchloom.BatchloomError, match="org/name|stores/wbe") as caught:
             batchloom.check(name)

@@ -1,4 +1,4 @@
-"""``batchloom plan``: what a run comes to, told from lengths alone."""
+"""Command ``plan``: forecasts of a run from document lengths."""
 
 import json
 import tracemalloc
@@ -21,7 +21,7 @@ SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
 
 
 @pytest.fixture
-def stores(tmp_path, monkeypatch):
+def store_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(3)
@@ -30,8 +30,8 @@ def stores(tmp_path, monkeypatch):
     return tmp_path
 
 
-def asked(capsys, *words):
-    assert run_command_line(["plan", *words, "--json"]) == 0, capsys.readouterr().err
+def run_plan_json(capsys, *arguments):
+    assert run_command_line(["plan", *arguments, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -46,72 +46,72 @@ def asked(capsys, *words):
         ["--packing", "none", "--group-by-length", "3"],
     ],
 )
-def test_a_forecast_is_what_the_run_serves(stores, capsys, options):
-    told = asked(capsys, "web", *SIZES, *options)
-    given = dict(zip(options[::2], options[1::2], strict=False))
+def test_a_forecast_is_what_the_run_serves(store_folder, capsys, options):
+    forecast = run_plan_json(capsys, "web", *SIZES, *options)
+    values = dict(zip(options[::2], options[1::2], strict=False))
     plan = Plan(
         open_store("web"),
         PlanSpec(
             seq_len=32,
             global_batch_size=4,
-            epochs=3 if "--epochs" in given else None,
-            steps=17 if "--steps" in given else None,
-            packing=given.get("--packing", "best_fit"),
-            overlong=given.get("--overlong", "split"),
-            pool_size=int(given.get("--pool-size", 0)),
-            last=given.get("--last", "fill"),
+            epochs=3 if "--epochs" in values else None,
+            steps=17 if "--steps" in values else None,
+            packing=values.get("--packing", "best_fit"),
+            overlong=values.get("--overlong", "split"),
+            pool_size=int(values.get("--pool-size", 0)),
+            last=values.get("--last", "fill"),
             shuffle="--no-shuffle" not in options,
             align=4 if "--no-shuffle" in options else 1,
-            group_by_length=int(given.get("--group-by-length", 0)),
+            group_by_length=int(values.get("--group-by-length", 0)),
         ),
     )
     rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
-    served = int((np.diff(rows.pointers) > 0).sum())
-    assert (told["exact"], told["exact_tokens"]) == (True, True)
-    assert told["fingerprint"] == plan.fingerprint
-    assert told["steps"] == plan.steps
-    assert told["sequences"] == served
-    assert told["tokens"] == rows.lengths.sum()
-    assert told["padding"] == pytest.approx(1 - rows.lengths.sum() / (len(rows) * 32))
-    (source,) = told["sources"]
+    served_sequences = int((np.diff(rows.pointers) > 0).sum())
+    assert (forecast["exact"], forecast["exact_tokens"]) == (True, True)
+    assert forecast["fingerprint"] == plan.fingerprint
+    assert forecast["steps"] == plan.steps
+    assert forecast["sequences"] == served_sequences
+    assert forecast["tokens"] == rows.lengths.sum()
+    assert forecast["padding"] == pytest.approx(1 - rows.lengths.sum() / (len(rows) * 32))
+    (source,) = forecast["sources"]
     left_out = plan.left_out()
     assert (source["dropped"], source["lost"]) == (left_out.documents, left_out.tokens)
-    if "--group-by-length" in given:
+    if "--group-by-length" in values:
         window = rows.lengths[:12].reshape(3, 4)
-        assert told["cut_padding"] == pytest.approx(1 - window.sum() / (4 * window.max(1).sum()))
-        assert told["cut_padding"] < told["padding"] / 2
-    if "--epochs" in given:
-        assert told["least_padding"] <= told["padding"]
+        assert forecast["cut_padding"] == pytest.approx(1 - window.sum() / (4 * window.max(1).sum()))
+        assert forecast["cut_padding"] < forecast["padding"] / 2
+    if "--epochs" in values:
+        assert forecast["least_padding"] <= forecast["padding"]
 
 
-def test_a_mixture_tells_what_each_source_serves(stores, capsys):
-    words = ["--mixture", "web=0.7,code=0.3", *SIZES, "--steps", "200"]
-    told = asked(capsys, *words, "--world-size", "2", "--tokens-per-second", "1000")
+def test_a_forecast_of_a_mixture_counts_each_source(store_folder, capsys):
+    arguments = ["--mixture", "web=0.7,code=0.3", *SIZES, "--steps", "200"]
+    forecast = run_plan_json(capsys, *arguments, "--world-size", "2", "--tokens-per-second", "1000")
     plan = Plan(read_mixture("web=0.7,code=0.3"), PlanSpec(seq_len=32, global_batch_size=4, steps=200))
     rows = plan.rows(0, plan.positions)
-    for number, source in enumerate(told["sources"]):
+    for number, source in enumerate(forecast["sources"]):
         assert source["tokens_served"] == rows.lengths[rows.sources == number].sum()
         assert abs(source["error"]) < 0.01
         assert source["epochs"] == pytest.approx(
             (rows.sources[rows.pointers[:-1]] == number).sum() / source["sequences_per_epoch"]
         )
-        through = next(
+        first_full_step = next(
             step
             for step in range(200)
             if (rows.sources[rows.pointers[: 4 * step + 4]] == number).sum() >= source["sequences_per_epoch"]
         )
-        assert abs(source["through"] - through) <= 1
-    assert told["rank_bytes"] == -(-told["bytes"] // 2)
-    assert told["hours"] == pytest.approx(200 * 4 * 32 / 1000 / 3600)
-    assert run_command_line(["plan", *words]) == 0
+        assert abs(source["through"] - first_full_step) <= 1
+    assert forecast["rank_bytes"] == -(-forecast["bytes"] // 2)
+    assert forecast["hours"] == pytest.approx(200 * 4 * 32 / 1000 / 3600)
+    assert run_command_line(["plan", *arguments]) == 0
     text = capsys.readouterr().out
     assert "weight 70.0000%, effective" in text
-    through = told["sources"][0]["through"] + 1
-    assert f"passed through once after {through} steps, and begins again" in text
+    first_full_step = forecast["sources"][0]["through"] + 1
+    assert f"passed through once after {first_full_step} steps, and begins again" in text
 
 
-def steps_with(mixture, name, spec):
-    """The steps before the first that begins at, or behind, the turn for which a source has nothing left."""
+def count_steps_with_source(mixture, name, spec):
+    """Return the number of steps that begin before a source is exhausted."""
     plan = Plan(replace(mixture, exhausted="repeat"), replace(spec, steps=200))
     rows, number = plan.rows(0, 200), plan.names.index(name)
     turns = np.flatnonzero(rows.sources[rows.pointers[:-1]] == number)
@@ -120,39 +120,39 @@ def steps_with(mixture, name, spec):
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_a_source_is_exhausted_after_the_steps_it_had_a_share_of(stores, capsys, size):
-    given = {name: open_store(name) for name in ("web", "code")}
-    mixture = Mixture({"web": 0.5, "code": 0.5}, stores=given, exhausted="redistribute")
+def test_a_source_is_exhausted_after_the_steps_it_had_a_share_of(store_folder, capsys, size):
+    opened_stores = {name: open_store(name) for name in ("web", "code")}
+    mixture = Mixture({"web": 0.5, "code": 0.5}, stores=opened_stores, exhausted="redistribute")
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=size))
-    told = forecast_plan(plan)
-    code = next(one for one in told.sources if one.name == "code")
-    assert code.exhausted == steps_with(mixture, "code", plan.spec)
-    after = plan.rows(code.exhausted * size, plan.positions)
-    assert plan.names.index("code") not in after.sources
-    assert [held.step for held in told.shares] == [0, code.exhausted]
+    forecast = forecast_plan(plan)
+    code = next(source for source in forecast.sources if source.name == "code")
+    assert code.exhausted == count_steps_with_source(mixture, "code", plan.spec)
+    later_rows = plan.rows(code.exhausted * size, plan.positions)
+    assert plan.names.index("code") not in later_rows.sources
+    assert [share.step for share in forecast.shares] == [0, code.exhausted]
     assert f"mix    code is exhausted after {code.exhausted} steps: " in "\n".join(describe_mixture(plan, plan.steps))
-    (stores / "mix.yaml").write_text(
+    (store_folder / "mix.yaml").write_text(
         "weights: {web: 1, code: 1}\nstores: {web: web, code: code}\nexhausted: redistribute\n"
     )
-    words = ["plan", "--mixture", "mix.yaml", "--seq-len", "32", "--global-batch-size", str(size)]
-    assert run_command_line(words) == 0
+    arguments = ["plan", "--mixture", "mix.yaml", "--seq-len", "32", "--global-batch-size", str(size)]
+    assert run_command_line(arguments) == 0
     text = capsys.readouterr().out
     assert f"code: exhausted after {code.exhausted} steps\n" in text
     assert f"shares: web 100.00% of the sequences, after {code.exhausted} steps\n" in text
 
 
-def test_stages_and_edits_are_told_with_the_steps_before_them(stores, capsys):
-    (stores / "mix.yaml").write_text(
+def test_stages_and_edits_are_listed_with_their_steps(store_folder, capsys):
+    (store_folder / "mix.yaml").write_text(
         "weights: {web: 1}\nstores: {web: web, code: code}\n"
         "stages: [{step: 6, weights: {code: 1}}, {step: 90, weights: {web: 1}}]\n"
     )
-    words = ["--mixture", "mix.yaml", *SIZES, "--steps", "9"]
-    told = asked(capsys, *words)
-    assert told["shares"] == [
+    arguments = ["--mixture", "mix.yaml", *SIZES, "--steps", "9"]
+    forecast = run_plan_json(capsys, *arguments)
+    assert forecast["shares"] == [
         {"step": 0, "shares": {"web": 1.0}},
         {"step": 6, "shares": {"code": 1.0}},
     ]
-    assert run_command_line(["plan", *words]) == 0
+    assert run_command_line(["plan", *arguments]) == 0
     text = capsys.readouterr().out
     assert "shares: web 100.00% of the sequences\n" in text
     assert "shares: code 100.00% of the sequences, after 6 steps\n" in text
@@ -167,45 +167,45 @@ def test_stages_and_edits_are_told_with_the_steps_before_them(stores, capsys):
         world_size=1,
     )
     loader.edit(Edit(step=3, weights={"web": 1, "code": 1}, note="both"))
-    (stores / "state.json").write_text(json.dumps(loader.state_dict()))
-    words = ["plan", "--mixture", "mix.yaml", "--checkpoint", "state.json", "--steps", "9"]
-    assert run_command_line(words) == 0
+    (store_folder / "state.json").write_text(json.dumps(loader.state_dict()))
+    arguments = ["plan", "--mixture", "mix.yaml", "--checkpoint", "state.json", "--steps", "9"]
+    assert run_command_line(arguments) == 0
     text = capsys.readouterr().out
     assert "edit after 3 steps: weights {web=1, code=1} (both)\n" in text
     assert "% of the sequences, after 3 steps\n" in text
     assert "after 6 steps" not in text
 
 
-def test_no_packing_is_told_to_do_better_than_the_bound():
-    # One source is filled to the last token, the other can only be filled by half.
+def test_forecast_padding_is_at_least_the_bound():
+    # Sequences of one source are full, those of the other only half full.
     stores = {"full": LengthsOnly([32] * 40, "full"), "half": LengthsOnly([17] * 40, "half")}
     mixture = Mixture({"full": 9, "half": 1}, stores=stores)
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=100))
-    told = forecast_plan(plan)
-    assert told.padding == pytest.approx(told.least_padding)
-    later = forecast_plan(Plan(mixture, plan.spec, [Edit(step=50, seq_len=17, skip=3)]))
-    assert 0 < later.least_padding <= later.padding
+    forecast = forecast_plan(plan)
+    assert forecast.padding == pytest.approx(forecast.least_padding)
+    edited_forecast = forecast_plan(Plan(mixture, plan.spec, [Edit(step=50, seq_len=17, skip=3)]))
+    assert 0 < edited_forecast.least_padding <= edited_forecast.padding
 
 
-def test_mixing_is_that_while_a_source_is_served():
+def test_mixing_is_measured_while_a_source_is_served():
     stores = {name: LengthsOnly([10] * 4096, name) for name in ("a", "b", "c")}
     spec = PlanSpec(seq_len=40, global_batch_size=8, steps=1000)
     mixture = Mixture({"a": 1}, stores=stores, stages=[Stage(step=998, weights={"b": 1})])
     mixture = replace(mixture, stages=[*mixture.stages, Stage(step=2000, weights={"c": 1})])
-    a, b, c = (one.mixing for one in forecast_plan(Plan(mixture, spec)).sources)
+    a, b, c = (source.mixing for source in forecast_plan(Plan(mixture, spec)).sources)
     assert a == b
     assert c is None
 
 
-def test_a_source_of_less_than_a_document_a_step_says_so(stores, capsys):
-    words = ["plan", "--mixture", "web=0.9999,code=0.0001", *SIZES, "--steps", "9000"]
-    assert run_command_line(words) == 0
+def test_a_source_with_less_than_one_document_per_step_is_reported(store_folder, capsys):
+    arguments = ["plan", "--mixture", "web=0.9999,code=0.0001", *SIZES, "--steps", "9000"]
+    assert run_command_line(arguments) == 0
     text = capsys.readouterr().out
     assert "a step draws less than 1 document\n" in text
     assert "about 0 documents" not in text
 
 
-def test_exhaustion_edits_and_skips(stores):
+def test_exhaustion_edits_and_skips(store_folder):
     mixture = Mixture(
         {"web": 0.5, "code": 0.5},
         stores={"web": open_store("web"), "code": open_store("code")},
@@ -213,65 +213,65 @@ def test_exhaustion_edits_and_skips(stores):
     )
     edits = [Edit(step=3, skip=2), Edit(step=5, seq_len=64)]
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4), edits)
-    told = forecast_plan(plan)
-    assert told.exact
-    assert not told.exact_tokens
-    assert told.steps == plan.steps
-    assert told.skipped == 8
-    code = next(one for one in told.sources if one.name == "code")
-    after = plan.rows(plan.positions_of(code.exhausted)[0], plan.positions)
-    assert plan.names.index("code") not in after.sources
-    assert sum(one.epochs for one in told.sources) == pytest.approx(2, abs=0.3)
+    forecast = forecast_plan(plan)
+    assert forecast.exact
+    assert not forecast.exact_tokens
+    assert forecast.steps == plan.steps
+    assert forecast.skipped == 8
+    code = next(source for source in forecast.sources if source.name == "code")
+    later_rows = plan.rows(plan.positions_of(code.exhausted)[0], plan.positions)
+    assert plan.names.index("code") not in later_rows.sources
+    assert sum(source.epochs for source in forecast.sources) == pytest.approx(2, abs=0.3)
 
 
-def test_estimates_are_near_and_called_estimates():
+def test_estimates_are_close_and_marked_as_estimates():
     lengths = np.random.default_rng(0).lognormal(5, 1, 200_000).astype(np.uint32) + 1
     store = LengthsOnly(lengths)
     plan = Plan(store, PlanSpec(seq_len=512, global_batch_size=8, pool_size=1024))
-    told = forecast_plan(plan)
-    assert not told.exact
+    forecast = forecast_plan(plan)
+    assert not forecast.exact
     assert not plan.orders.is_counted
     plan.orders.count_all()
-    assert told.steps == pytest.approx(plan.steps, rel=0.002)
+    assert forecast.steps == pytest.approx(plan.steps, rel=0.002)
     assert forecast_plan(plan).steps == plan.steps
     assert forecast_plan(plan).exact
 
 
-@pytest.mark.parametrize(("lanes", "part"), [(1, 0.5), (64, 0.5), (64, 0.95)])
-def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, part):
+@pytest.mark.parametrize(("lanes", "epoch_share"), [(1, 0.5), (64, 0.5), (64, 0.95)])
+def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, epoch_share):
     rng = np.random.default_rng(0)
-    given = {
+    assumed_stores = {
         name: LengthsOnly(np.clip(rng.lognormal(3, 1, count), 1, 200).astype(np.uint32), name)
         for name, count in (("a", 20_000), ("b", 100_000))
     }
-    mixture = Mixture({"a": 1, "b": 4}, stores=given, exhausted="redistribute")
+    mixture = Mixture({"a": 1, "b": 4}, stores=assumed_stores, exhausted="redistribute")
     spec = PlanSpec(seq_len=256, global_batch_size=64, lanes=lanes, pool_size=128)
-    step = int(part * Plan(mixture, spec).orders.order(0).sequences * 5) // 64
+    step = int(epoch_share * Plan(mixture, spec).orders.order(0).sequences * 5) // 64
     plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
-    told = forecast_plan(plan)
-    assert not told.exact
-    assert told.steps == pytest.approx(plan.steps, rel=0.02)
-    assert [one.epochs for one in told.sources] == pytest.approx([1, 1], abs=0.02)
-    # With one lane a cut is known to the row, with 64 it may lie where they lend each other.
-    assert (plan.orders.get_source_cut(0, 1) is None) == (part == 0.95)
+    forecast = forecast_plan(plan)
+    assert not forecast.exact
+    assert forecast.steps == pytest.approx(plan.steps, rel=0.02)
+    assert [source.epochs for source in forecast.sources] == pytest.approx([1, 1], abs=0.02)
+    # With one lane, the cut is known to the row. With 64 lanes, it may be in rows that lanes share.
+    assert (plan.orders.get_source_cut(0, 1) is None) == (epoch_share == 0.95)
 
 
-class FewLengths:
-    """Lengths that are asked of a sample only: a thousandth of all, at most."""
+class SampledLengths:
+    """Lengths that allow reading a thousandth of the documents."""
 
     def __init__(self, lengths):
-        self.lengths, self.size, self.left = lengths, lengths.size, lengths.size // 1000
+        self.lengths, self.size, self.remaining = lengths, lengths.size, lengths.size // 1000
 
     def take(self, documents):
-        self.left -= documents.size
-        assert self.left >= 0, "more than a sample is counted"
+        self.remaining -= documents.size
+        assert self.remaining >= 0, "more than a sample is counted"
         return self.lengths.take(documents)
 
 
 def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
     stores = parse_assumed_stores("a=3T tokens/2B documents, b=3T tokens/2B documents")
     for store in stores.values():
-        store.lengths = FewLengths(store.lengths)
+        store.lengths = SampledLengths(store.lengths)
     plan = Plan(
         Mixture({"a": 1, "b": 1}, stores=stores),
         PlanSpec(seq_len=2048, global_batch_size=512, steps=30_000),
@@ -281,68 +281,68 @@ def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
             Edit(step=25_000, weights={"a": 1, "b": 1}),
         ],
     )
-    assert [one.exhausted for one in forecast_plan(plan).sources] == [None, None]
+    assert [source.exhausted for source in forecast_plan(plan).sources] == [None, None]
 
 
-def test_neighbours_of_a_block_are_as_far_apart_as_is_told():
+def test_forecast_distance_of_neighbours_in_a_block():
     store = LengthsOnly([10] * 4096)
     spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)
     plan = Plan(store, spec)
     (source,) = forecast_plan(plan).sources
-    # Two random places of 256 are a third of it apart, in the mean.
+    # Two random positions of 256 are a third of it apart on average.
     assert source.mixing.apart == pytest.approx(256 / 3, rel=0.15)
     assert (source.mixing.block, source.mixing.pool, source.mixing.documents) == (64, 1024, 32)
     assert source.mixing.blocks <= 16
-    plain = forecast_plan(Plan(store, PlanSpec(seq_len=40, global_batch_size=8, shuffle=False)))
-    assert plain.sources[0].mixing.apart < 1
+    unshuffled = forecast_plan(Plan(store, PlanSpec(seq_len=40, global_batch_size=8, shuffle=False)))
+    assert unshuffled.sources[0].mixing.apart < 1
 
 
-def test_what_does_not_exist_is_assumed_and_every_line_says_so(capsys):
-    words = ["--assume", "15T tokens, 12B documents", "--seq-len", "2048"]
-    assert run_command_line(["plan", *words, "--global-batch-size", "512"]) == 0
+def test_forecasts_of_assumed_stores_are_marked_as_assumed(capsys):
+    arguments = ["--assume", "15T tokens, 12B documents", "--seq-len", "2048"]
+    assert run_command_line(["plan", *arguments, "--global-batch-size", "512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all("source=assumed" in line for line in lines)
     assert any(line.startswith("about 14,30") for line in lines)
-    many = asked(
+    mixture_forecast = run_plan_json(
         capsys,
         *("--assume", "web=10T tokens/8B documents, code=5.5B tokens / 4M documents"),
         *("--mixture", "web=9,code=1", "--steps", "1000", *SIZES),
     )
-    assert [one["documents"] for one in many["sources"]] == [4 * 10**6, 8 * 10**9]
-    assert many["source"] == "assumed"
+    assert [source["documents"] for source in mixture_forecast["sources"]] == [4 * 10**6, 8 * 10**9]
+    assert mixture_forecast["source"] == "assumed"
 
 
 def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
     lengths = parse_assumed_stores("1.25B tokens, 1M documents")["data"].lengths
-    found = lengths.take(np.arange(1_000_000))
-    assert found.mean() == pytest.approx(1250, rel=0.01)
-    assert np.log(found[found > 0]).std() == pytest.approx(1.1, rel=0.02)
+    values = lengths.take(np.arange(1_000_000))
+    assert values.mean() == pytest.approx(1250, rel=0.01)
+    assert np.log(values[values > 0]).std() == pytest.approx(1.1, rel=0.02)
     for number in (0, 17, 999_999):
-        assert lengths.take(np.array([number]))[0] == found[number]
+        assert lengths.take(np.array([number]))[0] == values[number]
 
 
 @pytest.mark.parametrize("text", ["15 T, 12B docs", "15T tokens/12B doc", "15 TTOKENS,12 B documents"])
-def test_assumptions_are_written_in_more_ways_than_one(text):
+def test_spellings_of_assumed_sizes(text):
     (store,) = parse_assumed_stores(text).values()
     assert (store.tokens, store.lengths.size) == (15 * 10**12, 12 * 10**9)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shuffle):
+def test_very_long_documents_are_planned_without_their_rows(shuffle):
     store = parse_assumed_stores("10T tokens, 1M documents")["data"]
     assert store.lengths.take(np.arange(1000)).max() > 1e8
     spec = PlanSpec(seq_len=64, global_batch_size=8, steps=1000, shuffle=shuffle)
     tracemalloc.start()
-    told = forecast_plan(Plan(store, spec))
+    forecast = forecast_plan(Plan(store, spec))
     assert tracemalloc.get_traced_memory()[1] < 1e8
     tracemalloc.stop()
-    assert (told.exact, told.exact_tokens, told.steps) == (True, False, 1000)
-    (source,) = told.sources
+    assert (forecast.exact, forecast.exact_tokens, forecast.steps) == (True, False, 1000)
+    (source,) = forecast.sources
     assert source.mixing.documents == pytest.approx(8 if shuffle else 1, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["plan", *SIZES], "store: missing"),
         (["plan", "web"], "seq_len: missing"),
@@ -362,49 +362,49 @@ def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shu
         ),
     ],
 )
-def test_what_cannot_be_planned_is_refused(stores, capsys, words, told):
-    assert run_command_line(words) in (1, 2)
-    assert told in capsys.readouterr().err
+def test_invalid_plans_are_refused(store_folder, capsys, arguments, message):
+    assert run_command_line(arguments) in (1, 2)
+    assert message in capsys.readouterr().err
 
 
-def test_tables_are_written_once(stores, capsys):
-    words = ["web", *SIZES, "--pool-size", "2"]
-    first = asked(capsys, *words, "--write")
-    assert len(first["written"]) == 1
-    assert first["written"] == asked(capsys, *words, "--write")["written"]
+def test_tables_are_written_once(store_folder, capsys):
+    arguments = ["web", *SIZES, "--pool-size", "2"]
+    forecast = run_plan_json(capsys, *arguments, "--write")
+    assert len(forecast["written"]) == 1
+    assert forecast["written"] == run_plan_json(capsys, *arguments, "--write")["written"]
     assert (
         Plan(open_store("web"), PlanSpec(seq_len=32, global_batch_size=4, pool_size=2)).orders.sequences_per_epoch
-        == (first["sequences"])
+        == (forecast["sequences"])
     )
 
 
 @pytest.mark.parametrize("length", [{"steps": 50}, {"steps": 52}, {"epochs": 2}, {}])
-def test_a_checkpoint_of_grouped_rows_knows_its_plan(stores, capsys, length):
+def test_a_checkpoint_of_grouped_rows_knows_its_plan(store_folder, capsys, length):
     sizes = {"seq_len": 32, "global_batch_size": 4, "packing": "none", "group_by_length": 5}
     loader = make_loader(open_store("web"), **sizes, **length, output="numpy", rank=0, world_size=1)
     loader.load_state_dict(loader.plan.state(8))
-    state = stores / "state.json"
+    state = store_folder / "state.json"
     state.write_text(json.dumps(loader.state_dict()))
-    told = asked(capsys, "web", "--checkpoint", str(state))
-    assert told["fingerprint"] == loader.plan.fingerprint
+    forecast = run_plan_json(capsys, "web", "--checkpoint", str(state))
+    assert forecast["fingerprint"] == loader.plan.fingerprint
     if length != {"steps": 50}:
-        assert told["steps"] == len(loader)
+        assert forecast["steps"] == len(loader)
 
 
-def test_the_journal_of_a_checkpoint(stores, capsys):
+def test_the_journal_of_a_checkpoint(store_folder, capsys):
     mixture = read_mixture("web=0.7,code=0.3")
     loader = Loader(mixture, seq_len=32, global_batch_size=4, steps=50, output="numpy", rank=0, world_size=1)
-    began = loader.plan.fingerprint
+    first_fingerprint = loader.plan.fingerprint
     loader.edit(Edit(step=5, weights={"web": 1, "code": 1}, note="more code"))
     loader.edit(Edit(step=9, ban={"web": [3, 4]}, skip=2))
-    state = stores / "state.json"
+    state = store_folder / "state.json"
     state.write_text(json.dumps(loader.state_dict()))
     assert run_command_line(["plan", "--journal", str(state)]) == 0
-    head, first, second = capsys.readouterr().out.splitlines()
-    assert began in head
-    assert "after 5 steps: weights {web=1, code=1} (more code)  -> " in first
-    assert "after 9 steps: skip 2 steps, ban 2 documents of web" in second
-    assert second.endswith(loader.plan.fingerprint)
+    header, first_edit, second_edit = capsys.readouterr().out.splitlines()
+    assert first_fingerprint in header
+    assert "after 5 steps: weights {web=1, code=1} (more code)  -> " in first_edit
+    assert "after 9 steps: skip 2 steps, ban 2 documents of web" in second_edit
+    assert second_edit.endswith(loader.plan.fingerprint)
     changed = json.loads(state.read_text())
     changed["edits"][0]["step"] = 4
     state.write_text(json.dumps(changed))
@@ -412,7 +412,7 @@ def test_the_journal_of_a_checkpoint(stores, capsys):
     assert "edit 0 of the journal (step 4) was changed by hand" in capsys.readouterr().err
 
 
-def test_a_run_that_its_sources_end_is_told_to_its_last_sequence(stores):
+def test_a_run_that_ends_with_its_sources_is_forecast_exactly(store_folder):
     for exhausted in ("stop", "redistribute"):
         for steps in (None, 1000):
             mixture = Mixture(
@@ -421,8 +421,8 @@ def test_a_run_that_its_sources_end_is_told_to_its_last_sequence(stores):
                 exhausted=exhausted,
             )
             plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=steps))
-            told = forecast_plan(plan)
+            forecast = forecast_plan(plan)
             rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
-            assert (told.steps, told.tokens) == (plan.steps, rows.lengths.sum())
-            assert told.sequences == (np.diff(rows.pointers) > 0).sum()
-            assert told.empty == len(rows) - told.sequences
+            assert (forecast.steps, forecast.tokens) == (plan.steps, rows.lengths.sum())
+            assert forecast.sequences == (np.diff(rows.pointers) > 0).sum()
+            assert forecast.empty == len(rows) - forecast.sequences

@@ -1,4 +1,4 @@
-"""``prepare --recipe`` and ``--print-recipe``."""
+"""Options ``--recipe`` and ``--print-recipe`` of ``prepare``."""
 
 import json
 
@@ -39,29 +39,29 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("options", COMMANDS)
-def test_what_is_printed_does_what_the_command_does(folder, options, capsys):
-    words = ["in.jsonl", "--tokenizer", "bytes", *options]
-    assert run_command_line(["prepare", *words, "--print-recipe"]) == 0
+def test_a_printed_recipe_makes_the_same_store(folder, options, capsys):
+    arguments = ["in.jsonl", "--tokenizer", "bytes", *options]
+    assert run_command_line(["prepare", *arguments, "--print-recipe"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert not (folder / "one").exists()
     (folder / "r.yaml").write_text(printed.out)
-    assert run_command_line(["prepare", *words, "--out", "one"]) == 0
+    assert run_command_line(["prepare", *arguments, "--out", "one"]) == 0
     assert run_command_line(["prepare", "--recipe", "r.yaml", "--out", "two"]) == 0
     assert tree("two") == tree("one")
     capsys.readouterr()
-    # Printed again, also from the store, it is the same; there every setting of a step is said.
+    # A recipe printed again, also from the store, is the same. The store's recipe has every setting of a cleaning step.
     for recipe in ("r.yaml", *([] if "boilerplate" in options else ["one"])):
         assert run_command_line(["prepare", "--recipe", recipe, "--print-recipe"]) == 0
-        again = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
-        assert again == [line for line in printed.out.splitlines() if line[0] != "#"]
+        printed_lines = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
+        assert printed_lines == [line for line in printed.out.splitlines() if line[0] != "#"]
 
 
-def test_what_is_typed_wins(folder, capsys):
+def test_options_override_the_recipe(folder, capsys):
     (folder / "r.yaml").write_text(
         "inputs: [in.jsonl]\nprove: true\nnormalize: false\nmapping: {text: q}\nval_fraction: 0.5\n"
     )
-    words = [
+    options = [
         "--no-prove",
         "--normalize",
         "--text-field",
@@ -70,21 +70,21 @@ def test_what_is_typed_wins(folder, capsys):
         "0.01",
         "--print-recipe",
     ]
-    assert run_command_line(["prepare", "--recipe", "r.yaml", *words]) == 0
-    over = capsys.readouterr().out
+    assert run_command_line(["prepare", "--recipe", "r.yaml", *options]) == 0
+    output = capsys.readouterr().out
     assert run_command_line(["prepare", "in.jsonl", "--text-field", "a", "--print-recipe"]) == 0
-    assert capsys.readouterr().out == over
+    assert capsys.readouterr().out == output
 
 
-def test_steps_of_cleaning_may_be_given_several_times(folder):
+def test_cleaning_steps_may_be_given_several_times(folder):
     recipe = make_request("in.jsonl", {"clean": ["control,whitespace", "length"]}, None).recipe
-    assert [one.name for one in recipe.reading.clean] == ["control", "whitespace", "length"]
+    assert [step.name for step in recipe.reading.clean] == ["control", "whitespace", "length"]
     with pytest.raises(SettingsError) as error:
         make_request("in.jsonl", {"clean": ["contrl,whitespace", "x"]}, None)
-    assert [one.split(":")[0] for one in error.value.problems] == ["clean[0]", "clean[2]"]
+    assert [problem.split(":")[0] for problem in error.value.problems] == ["clean[0]", "clean[2]"]
 
 
-def test_a_store_is_made_again_and_says_so(folder, capsys):
+def test_a_rebuilt_store_is_compared_with_the_original(folder, capsys):
     assert (
         run_command_line(["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]) == 0
     )
@@ -96,7 +96,7 @@ def test_a_store_is_made_again_and_says_so(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--out", "o"], "for INPUT: missing: name files, or a recipe with --recipe"),
         (["in.jsonl"], "for --out: missing: name the folder of the store"),
@@ -112,19 +112,19 @@ def test_a_store_is_made_again_and_says_so(folder, capsys):
         ),
     ],
 )
-def test_what_is_wrong_is_named_where_it_stands(folder, words, said, capsys):
+def test_errors_name_the_option_or_the_recipe_setting(folder, arguments, message, capsys):
     (folder / "r.yaml").write_text("inputs: [in.jsonl]\ntokenisers: gpt2\n")
     (folder / "s.yaml").write_text("inputs: [in.jsonl]\nval_fraction: 3\n")
-    assert run_command_line(["prepare", *words]) == 2
-    told = capsys.readouterr().err.replace("batchloom: ", "\n")
-    assert said in told
+    assert run_command_line(["prepare", *arguments]) == 2
+    output = capsys.readouterr().err.replace("batchloom: ", "\n")
+    assert message in output
     assert not (folder / "o").exists()
 
 
 def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys):
-    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
-    jsonl("set.jsonl", [{"q": words}])
-    jsonl("texts.jsonl", [{"text": words}, {"text": "another text"}])
+    text = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    jsonl("set.jsonl", [{"q": text}])
+    jsonl("texts.jsonl", [{"text": text}, {"text": "another text"}])
     (folder / "r.yaml").write_text(
         'clean:\n- decontaminate: {sets: {"a\\nb\\e[31m": set.jsonl}}\ninputs: [texts.jsonl]\n'
     )
@@ -143,19 +143,19 @@ WRONG_RECIPES = {
 }
 
 
-@pytest.mark.parametrize("told", WRONG_RECIPES)
-def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(told, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("problem", WRONG_RECIPES)
+def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
-    job = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
-    assert run_command_line(job) == 0
+    arguments = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
+    assert run_command_line(arguments) == 0
     manifest = tmp_path / "st" / "dataset_metadata.json"
     values = json.loads(manifest.read_text())
     del values["checksum"]
-    WRONG_RECIPES[told](values["recipe"])
+    WRONG_RECIPES[problem](values["recipe"])
     manifest.write_text(json.dumps(values))
-    for command in (["inspect", "st"], ["prepare", "--recipe", "st", "--out", "s3"], job):
+    for command in (["inspect", "st"], ["prepare", "--recipe", "st", "--out", "s3"], arguments):
         capsys.readouterr()
         assert run_command_line(command) == 1
         message = capsys.readouterr().err
-        assert f"dataset_metadata.json is damaged: recipe.{told}" in message
+        assert f"dataset_metadata.json is damaged: recipe.{problem}" in message

@@ -1,4 +1,4 @@
-"""What a URL on the command line holds besides its address is told to nobody."""
+"""Secrets in URLs on the command line: no message and no file shows them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         (["prepare", "IN", "--out", URL % ""], 1),
         (["prepare", "IN", "--out", "OUT", "--tokenizer", URL % ".json"], 1),
@@ -32,30 +32,30 @@ URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret
         (["prepare", "https://127.0.0.1:99999/a.jsonl?s3cret", "--out", "OUT"], 1),
     ],
 )
-def test_no_message_and_no_file_holds_a_secret(tmp_path, monkeypatch, capsys, words, code):
+def test_no_message_and_no_file_holds_a_secret(tmp_path, monkeypatch, capsys, arguments, code):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("some text")
-    words = [word.replace("IN", "in.txt").replace("OUT", str(tmp_path / "out")) for word in words]
-    assert run_command_line(words) == code
-    said = capsys.readouterr()
-    assert "s3cret" not in said.out + said.err
-    assert "Traceback" not in said.err
+    arguments = [argument.replace("IN", "in.txt").replace("OUT", str(tmp_path / "out")) for argument in arguments]
+    assert run_command_line(arguments) == code
+    output = capsys.readouterr()
+    assert "s3cret" not in output.out + output.err
+    assert "Traceback" not in output.err
     assert [path.name for path in tmp_path.rglob("*")] == ["in.txt"]
 
 
-def test_in_python_too(tmp_path):
+def test_python_errors_hold_no_secret(tmp_path):
     (tmp_path / "in.txt").write_text("some text")
-    for call, words in (
+    for call, message in (
         (lambda: open_store(URL % ""), "Failed to download https://127.0.0.1:9/a"),
         (lambda: prepare(tmp_path / "in.txt", out=URL % ""), "is a URL .https://.*cannot be written to"),
     ):
-        with pytest.raises(InputError, match=words) as error:
+        with pytest.raises(InputError, match=message) as error:
             call()
         assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("argument", "quoted"),
     [
         (URL % "b", "https://...@127.0.0.1:9/ab?...#..."),
         ("s3://key:s3cret@bucket/x", "s3://...@bucket/x"),
@@ -63,6 +63,6 @@ def test_in_python_too(tmp_path):
         ("user@host", "user@host"),
     ],
 )
-def test_only_what_is_no_address_is_left_out(word, told, capsys):
-    assert run_command_line([word]) == 2
-    assert f"No such command '{told}'" in capsys.readouterr().err
+def test_only_secret_parts_of_a_url_are_omitted(argument, quoted, capsys):
+    assert run_command_line([argument]) == 2
+    assert f"No such command '{quoted}'" in capsys.readouterr().err
