@@ -14,7 +14,7 @@ from batchloom.cli import run_command_line
 from batchloom.plan import Stage, parse_assumed_stores
 from batchloom.testing import write_store
 from batchloom.train import describe_mixture
-from plan.sources import LengthsOnly
+from plan.length_stores import LengthStore
 from single_settings import make_loader
 
 SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
@@ -178,7 +178,7 @@ def test_stages_and_edits_are_listed_with_their_steps(store_folder, capsys):
 
 def test_forecast_padding_is_at_least_the_bound():
     # Sequences of one source are full, those of the other only half full.
-    stores = {"full": LengthsOnly([32] * 40, "full"), "half": LengthsOnly([17] * 40, "half")}
+    stores = {"full": LengthStore([32] * 40, "full"), "half": LengthStore([17] * 40, "half")}
     mixture = Mixture({"full": 9, "half": 1}, stores=stores)
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=100))
     forecast = forecast_plan(plan)
@@ -188,7 +188,7 @@ def test_forecast_padding_is_at_least_the_bound():
 
 
 def test_mixing_is_measured_while_a_source_is_served():
-    stores = {name: LengthsOnly([10] * 4096, name) for name in ("a", "b", "c")}
+    stores = {name: LengthStore([10] * 4096, name) for name in ("a", "b", "c")}
     spec = PlanSpec(seq_len=40, global_batch_size=8, steps=1000)
     mixture = Mixture({"a": 1}, stores=stores, stages=[Stage(step=998, weights={"b": 1})])
     mixture = replace(mixture, stages=[*mixture.stages, Stage(step=2000, weights={"c": 1})])
@@ -226,7 +226,7 @@ def test_exhaustion_edits_and_skips(store_folder):
 
 def test_estimates_are_close_and_marked_as_estimates():
     lengths = np.random.default_rng(0).lognormal(5, 1, 200_000).astype(np.uint32) + 1
-    store = LengthsOnly(lengths)
+    store = LengthStore(lengths)
     plan = Plan(store, PlanSpec(seq_len=512, global_batch_size=8, pool_size=1024))
     forecast = forecast_plan(plan)
     assert not forecast.exact
@@ -241,7 +241,7 @@ def test_estimates_are_close_and_marked_as_estimates():
 def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, epoch_share):
     rng = np.random.default_rng(0)
     assumed_stores = {
-        name: LengthsOnly(np.clip(rng.lognormal(3, 1, count), 1, 200).astype(np.uint32), name)
+        name: LengthStore(np.clip(rng.lognormal(3, 1, count), 1, 200).astype(np.uint32), name)
         for name, count in (("a", 20_000), ("b", 100_000))
     }
     mixture = Mixture({"a": 1, "b": 4}, stores=assumed_stores, exhausted="redistribute")
@@ -285,7 +285,7 @@ def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
 
 
 def test_forecast_distance_of_neighbours_in_a_block():
-    store = LengthsOnly([10] * 4096)
+    store = LengthStore([10] * 4096)
     spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)
     plan = Plan(store, spec)
     (source,) = forecast_plan(plan).sources

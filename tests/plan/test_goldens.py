@@ -1,4 +1,4 @@
-"""Orders pinned: whoever changes one of these changes every run, and needs a new ``order_version``."""
+"""Pinned orders: a change of one changes every run and needs a new ``order_version``."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,59 +8,63 @@ import pytest
 
 from batchloom import Edit, Mixture, Plan, PlanSpec
 from batchloom.plan import ORDER_VERSION, Schedule, SourceSpec, Stage
-from plan.sources import LengthsOnly
+from plan.length_stores import LengthStore
 
 STORES = {
-    "a": LengthsOnly([5, 3, 8, 2, 7, 4, 1, 6, 3, 9], "a"),
-    "b": LengthsOnly([4, 6, 2, 8], "b"),
-    "c": LengthsOnly([3, 3, 3, 3, 3], "c"),
+    "a": LengthStore([5, 3, 8, 2, 7, 4, 1, 6, 3, 9], "a"),
+    "b": LengthStore([4, 6, 2, 8], "b"),
+    "c": LengthStore([3, 3, 3, 3, 3], "c"),
 }
 SPEC = PlanSpec(seq_len=8, global_batch_size=2, pool_size=4, steps=6)
 TWO = {"a": 3, "b": 1}
 
 
-def mixed(weights=TWO, spec=SPEC, edits=(), **settings):
+def make_mixture_plan(weights=TWO, spec=SPEC, edits=(), **settings):
     return Plan(Mixture(weights, stores=STORES, **settings), spec, [Edit(**edit) for edit in edits])
 
 
-def alone(spec=SPEC, edits=()):
+def make_single_plan(spec=SPEC, edits=()):
     return Plan(STORES["a"], spec, [Edit(**edit) for edit in edits])
 
 
 LANES = replace(SPEC, lanes=2)
 ENDLESS = replace(SPEC, steps=None)
 PLANS = {
-    "one store": alone,
-    "one store, 2 lanes": lambda: alone(LANES),
-    "one store, seq_len 12 from step 2": lambda: alone(edits=[{"step": 2, "seq_len": 12}]),
-    "mixture": lambda: mixed({"a": 3, "b": 2, "c": 1}),
-    "mixture in documents": lambda: mixed({"a": 1, "b": 1}, unit="documents"),
-    "mixture in epochs": lambda: mixed({"a": 1, "b": 1}, unit="epochs"),
-    "mixture by size": lambda: mixed("size", temperature=2),
-    "mixture by size, capped": lambda: mixed("size", most_epochs=2.0),
-    "mixture with groups": lambda: mixed({"a": 1, "g": {"weight": 1, "sources": {"b": 2, "c": 1}}}),
-    "mixture with a seed of its own": lambda: mixed(sources={"b": SourceSpec(seed=7)}),
-    "mixture, 2 lanes": lambda: mixed(spec=LANES),
-    "mixture unshuffled": lambda: mixed(spec=replace(SPEC, shuffle=False)),
-    "mixture wrapped": lambda: mixed(spec=replace(SPEC, packing="wrap")),
-    "mixture in blocks": lambda: mixed(spec=replace(SPEC, block=2)),
-    "mixture, aligned": lambda: mixed(spec=replace(SPEC, align=4)),
-    "stages": lambda: mixed(stages=[Stage(weights={"b": 1}, step=2), Stage(weights={"c": 1, "b": 1}, step=4)]),
-    "stage by tokens": lambda: mixed(stages=[Stage(weights={"b": 1}, tokens=33)]),
-    "stop": lambda: mixed(spec=ENDLESS, exhausted="stop", sources={"b": SourceSpec(epochs=2)}),
-    "redistribute": lambda: mixed({"a": 1, "b": 2}, ENDLESS, exhausted="redistribute"),
-    "redistribute, 2 lanes": lambda: mixed({"a": 1, "b": 2}, replace(LANES, steps=None), exhausted="redistribute"),
-    "weights from step 2": lambda: mixed(edits=[{"step": 2, "weights": {"a": 1, "c": 1}}]),
-    "3 steps skipped at step 2": lambda: mixed(edits=[{"step": 2, "skip": 3}]),
-    "a ban from step 1": lambda: mixed(edits=[{"step": 1, "ban": {"a": [4, 0]}}]),
-    "batches of 3 from step 2": lambda: mixed(edits=[{"step": 2, "global_batch_size": 3}]),
-    "seq_len 12 from step 2": lambda: mixed(edits=[{"step": 2, "seq_len": 12}]),
-    "seq_len 12 from step 2, 2 lanes": lambda: mixed(spec=LANES, edits=[{"step": 2, "seq_len": 12}]),
-    "one store, 4 lanes, seq_len 12 and 5": lambda: alone(
+    "one store": make_single_plan,
+    "one store, 2 lanes": lambda: make_single_plan(LANES),
+    "one store, seq_len 12 from step 2": lambda: make_single_plan(edits=[{"step": 2, "seq_len": 12}]),
+    "mixture": lambda: make_mixture_plan({"a": 3, "b": 2, "c": 1}),
+    "mixture in documents": lambda: make_mixture_plan({"a": 1, "b": 1}, unit="documents"),
+    "mixture in epochs": lambda: make_mixture_plan({"a": 1, "b": 1}, unit="epochs"),
+    "mixture by size": lambda: make_mixture_plan("size", temperature=2),
+    "mixture by size, capped": lambda: make_mixture_plan("size", most_epochs=2.0),
+    "mixture with groups": lambda: make_mixture_plan({"a": 1, "g": {"weight": 1, "sources": {"b": 2, "c": 1}}}),
+    "mixture with a seed of its own": lambda: make_mixture_plan(sources={"b": SourceSpec(seed=7)}),
+    "mixture, 2 lanes": lambda: make_mixture_plan(spec=LANES),
+    "mixture unshuffled": lambda: make_mixture_plan(spec=replace(SPEC, shuffle=False)),
+    "mixture wrapped": lambda: make_mixture_plan(spec=replace(SPEC, packing="wrap")),
+    "mixture in blocks": lambda: make_mixture_plan(spec=replace(SPEC, block=2)),
+    "mixture, aligned": lambda: make_mixture_plan(spec=replace(SPEC, align=4)),
+    "stages": lambda: make_mixture_plan(
+        stages=[Stage(weights={"b": 1}, step=2), Stage(weights={"c": 1, "b": 1}, step=4)]
+    ),
+    "stage by tokens": lambda: make_mixture_plan(stages=[Stage(weights={"b": 1}, tokens=33)]),
+    "stop": lambda: make_mixture_plan(spec=ENDLESS, exhausted="stop", sources={"b": SourceSpec(epochs=2)}),
+    "redistribute": lambda: make_mixture_plan({"a": 1, "b": 2}, ENDLESS, exhausted="redistribute"),
+    "redistribute, 2 lanes": lambda: make_mixture_plan(
+        {"a": 1, "b": 2}, replace(LANES, steps=None), exhausted="redistribute"
+    ),
+    "weights from step 2": lambda: make_mixture_plan(edits=[{"step": 2, "weights": {"a": 1, "c": 1}}]),
+    "3 steps skipped at step 2": lambda: make_mixture_plan(edits=[{"step": 2, "skip": 3}]),
+    "a ban from step 1": lambda: make_mixture_plan(edits=[{"step": 1, "ban": {"a": [4, 0]}}]),
+    "batches of 3 from step 2": lambda: make_mixture_plan(edits=[{"step": 2, "global_batch_size": 3}]),
+    "seq_len 12 from step 2": lambda: make_mixture_plan(edits=[{"step": 2, "seq_len": 12}]),
+    "seq_len 12 from step 2, 2 lanes": lambda: make_mixture_plan(spec=LANES, edits=[{"step": 2, "seq_len": 12}]),
+    "one store, 4 lanes, seq_len 12 and 5": lambda: make_single_plan(
         replace(SPEC, lanes=4, global_batch_size=4, pool_size=2, steps=8),
         edits=[{"step": 1, "seq_len": 12}, {"step": 4, "seq_len": 5}],
     ),
-    "every edit, 2 lanes": lambda: mixed(
+    "every edit, 2 lanes": lambda: make_mixture_plan(
         spec=LANES,
         edits=[
             {"step": 1, "weights": {"a": 1, "b": 1, "c": 1}},
@@ -68,7 +72,7 @@ PLANS = {
             {"step": 3, "ban": {"c": [0, 1, 2]}, "note": "asked for by its author"},
         ],
     ),
-    "every edit": lambda: mixed(
+    "every edit": lambda: make_mixture_plan(
         edits=[
             {"step": 1, "seq_len": 5},
             {"step": 2, "skip": 1, "global_batch_size": 4, "seq_len": 12},
@@ -78,8 +82,8 @@ PLANS = {
 }
 
 
-def told(plan):
-    """Steps parted by |, rows by commas, spans as source, document and [start:stop], banned ones with !."""
+def describe_plan(plan):
+    """Return steps separated by |, rows by commas; banned spans end with !."""
     steps = []
     for step in range(plan.steps):
         rows = plan.rows(*plan.positions_of(step))
@@ -221,11 +225,11 @@ def test_every_golden_is_of_this_version():
 @pytest.mark.parametrize("name", PLANS)
 def test_the_order_is_the_pinned_one(name):
     plan = PLANS[name]()
-    assert (plan.fingerprint, told(plan)) == GOLDENS[name]
+    assert (plan.fingerprint, describe_plan(plan)) == GOLDENS[name]
 
 
 @pytest.mark.parametrize(
-    ("counts", "lanes", "sources", "dealt"),
+    ("counts", "lanes", "expected_sources", "expected_lanes"),
     [
         ((5, 2, 1), 1, "0010010200100102", "0000000000000000"),
         ((4, 2, 2), 2, "0102010201020102", "0110011010011001"),
@@ -233,17 +237,17 @@ def test_the_order_is_the_pinned_one(name):
         ((6,), 2, "000000000000", "010101010101"),
     ],
 )
-def test_the_schedule_is_the_pinned_one(counts, lanes, sources, dealt):
-    found = Schedule(counts, lanes).at(np.arange(len(sources)))
-    assert "".join(map(str, found[0])) == sources
-    assert "".join(map(str, found[1])) == dealt
+def test_the_schedule_is_the_pinned_one(counts, lanes, expected_sources, expected_lanes):
+    actual = Schedule(counts, lanes).at(np.arange(len(expected_sources)))
+    assert "".join(map(str, actual[0])) == expected_sources
+    assert "".join(map(str, actual[1])) == expected_lanes
 
 
 def test_a_long_schedule_is_the_pinned_one():
     counts = tuple(range(1, 101))
     sources, lanes, indices = Schedule((*counts, 6), 16).at(np.arange(20_000, 30_000))
     weights = np.arange(1, 10_001)
-    assert [int((weights * of).sum()) for of in (sources, lanes, indices)] == [
+    assert [int((weights * values).sum()) for values in (sources, lanes, indices)] == [
         3303724008,
         375032087,
         1086241064,

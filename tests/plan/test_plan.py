@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import Plan, PlanError, PlanSpec, SettingsError, StateError
 from batchloom.plan import check_world, rank_positions
-from plan.sources import LengthsOnly
+from plan.length_stores import LengthStore
 from tiers import examples
 
 PINNED_FINGERPRINT = "28de7f0b314dc72e78823bcc5ba667d1"
@@ -33,13 +33,13 @@ SPECS = st.builds(
 LENGTHS = st.lists(st.integers(0, 90), min_size=1, max_size=80).filter(any)
 
 
-def spans(rows):
+def list_spans(rows):
     return list(zip(rows.documents.tolist(), rows.starts.tolist(), rows.lengths.tolist(), strict=True))
 
 
-def coverage(lengths, found):
+def count_coverage(lengths, spans):
     covered = [np.zeros(n, int) for n in lengths]
-    for document, start, length in found:
+    for document, start, length in spans:
         assert length > 0
         assert start + length <= lengths[document]
         covered[document][start : start + length] += 1
@@ -49,15 +49,15 @@ def coverage(lengths, found):
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
 @settings(max_examples=examples(200))
 def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, data):
-    plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
+    plan = Plan(LengthStore(lengths), PlanSpec(**spec))
     size = spec["global_batch_size"]
     divisors = [n for n in range(1, size + 1) if size % n == 0]
-    found = []
+    spans = []
     for step in range(plan.steps):
         world = data.draw(st.sampled_from(divisors))
         for rank in range(world):
-            found += spans(plan.rows(*rank_positions(step, size, rank, world)))
-    assert all((c == spec["epochs"]).all() for c in coverage(lengths, found))
+            spans += list_spans(plan.rows(*rank_positions(step, size, rank, world)))
+    assert all((c == spec["epochs"]).all() for c in count_coverage(lengths, spans))
     assert not plan.has_step(plan.steps)
     assert plan.has_step(plan.steps - 1)
 
@@ -65,66 +65,66 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(lengths, spec, da
 @given(lengths=LENGTHS, spec=SPECS)
 @settings(max_examples=examples(60))
 def test_each_single_epoch_is_complete(lengths, spec):
-    plan = Plan(LengthsOnly(lengths), PlanSpec(**spec))
+    plan = Plan(LengthStore(lengths), PlanSpec(**spec))
     per_epoch = plan.orders.sequences_per_epoch
     for epoch in range(spec["epochs"]):
         rows = plan.rows(epoch * per_epoch, (epoch + 1) * per_epoch)
-        assert all((c == 1).all() for c in coverage(lengths, spans(rows)))
+        assert all((c == 1).all() for c in count_coverage(lengths, list_spans(rows)))
 
 
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
 @settings(max_examples=examples(100))
-def test_any_position_is_the_same_asked_in_any_way(lengths, spec, data):
-    """From the start, from a state, with and without the table, alone or among others."""
+def test_any_position_is_the_same_however_it_is_reached(lengths, spec, data):
+    """From the start, from a state, with and without the table, alone and with other positions."""
     spec = PlanSpec(**spec)
-    walked = Plan(LengthsOnly(lengths), spec)
-    total = Plan(LengthsOnly(lengths), spec).positions
+    walked_plan = Plan(LengthStore(lengths), spec)
+    total = Plan(LengthStore(lengths), spec).positions
     position = data.draw(st.integers(0, total - 1))
-    counted = Plan(LengthsOnly(lengths), spec)
-    counted.orders.count_all()
-    resumed = Plan(LengthsOnly(lengths), spec)
-    state = json.loads(json.dumps(walked.state(position)))
-    assert resumed.resume(state) == position
-    answers = [spans(plan.rows(position, position + 3)) for plan in (walked, counted, resumed)]
-    assert answers[0] == answers[1] == answers[2]
-    everything = walked.rows(0, total + 5)
-    first = everything.pointers[position]
-    assert spans(everything)[first : first + len(answers[0])] == answers[0]
-    assert np.diff(everything.pointers)[total:].sum() == 0
+    counted_plan = Plan(LengthStore(lengths), spec)
+    counted_plan.orders.count_all()
+    resumed_plan = Plan(LengthStore(lengths), spec)
+    state = json.loads(json.dumps(walked_plan.state(position)))
+    assert resumed_plan.resume(state) == position
+    spans = [list_spans(plan.rows(position, position + 3)) for plan in (walked_plan, counted_plan, resumed_plan)]
+    assert spans[0] == spans[1] == spans[2]
+    all_rows = walked_plan.rows(0, total + 5)
+    first_span = all_rows.pointers[position]
+    assert list_spans(all_rows)[first_span : first_span + len(spans[0])] == spans[0]
+    assert np.diff(all_rows.pointers)[total:].sum() == 0
 
 
 @given(lengths=LENGTHS, spec=SPECS)
 @settings(max_examples=examples(60))
-def test_rows_lie_inside_their_sequence_without_holes(lengths, spec):
-    rows = Plan(LengthsOnly(lengths), PlanSpec(**spec)).rows(0, 50)
+def test_rows_fit_their_sequence_without_holes(lengths, spec):
+    rows = Plan(LengthStore(lengths), PlanSpec(**spec)).rows(0, 50)
     for row in range(len(rows)):
-        first, last = rows.pointers[row], rows.pointers[row + 1]
-        ends = np.cumsum(rows.lengths[first:last])
-        assert rows.row_offsets[first:last].tolist() == [0, *ends[:-1].tolist()][: last - first]
+        first, stop = rows.pointers[row], rows.pointers[row + 1]
+        ends = np.cumsum(rows.lengths[first:stop])
+        assert rows.row_offsets[first:stop].tolist() == [0, *ends[:-1].tolist()][: stop - first]
         assert ends.size == 0 or ends[-1] <= spec["seq_len"]
 
 
 def test_epochs_have_orders_of_their_own_and_packs_in_common():
     lengths = np.random.default_rng(0).integers(1, 60, 500)
-    plan = Plan(LengthsOnly(lengths), PlanSpec(seq_len=64, global_batch_size=1, epochs=2, pool_size=100))
+    plan = Plan(LengthStore(lengths), PlanSpec(seq_len=64, global_batch_size=1, epochs=2, pool_size=100))
     count = plan.orders.sequences_per_epoch
     packs = []
     for epoch in range(2):
         rows = plan.rows(epoch * count, (epoch + 1) * count)
-        flat = spans(rows)
-        packs.append([tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)])
+        spans = list_spans(rows)
+        packs.append([tuple(spans[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)])
     assert packs[0] != packs[1]
     assert sorted(packs[0]) == sorted(packs[1])
 
 
 def test_without_shuffle_documents_come_in_store_order():
     plan = Plan(
-        LengthsOnly([3] * 20),
+        LengthStore([3] * 20),
         PlanSpec(seq_len=4, global_batch_size=2, shuffle=False, packing="none"),
     )
     assert plan.rows(0, 20).documents.tolist() == list(range(20))
     wrapped = Plan(
-        LengthsOnly([3] * 20),
+        LengthStore([3] * 20),
         PlanSpec(seq_len=4, global_batch_size=2, shuffle=False, packing="wrap"),
     )
     assert wrapped.rows(0, 15).documents.tolist() == sorted(wrapped.rows(0, 15).documents.tolist())
@@ -134,7 +134,7 @@ def test_without_shuffle_documents_come_in_store_order():
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "first_fit", "none"])
 def test_overlong_documents(overlong, tokens, packing):
     spec = PlanSpec(seq_len=4, global_batch_size=1, overlong=overlong, packing=packing)
-    plan = Plan(LengthsOnly([3, 10, 4]), spec)
+    plan = Plan(LengthStore([3, 10, 4]), spec)
     assert plan.rows(0, plan.positions).lengths.sum() == tokens
     left_out = plan.left_out()
     assert (left_out.documents, left_out.tokens) == ({"drop": 1}.get(overlong, 0), 17 - tokens)
@@ -142,19 +142,19 @@ def test_overlong_documents(overlong, tokens, packing):
 
 def test_overlong_error_names_the_document_before_anything_is_served():
     with pytest.raises(PlanError, match=r"Document 1 .* has 10 tokens, more than seq_len 4"):
-        Plan(LengthsOnly([3, 10, 4]), PlanSpec(seq_len=4, global_batch_size=1, overlong="error"))
+        Plan(LengthStore([3, 10, 4]), PlanSpec(seq_len=4, global_batch_size=1, overlong="error"))
 
 
 def test_steps_run_on_across_epochs_and_stop_in_time():
-    plan = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, steps=9))
+    plan = Plan(LengthStore([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, steps=9))
     assert plan.steps == 9
     assert sorted(np.bincount(plan.rows(0, 18).documents).tolist()) == [3, 3, 4, 4, 4]
     assert np.diff(plan.rows(0, 20).pointers).tolist() == [1] * 18 + [0, 0]
 
 
 def test_the_last_step_is_filled_or_left_out():
-    fill = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2))
-    drop = Plan(LengthsOnly([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, last="drop"))
+    fill = Plan(LengthStore([4] * 5), PlanSpec(seq_len=4, global_batch_size=2))
+    drop = Plan(LengthStore([4] * 5), PlanSpec(seq_len=4, global_batch_size=2, last="drop"))
     assert (fill.steps, drop.steps) == (3, 2)
     assert np.diff(fill.rows(4, 6).pointers).tolist() == [1, 0]
     assert drop.has_step(1)
@@ -163,23 +163,23 @@ def test_the_last_step_is_filled_or_left_out():
 
 def test_a_plan_without_any_sequence_is_refused():
     with pytest.raises(PlanError, match="no documents"):
-        Plan(LengthsOnly([]), PlanSpec(seq_len=4, global_batch_size=2))
+        Plan(LengthStore([]), PlanSpec(seq_len=4, global_batch_size=2))
     for spec in (
         PlanSpec(seq_len=4, global_batch_size=1, overlong="drop"),
         PlanSpec(seq_len=4, global_batch_size=1),
     ):
         lengths = [9, 9] if spec.overlong == "drop" else [0, 0]
         with pytest.raises(PlanError, match="No sequence can be made"):
-            Plan(LengthsOnly(lengths), spec).rows(0, 1)
+            Plan(LengthStore(lengths), spec).rows(0, 1)
         with pytest.raises(PlanError, match="No sequence can be made"):
-            _ = Plan(LengthsOnly(lengths), spec).steps
+            _ = Plan(LengthStore(lengths), spec).steps
 
 
 def test_the_fingerprint_names_the_order_and_nothing_else():
     base = {"seq_len": 4, "global_batch_size": 2}
-    name = Plan(LengthsOnly([1, 2, 3]), PlanSpec(**base)).fingerprint
+    fingerprint = Plan(LengthStore([1, 2, 3]), PlanSpec(**base)).fingerprint
     same = [{"epochs": 3}, {"steps": 7}, {"last": "drop"}, {"block": 1}]
-    other = [
+    different = [
         {"seq_len": 5},
         {"seed": 1},
         {"packing": "wrap"},
@@ -187,27 +187,31 @@ def test_the_fingerprint_names_the_order_and_nothing_else():
         {"overlong": "drop"},
         {"pool_size": 8},
     ]
-    assert {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in same} == {name}
-    others = {Plan(LengthsOnly([1, 2, 3]), PlanSpec(**{**base, **s})).fingerprint for s in other}
-    assert name not in others
-    assert len(others) == len(other)
-    assert Plan(LengthsOnly([1, 2, 3], "g"), PlanSpec(**base)).fingerprint != name
+    assert {Plan(LengthStore([1, 2, 3]), PlanSpec(**{**base, **changes})).fingerprint for changes in same} == {
+        fingerprint
+    }
+    different_fingerprints = {
+        Plan(LengthStore([1, 2, 3]), PlanSpec(**{**base, **changes})).fingerprint for changes in different
+    }
+    assert fingerprint not in different_fingerprints
+    assert len(different_fingerprints) == len(different)
+    assert Plan(LengthStore([1, 2, 3], "g"), PlanSpec(**base)).fingerprint != fingerprint
 
 
 def test_a_state_of_another_plan_is_refused_by_field():
-    mine = Plan(LengthsOnly([5] * 9), PlanSpec(seq_len=4, global_batch_size=2))
-    other = Plan(LengthsOnly([5] * 9, "another"), PlanSpec(seq_len=8, global_batch_size=2))
+    plan = Plan(LengthStore([5] * 9), PlanSpec(seq_len=4, global_batch_size=2))
+    other_plan = Plan(LengthStore([5] * 9, "another"), PlanSpec(seq_len=8, global_batch_size=2))
     with pytest.raises(StateError, match="sources.data.store was 'another' and is 'f'; spec.seq_len was 8 and is 4"):
-        mine.resume(other.state(2))
-    for broken in ({}, {**mine.state(2), "position": -1}, {**mine.state(2), "position": "2"}, []):
+        plan.resume(other_plan.state(2))
+    for state in ({}, {**plan.state(2), "position": -1}, {**plan.state(2), "position": "2"}, []):
         with pytest.raises(StateError):
-            mine.resume(broken)
+            plan.resume(state)
 
 
 @pytest.mark.parametrize("name", ["epoch", "slot", "before"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_state_changed_by_hand_is_refused(name, change):
-    plan = Plan(LengthsOnly([5] * 90), PlanSpec(seq_len=4, global_batch_size=2, pool_size=8))
+    plan = Plan(LengthStore([5] * 90), PlanSpec(seq_len=4, global_batch_size=2, pool_size=8))
     state = plan.state(60)
     state["sources"]["data"][name] += change
     with pytest.raises(StateError, match="changed after it was saved"):
@@ -222,8 +226,8 @@ def test_a_state_changed_by_hand_is_refused(name, change):
 
 
 def test_a_state_carries_its_pool():
-    """Going on far into a run counts no pool that lies before."""
-    source = LengthsOnly([3] * 4000)
+    """Resuming late in a run counts no earlier pools."""
+    source = LengthStore([3] * 4000)
     spec = PlanSpec(seq_len=8, global_batch_size=4, pool_size=10, epochs=3)
     state = Plan(source, spec).state(1000)
     plan = Plan(source, spec)
@@ -235,8 +239,8 @@ def test_a_state_carries_its_pool():
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended():
-    """The sequences that filled the short run's last step were empty: nothing may be lost."""
-    source = LengthsOnly([4] * 5)
+    """Empty sequences fill the last step of the short run, so the longer run loses nothing."""
+    source = LengthStore([4] * 5)
     short = Plan(source, PlanSpec(seq_len=4, global_batch_size=2))
     long = Plan(source, PlanSpec(seq_len=4, global_batch_size=2, epochs=2))
     state = short.state(short.steps * 2)
@@ -246,42 +250,42 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended():
 
 def test_a_table_of_another_plan_is_refused_when_it_contradicts():
     spec = PlanSpec(seq_len=8, global_batch_size=4, pool_size=10)
-    plan = Plan(LengthsOnly([3] * 100), spec)
-    for wrong in (2, -2):
-        other = Plan(LengthsOnly([3] * 100), spec)
-        other.orders.order(0).adopt(plan.orders.order(0).count_all() + wrong)
+    plan = Plan(LengthStore([3] * 100), spec)
+    for difference in (2, -2):
+        other_plan = Plan(LengthStore([3] * 100), spec)
+        other_plan.orders.order(0).adopt(plan.orders.order(0).count_all() + difference)
         with pytest.raises(PlanError, match="belongs to another plan"):
-            other.rows(0, 50)
+            other_plan.rows(0, 50)
     with pytest.raises(PlanError, match="and this plan has"):
         plan.orders.order(0).adopt(np.ones(3, np.int64))
 
 
-def test_the_tables_name_follows_what_counts_depend_on():
-    def identity(**changed):
-        spec = PlanSpec(**{"seq_len": 4, "global_batch_size": 2, **changed})
-        return str(Plan(LengthsOnly([3] * 9), spec).orders.order(0).table_identity)
+def test_the_table_identity_depends_on_what_counts_depend_on():
+    def table_identity(**changes):
+        spec = PlanSpec(**{"seq_len": 4, "global_batch_size": 2, **changes})
+        return str(Plan(LengthStore([3] * 9), spec).orders.order(0).table_identity)
 
     same = [{"epochs": 2}, {"global_batch_size": 8}, {"last": "drop"}, {"steps": 4}]
-    other = [
+    different = [
         {"seq_len": 5},
         {"packing": "wrap"},
         {"overlong": "drop"},
         {"seed": 1},
         {"shuffle": False},
     ]
-    other += [{"pool_size": 4}, {"block": 2}]
-    assert {identity(**change) for change in same} == {identity()}
-    assert len({identity(), *(identity(**change) for change in other)}) == len(other) + 1
+    different += [{"pool_size": 4}, {"block": 2}]
+    assert {table_identity(**change) for change in same} == {table_identity()}
+    assert len({table_identity(), *(table_identity(**change) for change in different)}) == len(different) + 1
 
 
 def test_plans_travel_to_other_processes():
-    plan = Plan(LengthsOnly([3] * 100), PlanSpec(seq_len=8, global_batch_size=4, pool_size=10))
-    again = pickle.loads(pickle.dumps(plan))
-    assert again.fingerprint == plan.fingerprint
-    assert spans(again.rows(5, 9)) == spans(plan.rows(5, 9)) == spans(copy.copy(plan).rows(5, 9))
+    plan = Plan(LengthStore([3] * 100), PlanSpec(seq_len=8, global_batch_size=4, pool_size=10))
+    unpickled = pickle.loads(pickle.dumps(plan))
+    assert unpickled.fingerprint == plan.fingerprint
+    assert list_spans(unpickled.rows(5, 9)) == list_spans(plan.rows(5, 9)) == list_spans(copy.copy(plan).rows(5, 9))
 
 
-def test_settings_are_refused_all_at_once():
+def test_all_settings_are_checked_at_once():
     with pytest.raises(SettingsError) as caught:
         PlanSpec(
             seq_len=0,
@@ -320,17 +324,17 @@ def test_settings_have_bounds(name, value, sentence):
 
 def test_the_largest_settings_give_an_order_at_its_start_and_its_end():
     spec = PlanSpec(seq_len=2**24, global_batch_size=2**15 - 1, steps=2**48, seed=2**128 - 1)
-    plan = Plan(LengthsOnly([3, 4]), spec)
+    plan = Plan(LengthStore([3, 4]), spec)
     assert sorted(plan.rows(0, 1).documents.tolist()) == [0, 1]
     last = plan.positions - 1
     assert len(plan.rows(last, last + 2).documents) == 2
-    assert Plan(LengthsOnly([3, 4]), spec).resume(plan.state(last)) == last
+    assert Plan(LengthStore([3, 4]), spec).resume(plan.state(last)) == last
     with pytest.raises(SettingsError, match=f"are {2**63} sequences, more than the maximum of {2**63 - 1}; lower"):
         PlanSpec(seq_len=1, global_batch_size=2**15, steps=2**48)
 
 
 @pytest.mark.parametrize(("size", "world"), [(64, 7), (6, 4), (1, 2)])
-def test_a_world_that_does_not_divide_is_refused_with_those_that_do(size, world):
+def test_a_world_size_that_does_not_divide_is_refused(size, world):
     with pytest.raises(PlanError, match="World sizes that divide it: 1") as caught:
         check_world(size, 0, world)
     listed = str(caught.value).split("divide it: ")[1].split(";")[0]
@@ -341,13 +345,13 @@ def test_the_order_is_pinned():
     """Any change here changes every user's order: it needs a new order_version."""
     lengths = np.arange(1, 41)
     plan = Plan(
-        LengthsOnly(lengths),
+        LengthStore(lengths),
         PlanSpec(seq_len=64, global_batch_size=4, seed=7, pool_size=16, epochs=2),
     )
     rows = plan.rows(0, 4)
-    got = [rows.documents[a:b].tolist() for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+    documents_by_row = [rows.documents[a:b].tolist() for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
     assert plan.fingerprint == PINNED_FINGERPRINT
-    assert got == PINNED_ROWS
+    assert documents_by_row == PINNED_ROWS
     assert (
         plan.rows(plan.orders.sequences_per_epoch, plan.orders.sequences_per_epoch + 2).documents.tolist()
         == PINNED_SECOND_EPOCH
@@ -355,7 +359,7 @@ def test_the_order_is_pinned():
 
 
 def test_blocks_keep_neighbours_together_and_cover_all():
-    plan = Plan(LengthsOnly([2] * 1000), PlanSpec(seq_len=2, global_batch_size=1, pool_size=64, block=8))
+    plan = Plan(LengthStore([2] * 1000), PlanSpec(seq_len=2, global_batch_size=1, pool_size=64, block=8))
     members = [plan.orders.pools.members(pool) for pool in range(plan.orders.pools.count)]
     assert sorted(np.concatenate(members).tolist()) == list(range(1000))
     for pool in members:
@@ -368,33 +372,33 @@ def test_blocks_keep_neighbours_together_and_cover_all():
 
 def test_documents_of_blocks_are_shuffled_over_their_pool():
     spec = PlanSpec(seq_len=2, global_batch_size=1, pool_size=16, block=4, seed=3)
-    plan = Plan(LengthsOnly([2] * 30), spec)
+    plan = Plan(LengthStore([2] * 30), spec)
     for pool, expected in PINNED_MEMBERS.items():
         assert plan.orders.pools.members(pool).tolist() == expected
 
 
 def test_without_shuffle_sequences_come_by_their_first_span():
-    """Best fit opens sequences from the longest document down; the order of the store is kept all the same."""
+    """Best fit opens sequences from the longest document down, but rows keep store order."""
     lengths = [3, 9, 2, 8, 5, 21, 4, 7, 1]
     for packing in ("best_fit", "first_fit", "window_4"):
         spec = PlanSpec(seq_len=10, global_batch_size=1, shuffle=False, packing=packing)
-        plan = Plan(LengthsOnly(lengths), spec)
+        plan = Plan(LengthStore(lengths), spec)
         rows = plan.rows(0, plan.positions)
-        by_row = [spans(rows)[a:b] for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
-        assert all(row == sorted(row) for row in by_row)
-        assert by_row == sorted(by_row)
-        assert [row[0][:2] for row in by_row if row[0][0] == 5][:2] == [(5, 0), (5, 10)]
+        spans_by_row = [list_spans(rows)[a:b] for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
+        assert all(row == sorted(row) for row in spans_by_row)
+        assert spans_by_row == sorted(spans_by_row)
+        assert [row[0][:2] for row in spans_by_row if row[0][0] == 5][:2] == [(5, 0), (5, 10)]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
-def test_a_pool_that_comes_again_is_what_packing_it_anew_gives(shuffle, packing):
+def test_a_repeated_pool_equals_a_repacked_one(shuffle, packing):
     lengths = np.random.default_rng(1).integers(1, 40, 90)
     spec = PlanSpec(seq_len=32, global_batch_size=4, epochs=9, pool_size=60, shuffle=shuffle, packing=packing)
-    plan = Plan(LengthsOnly(lengths), spec)
-    served = spans(plan.rows(0, plan.positions))
-    fresh = []
+    plan = Plan(LengthStore(lengths), spec)
+    served_spans = list_spans(plan.rows(0, plan.positions))
+    repacked_spans = []
     for epoch in range(9):
         for pool in plan.orders.pools.order(epoch).tolist():
-            fresh += spans(Plan(LengthsOnly(lengths), spec).orders.pools.rows(pool, epoch))
-    assert served == fresh
+            repacked_spans += list_spans(Plan(LengthStore(lengths), spec).orders.pools.rows(pool, epoch))
+    assert served_spans == repacked_spans

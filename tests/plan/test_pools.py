@@ -1,11 +1,11 @@
-"""Pools: what is counted of one is what it packs into."""
+"""Pools: the count of sequences and the members."""
 
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from batchloom import PlanSpec
 from batchloom.plan import Pools
-from plan.sources import ArrayLengths
+from plan.length_stores import ArrayLengths
 from tiers import examples
 
 
@@ -18,7 +18,7 @@ from tiers import examples
     shuffle=st.booleans(),
 )
 @settings(max_examples=examples(150), deadline=None)
-def test_a_pool_is_counted_without_being_ordered(lengths, block, packing, overlong, align, shuffle):
+def test_pool_counts_are_the_counts_of_its_rows(lengths, block, packing, overlong, align, shuffle):
     spec = PlanSpec(
         seq_len=32,
         global_batch_size=1,

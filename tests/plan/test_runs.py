@@ -1,4 +1,4 @@
-"""Whole runs: edited, resized, crashed and resumed at random, they serve what an undisturbed run serves."""
+"""Runs that are edited, resized, crashed and resumed at random serve an undisturbed run's rows."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from batchloom import Edit, Mixture, Plan, PlanSpec
 from batchloom.batches import BatchSpec, RowCosts, make_rank_share, select_rank_rows
 from batchloom.plan import SourceSpec, Stage, with_journal
-from plan.test_mixture import by_row, check_epochs, spans, stores
+from plan.test_mixture import check_epochs, list_rows, list_spans, make_stores
 from tiers import examples
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=40)
@@ -22,7 +22,7 @@ STEPS = 60
 
 
 class Runs(RuleBasedStateMachine):
-    """A run whose processes come and go; ``served`` is what they were given of each step."""
+    """A run with changing processes; ``served`` holds the rows that they got in each step."""
 
     @initialize(
         lengths=st.tuples(LENGTHS, LENGTHS, LENGTHS),
@@ -48,19 +48,19 @@ class Runs(RuleBasedStateMachine):
             seed=seed,
             steps=STEPS,
         )
-        self.plan = self.made()
+        self.plan = self.make_plan()
         self.step, self.world, self.balance, self.served = 0, 1, False, {}
         self.saved = self.state()
 
-    def made(self, edits=()):
-        """A plan of stores of its own, as another process has them."""
-        once = dict.fromkeys("abc", SourceSpec(epochs=3)) if self.exhausted != "repeat" else {}
+    def make_plan(self, edits=()):
+        """Make a plan with its own stores, as in another process."""
+        sources = dict.fromkeys("abc", SourceSpec(epochs=3)) if self.exhausted != "repeat" else {}
         mixture = Mixture(
             self.weights,
-            stores=stores(*self.lengths),
+            stores=make_stores(*self.lengths),
             exhausted=self.exhausted,
             stages=self.stages,
-            sources=once,
+            sources=sources,
         )
         return Plan(mixture, self.spec, edits)
 
@@ -70,16 +70,16 @@ class Runs(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 9))
     def train(self, steps):
         for step in range(self.step, min(self.step + steps, STEPS)):
-            found = {}
+            rows_by_position = {}
             for rank in range(self.world):
-                of = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
-                share = make_rank_share(self.plan.spec_at(step), of)
+                batch_spec = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
+                share = make_rank_share(self.plan.spec_at(step), batch_spec)
                 rows, positions = select_rank_rows(self.plan, step, share, RowCosts() if self.balance else None)
                 assert len(rows) == len(positions) == share.rows
-                held = zip(positions.tolist(), by_row(rows), strict=True)
-                found.update({position: row for position, row in held if position >= 0})
-            assert sorted(found) == list(range(*self.plan.positions_of(step)))
-            assert self.served.setdefault(step, found) == found
+                rank_rows = zip(positions.tolist(), list_rows(rows), strict=True)
+                rows_by_position.update({position: row for position, row in rank_rows if position >= 0})
+            assert sorted(rows_by_position) == list(range(*self.plan.positions_of(step)))
+            assert self.served.setdefault(step, rows_by_position) == rows_by_position
             self.step = step + 1
 
     @rule(world=st.sampled_from([1, 2, 3, 4, 5, 6, 12]), balance=st.booleans())
@@ -88,19 +88,19 @@ class Runs(RuleBasedStateMachine):
 
     @rule(late=st.booleans(), fork=st.booleans(), count=st.sampled_from([False, False, True]))
     def crash(self, late, fork, count):
-        """Go on from the state saved last, or from one that was saved just now."""
-        decided = self.plan.edits
+        """Resume from the state saved last, or from one saved now."""
+        edits = self.plan.edits
         if late:
             self.saved = self.state()
-        self.plan = with_journal(self.made(), self.saved)
+        self.plan = with_journal(self.make_plan(), self.saved)
         position = self.plan.resume(self.saved)
         self.step, inside = self.plan.orders.run_layout.step_at(position)
         assert not inside
         self.plan = copy.copy(self.plan) if fork else self.plan
         if count:
             self.plan.orders.count_all()
-        if self.plan.edits != decided:
-            # What was decided after the state was saved was never decided.
+        if self.plan.edits != edits:
+            # Edits made after the state was saved are lost.
             self.served = {step: rows for step, rows in self.served.items() if step < self.step}
 
     @precondition(lambda self: len(self.plan.edits) < 5)
@@ -119,38 +119,38 @@ class Runs(RuleBasedStateMachine):
         step = max([self.step + ahead, *(edit.step for edit in self.plan.edits)])
         if step < STEPS:
             self.plan = self.plan.edited(Edit(step=step, **change))
-            # After a crash, steps that were served before it may be decided anew.
-            self.served = {done: rows for done, rows in self.served.items() if done < step}
+            # After a crash, steps served before it may be edited.
+            self.served = {served_step: rows for served_step, rows in self.served.items() if served_step < step}
 
     def teardown(self):
         if not hasattr(self, "plan"):
             return
-        undisturbed = self.made(self.plan.edits)
+        undisturbed = self.make_plan(self.plan.edits)
         assert undisturbed.fingerprint == self.plan.fingerprint
         for step, rows in sorted(self.served.items()):
-            first, stop = undisturbed.positions_of(step)
-            assert rows == dict(enumerate(by_row(undisturbed.rows(first, stop)), first))
+            start, stop = undisturbed.positions_of(step)
+            assert rows == dict(enumerate(list_rows(undisturbed.rows(start, stop)), start))
         self.check_positions(undisturbed)
 
     def check_positions(self, plan):
-        """All positions so far, those that were skipped too: shares within one, and every epoch whole."""
+        """Check that shares of all positions, also skipped ones, are within one and epochs complete."""
         end = plan.positions_of(self.step)[0]
         if not end:
             return
         plan.orders.timeline.segment_at(end - 1)
-        found = []
+        spans = []
         for segment in plan.orders.timeline.segments():
             stop = min(plan.orders.timeline.until(segment) or end, end)
             if segment.position >= stop:
                 continue
             rows = plan.rows(segment.position, stop)
-            found += spans(rows)
+            spans += list_spans(rows)
             sources = segment.at(np.arange(segment.position, stop))[0]
-            had = np.cumsum(sources[:, None] == segment.sources, axis=0)
+            served = np.cumsum(sources[:, None] == segment.sources, axis=0)
             counts = np.array(segment.schedule.counts)
             share = np.arange(1, len(sources) + 1)[:, None] * counts / counts.sum()
-            assert np.abs(had - share).max() < 1
-        check_epochs(plan, found)
+            assert np.abs(served - share).max() < 1
+        check_epochs(plan, spans)
 
 
 Runs.TestCase.settings = settings(

@@ -1,4 +1,4 @@
-"""What plans are tested on: lengths without files."""
+"""Stores of document lengths for tests of plans, without files."""
 
 import numpy as np
 
@@ -15,8 +15,8 @@ class ArrayLengths:
         return self._lengths[documents]
 
 
-class LengthsOnly:
-    """A plan's view of a store: lengths and a fingerprint."""
+class LengthStore:
+    """The part of a store that a plan needs: lengths and a fingerprint."""
 
     def __init__(self, lengths, fingerprint="f"):
         self.lengths, self.fingerprint = ArrayLengths(lengths), fingerprint

@@ -18,20 +18,20 @@ KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 
 @given(size=st.integers(0, 200_000), key=KEYS)
 @settings(max_examples=examples(40))
-def test_it_is_a_bijection(size, key):
+def test_a_permutation_is_a_bijection(size, key):
     items = Permutation(size, key).at(np.arange(size))
     assert np.array_equal(np.sort(items), np.arange(size))
 
 
 @pytest.mark.parametrize("size", [MAX_MATERIALISED + 1, 70_000, 2**17, 299_209, 1_000_003])
-def test_it_is_a_bijection_when_never_materialised(size):
+def test_a_permutation_that_is_not_materialised_is_a_bijection(size):
     items = Permutation(size, (3, 4)).at(np.arange(size))
     assert np.array_equal(np.sort(items), np.arange(size))
 
 
 @given(size=st.integers(MAX_MATERIALISED + 1, 2**40), key=KEYS, data=st.data())
 @settings(max_examples=examples(60))
-def test_any_index_alone_is_what_it_is_among_others(size, key, data):
+def test_an_index_is_the_same_alone_and_in_a_batch(size, key, data):
     permutation = Permutation(size, key)
     position = data.draw(st.integers(0, size - 1))
     block = np.unique(np.clip(np.arange(position - 50, position + 50), 0, size - 1))
@@ -43,8 +43,10 @@ def test_any_index_alone_is_what_it_is_among_others(size, key, data):
 
 
 def dispersion(items: np.ndarray, size: int, window: int, bins: int) -> float:
-    """Variance of the number of items of a window in a bin, over that of random draws without
-    replacement: 1.00 for a random permutation, 0 for an even spread, large for clumps."""
+    """Return the variance of the items of a window in a bin, relative to random draws.
+
+    Draws are without replacement: 1.00 for a random permutation, 0 for an even spread, large for clumps.
+    """
     counts = np.stack([np.bincount(w * bins // size, minlength=bins) for w in items.reshape(-1, window)])
     share = 1 / bins
     expected = window * share * (1 - share) * (size - window) / (size - 1)
@@ -80,10 +82,10 @@ def test_neighbours_do_not_stay_related(size):
 
 def test_different_keys_give_unrelated_orders():
     size = 100_000
-    first = Permutation(size, derive_key(0, "data", "blocks")).at(np.arange(size))
-    second = Permutation(size, derive_key(1, "data", "blocks")).at(np.arange(size))
-    assert (first == second).sum() < 10
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
+    first_order = Permutation(size, derive_key(0, "data", "blocks")).at(np.arange(size))
+    second_order = Permutation(size, derive_key(1, "data", "blocks")).at(np.arange(size))
+    assert (first_order == second_order).sum() < 10
+    assert abs(np.corrcoef(first_order, second_order)[0, 1]) < 0.02
 
 
 def test_the_mixer_of_arrays_is_that_of_integers():

@@ -14,7 +14,7 @@ STRATEGIES = st.sampled_from(
 LENGTHS = st.lists(st.integers(0, 70), max_size=120).map(lambda xs: np.array(xs, np.int64))
 
 
-def rooms(packed, seq_len):
+def compute_rooms(packed, seq_len):
     return seq_len - np.bincount(packed.sequences, packed.lengths, packed.count).astype(np.int64)
 
 
@@ -27,22 +27,22 @@ def test_every_token_once_and_no_sequence_too_full(lengths, seq_len, strategy):
         covered[item][start : start + length] += 1
     assert all((c == 1).all() for c in covered)
     assert (packed.lengths > 0).all()
-    assert (rooms(packed, seq_len) >= 0).all()
+    assert (compute_rooms(packed, seq_len) >= 0).all()
     assert packed.count == count_sequences(lengths, seq_len, strategy)
     assert np.unique(packed.sequences).size == packed.count
 
 
-def best_fit_by_hand(lengths, seq_len):
-    """The sequence of each document by docs/order.md, section 4, one document at a time."""
-    rooms, since, sequences = [], [], [0] * len(lengths)
+def pack_best_fit(lengths, seq_len):
+    """Return the sequence of each document by the best-fit rule of docs/order.md, section 4."""
+    compute_rooms, since, sequences = [], [], [0] * len(lengths)
     for time, item in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
-        fitting = [s for s, room in enumerate(rooms) if room >= lengths[item]]
+        fitting = [s for s, room in enumerate(compute_rooms) if room >= lengths[item]]
         if not fitting:
-            rooms.append(seq_len)
+            compute_rooms.append(seq_len)
             since.append(time)
-            fitting = [len(rooms) - 1]
-        best = min(fitting, key=lambda s: (rooms[s], since[s]))
-        rooms[best] -= lengths[item]
+            fitting = [len(compute_rooms) - 1]
+        best = min(fitting, key=lambda s: (compute_rooms[s], since[s]))
+        compute_rooms[best] -= lengths[item]
         since[best] = time
         sequences[item] = best
     return sequences
@@ -52,11 +52,11 @@ def best_fit_by_hand(lengths, seq_len):
 @settings(max_examples=examples(200))
 def test_best_fit_in_bulk_is_best_fit_decreasing(lengths, seq_len):
     packed = pack(np.array(lengths, np.int64), seq_len, "best_fit")
-    assert packed.sequences.tolist() == best_fit_by_hand(lengths, seq_len)
+    assert packed.sequences.tolist() == pack_best_fit(lengths, seq_len)
 
 
-def test_of_sequences_with_equal_room_the_one_that_has_had_it_longest_is_taken():
-    """9 leaves a room of 1 in sequence 1 before 7 does in sequence 0."""
+def test_ties_of_room_go_to_the_sequence_that_has_had_it_longest():
+    """9 leaves room for 1 in sequence 1 before 7 does in sequence 0."""
     packed = pack(np.array([12, 10, 9, 7, 1, 1]), 20, "best_fit")
     assert packed.sequences.tolist() == [0, 1, 1, 0, 1, 0]
 
@@ -76,8 +76,8 @@ def test_first_fit_is_true_first_fit(lengths, seq_len):
     assert packed.sequences.tolist() == expected
 
 
-def window_by_hand(lengths, seq_len, size):
-    """The sequence of each document by docs/order.md, section 4."""
+def pack_windows(lengths, seq_len, size):
+    """Return the sequence of each document by the window rule of docs/order.md, section 4."""
     sequences, number = [None] * len(lengths), 0
 
     def longest(items):
@@ -88,11 +88,11 @@ def window_by_hand(lengths, seq_len, size):
 
     while None in sequences:
         room = seq_len
-        item = window()[0] if len(window()) == size else longest(window())
-        while item is not None:
-            sequences[item] = number
-            room -= lengths[item]
-            item = longest(i for i in window() if lengths[i] <= room)
+        document = window()[0] if len(window()) == size else longest(window())
+        while document is not None:
+            sequences[document] = number
+            room -= lengths[document]
+            document = longest(i for i in window() if lengths[i] <= room)
         number += 1
     return sequences
 
@@ -105,26 +105,26 @@ def window_by_hand(lengths, seq_len, size):
 @settings(max_examples=examples(100))
 def test_a_sequence_takes_the_first_of_its_window_and_then_the_longest(lengths, seq_len, size):
     packed = pack(np.array(lengths, np.int64), seq_len, f"window_{size}")
-    assert packed.sequences.tolist() == window_by_hand(lengths, seq_len, size)
+    assert packed.sequences.tolist() == pack_windows(lengths, seq_len, size)
 
 
-def lmms_engine_packs(lengths, packing_length, window_size):
-    """Packs that lmms-engine makes with ``packing_strategy: window_N``.
+def count_lmms_engine_packs(lengths, packing_length, window_size):
+    """Count the packs that lmms-engine makes with ``packing_strategy: window_N``.
 
     EvolvingLMMs-Lab/lmms-engine, ``MultiModalDataset._pack_by_window`` of ``datasets/naive/multimodal_dataset.py``:
     a pack takes, in order, whatever still fits of a window of N samples; behind it as many samples enter the
     window as it took.
     """
-    window, rest, packs = lengths[:window_size], lengths[window_size:], 0
+    window, waiting, packs = lengths[:window_size], lengths[window_size:], 0
     while window:
-        room, passed = packing_length, []
+        room, remaining = packing_length, []
         for length in window:
             if length <= room:
                 room -= length
             else:
-                passed.append(length)
-        taken = len(window) - len(passed)
-        window, rest, packs = passed + rest[:taken], rest[taken:], packs + 1
+                remaining.append(length)
+        taken = len(window) - len(remaining)
+        window, waiting, packs = remaining + waiting[:taken], waiting[taken:], packs + 1
     return packs
 
 
@@ -143,18 +143,18 @@ DISTRIBUTIONS = {
 @pytest.mark.parametrize("size", [2, 8, 16, 64, 1000])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_windows_never_make_more_packs_than_lmms_engine(name, size):
-    ours, theirs = 0, 0
+    total, lmms_engine_total = 0, 0
     for seed in range(examples(20)):
         rng = np.random.default_rng(seed)
-        most = int(rng.choice([512, 2048, 8192]))
-        lengths = DISTRIBUTIONS[name](rng, int(rng.integers(300, 1500)), most).astype(np.int64)
-        count = count_sequences(lengths, most, f"window_{size}")
-        other = lmms_engine_packs(lengths.tolist(), most, size)
-        assert count <= other, (seed, count, other)
-        ours, theirs = ours + count, theirs + other
-    # Documents of a quarter to three quarters fit in pairs, if the right ones meet.
+        max_length = int(rng.choice([512, 2048, 8192]))
+        lengths = DISTRIBUTIONS[name](rng, int(rng.integers(300, 1500)), max_length).astype(np.int64)
+        count = count_sequences(lengths, max_length, f"window_{size}")
+        lmms_engine_count = count_lmms_engine_packs(lengths.tolist(), max_length, size)
+        assert count <= lmms_engine_count, (seed, count, lmms_engine_count)
+        total, lmms_engine_total = total + count, lmms_engine_total + lmms_engine_count
+    # Documents of a quarter to three quarters of a sequence fit in well-chosen pairs.
     if name == "about half" and size > 2:
-        assert ours < 0.98 * theirs
+        assert total < 0.98 * lmms_engine_total
 
 
 @pytest.mark.parametrize("size", [16, 1000])
@@ -180,11 +180,11 @@ def test_windows_take_memory_for_their_pool_alone(size):
 
 @given(lengths=st.lists(st.integers(1, 29), max_size=100), size=st.integers(1, 40))
 @settings(max_examples=examples(100))
-def test_no_document_waits_for_more_than_twice_as_many_sequences_as_its_window_holds(lengths, size):
+def test_the_wait_of_a_document_is_at_most_twice_its_window(lengths, size):
     packed = pack(np.array(lengths, np.int64), 30, f"window_{size}")
     in_order = np.sort(packed.sequences)
     for item, sequence in enumerate(packed.sequences.tolist()):
-        # The sequence that was being filled when it entered the window.
+        # Sequence that was being filled when the document entered the window.
         entered = in_order[item - size] if item >= size else 0
         assert entered <= sequence < entered + 2 * size
 
@@ -195,36 +195,36 @@ def test_no_document_waits_for_more_than_twice_as_many_sequences_as_its_window_h
     size=st.integers(1, 40),
 )
 @settings(max_examples=examples(100))
-def test_in_the_first_version_a_window_is_packed_as_if_it_were_alone(lengths, seq_len, size):
+def test_version_1_packs_each_window_separately(lengths, seq_len, size):
     packed = pack(np.array(lengths, np.int64), seq_len, f"window_{size}@1")
     expected, count = [], 0
     for start in range(0, len(lengths), size):
-        own = best_fit_by_hand(lengths[start : start + size], seq_len)
-        expected += [count + sequence for sequence in own]
-        count += max(own) + 1
+        window_sequences = pack_best_fit(lengths[start : start + size], seq_len)
+        expected += [count + sequence for sequence in window_sequences]
+        count += max(window_sequences) + 1
     assert packed.sequences.tolist() == expected
 
 
 @pytest.mark.parametrize("size", [7, 1024, 1025, 70_000])
-def test_in_the_first_version_windows_of_any_size_are_packed_alike(size):
+def test_version_1_packs_windows_of_any_size_alike(size):
     lengths = np.random.default_rng(0).integers(1, 4096, 150_000)
     packed = pack(lengths, 4096, f"window_{size}@1")
     for start in (0, 65_536 // size * size, len(lengths) // size * size):
-        inside = packed.sequences[start : start + size]
-        alone = pack(lengths[start : start + size], 4096, "best_fit").sequences
-        assert (inside - inside.min()).tolist() == alone.tolist()
+        sequences = packed.sequences[start : start + size]
+        window_sequences = pack(lengths[start : start + size], 4096, "best_fit").sequences
+        assert (sequences - sequences.min()).tolist() == window_sequences.tolist()
 
 
 def test_wrap_fills_every_sequence_but_the_last():
     packed = pack(np.array([5, 3, 0, 9, 2]), 4, "wrap")
-    assert rooms(packed, 4).tolist() == [0, 0, 0, 0, 1]
+    assert compute_rooms(packed, 4).tolist() == [0, 0, 0, 0, 1]
     spans = zip(packed.sequences, packed.items, packed.starts, packed.lengths, strict=True)
     assert [tuple(map(int, s)) for s in spans] == [
         (0, 0, 0, 4), (1, 0, 4, 1), (1, 1, 0, 3), (2, 3, 0, 4), (3, 3, 4, 4), (4, 3, 8, 1), (4, 4, 0, 2),
     ]  # fmt: skip
 
 
-def test_a_long_document_is_cut_and_only_its_rest_is_packed():
+def test_a_long_document_is_cut_and_its_remainder_is_packed():
     packed = pack(np.array([10, 2, 2]), 4, "best_fit")
     spans = sorted(zip(packed.items.tolist(), packed.starts.tolist(), packed.lengths.tolist(), strict=True))
     assert spans == [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 2), (2, 0, 2)]
@@ -239,5 +239,5 @@ def test_log_normal_documents_fill_99_9_percent():
 
 
 @pytest.mark.parametrize("name", ["best-fit", "window_0", "window_", "window_12345678", "window_8@2", "", "wrap "])
-def test_unknown_strategies_are_told_apart(name):
+def test_unknown_strategies_are_recognized(name):
     assert not is_strategy(name)
