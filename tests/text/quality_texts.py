@@ -14,78 +14,78 @@ STEPS = {
 }
 
 
-def names(count: int, start: int = 0) -> list[str]:
-    """Distinct words of letters alone, six characters each."""
+def make_words(count: int, start: int = 0) -> list[str]:
+    """Return distinct words of letters, six characters each."""
     letters = "bcdfghjklm"
     return ["x" + "".join(letters[int(d)] for d in f"{n:05}") for n in range(start, start + count)]
 
 
-def gopher_text(count: int) -> str:
-    """A text of ``count`` words, two of them stop words."""
-    return " ".join(["the", "and", *names(count - 2)])
+def make_gopher_text(count: int) -> str:
+    """Return a text of ``count`` words, two of them stop words."""
+    return " ".join(["the", "and", *make_words(count - 2)])
 
 
-def lines(kept: int, others: list[str]) -> str:
-    return "\n".join([f"the and {' '.join(names(8, 8 * n))}" for n in range(kept)] + others)
+def make_lines(count: int, other_lines: list[str]) -> str:
+    return "\n".join([f"the and {' '.join(make_words(8, 8 * n))}" for n in range(count)] + other_lines)
 
 
-def sized(part: str, size: int) -> str:
-    """``part`` followed by distinct words, ``size`` characters in all."""
-    rest = " ".join(names(size))[: size - len(part) - 1]
-    return f"{part} {rest}"
+def pad_to_size(beginning: str, size: int) -> str:
+    """Return a beginning followed by distinct words, ``size`` characters in all."""
+    padding = " ".join(make_words(size))[: size - len(beginning) - 1]
+    return f"{beginning} {padding}"
 
 
-def parted(between: str, others: int) -> str:
-    """Four equal parts and others that differ."""
-    return between.join([*(" ".join(names(20, 20 * n)) for n in range(others)), *["x"] * 4])
+def make_parts(between: str, other_count: int) -> str:
+    """Return four equal parts and others that differ."""
+    return between.join([*(" ".join(make_words(20, 20 * n)) for n in range(other_count)), *["x"] * 4])
 
 
-def repeating(between: str, size: int) -> str:
-    """One of five parts repeated, its 40 characters among ``size`` in all."""
+def make_repetition_text(between: str, size: int) -> str:
+    """Return five parts of ``size`` characters; one of 40 characters is repeated."""
     part = "q" * 40
-    return sized(between.join([part, part, *names(2, 1000), ""]), size)
+    return pad_to_size(between.join([part, part, *make_words(2, 1000), ""]), size)
 
 
-def with_duplicates(n: int, share: int, less: int) -> str:
-    """Ten n-grams that occur twice; their characters are ``share`` % of the text, or just more."""
-    blocks = [" ".join(names(n, 50_000 + n * at)) for at in range(10)]
-    between = names(20, 60_000)
+def make_duplicate_ngrams(n: int, share: int, missing_characters: int) -> str:
+    """Return ten n-grams that occur twice, ``share`` % of the characters or slightly more."""
+    blocks = [" ".join(make_words(n, 50_000 + n * index)) for index in range(10)]
+    between = make_words(20, 60_000)
     text = " ".join(f"{block} {word}" for block, word in zip(blocks * 2, between, strict=True))
-    return sized(text, -(-60 * n * 100 // share) - less)
+    return pad_to_size(text, -(-60 * n * 100 // share) - missing_characters)
 
 
-def ended(count: int) -> str:
-    """100 lines, ``count`` of them with a full stop."""
-    marked = [f"{' '.join(names(6, 6 * n))}." for n in range(count)]
-    return "\n".join(marked + [" ".join(names(6, 600 + 6 * n)) for n in range(100 - count)])
+def make_ended_lines(count: int) -> str:
+    """Return 100 lines, ``count`` of them with a full stop."""
+    ended_lines = [f"{' '.join(make_words(6, 6 * n))}." for n in range(count)]
+    return "\n".join(ended_lines + [" ".join(make_words(6, 600 + 6 * n)) for n in range(100 - count)])
 
 
-def short_lines(count: int) -> str:
-    """100 lines, ``count`` of them of 30 characters."""
-    short = [f"{' '.join(names(4, 4 * n))} a." for n in range(count)]
-    rest = [f"{' '.join(names(9, 500 + 9 * n))}." for n in range(100 - count)]
-    return "\n".join(short + rest)
+def make_short_lines(count: int) -> str:
+    """Return 100 lines, ``count`` of them of 30 characters."""
+    short_lines = [f"{' '.join(make_words(4, 4 * n))} a." for n in range(count)]
+    long_lines = [f"{' '.join(make_words(9, 500 + 9 * n))}." for n in range(100 - count)]
+    return "\n".join(short_lines + long_lines)
 
 
-def twice_in(size: int) -> str:
-    """A line of 8 characters twice, in ``size`` characters without newlines."""
-    rest = " ".join(names(200))[: size - 16].strip()
-    return "abcdefg.\nabcdefg.\n" + rest.ljust(size - 16, ".")
+def make_repeated_line(size: int) -> str:
+    """Return a line of 8 characters twice, in ``size`` characters without newlines."""
+    padding = " ".join(make_words(200))[: size - 16].strip()
+    return "abcdefg.\nabcdefg.\n" + padding.ljust(size - 16, ".")
 
 
-def of_four_lines(last: str) -> str:
-    return "\n".join([*(f"{'w' * 31} {word}" for word in names(3)), f"{'w' * 31} {last}"])
+def make_four_lines(last_words: str) -> str:
+    return "\n".join([*(f"{'w' * 31} {word}" for word in make_words(3)), f"{'w' * 31} {last_words}"])
 
 
 SENTENCE = "This is one of the sentences."
 FIVE = "\n".join([SENTENCE] * 5)
-BULLETS = " ".join(names(9, 100))
-ELLIPSES = " ".join(names(20, 990))
+BULLETS = " ".join(make_words(9, 100))
+ELLIPSES = " ".join(make_words(20, 990))
 
-# Step, text just inside, text just outside, and the reason. Inside, another rule may speak.
+# Step, text just inside, text just outside, and the reason. Inside, another rule may drop the text.
 EDGES = [
-    ("gopher", gopher_text(50), gopher_text(49), "gopher: too few words"),
-    ("gopher", gopher_text(100_000), gopher_text(100_001), "gopher: too many words"),
+    ("gopher", make_gopher_text(50), make_gopher_text(49), "gopher: too few words"),
+    ("gopher", make_gopher_text(100_000), make_gopher_text(100_001), "gopher: too many words"),
     (
         "gopher",
         "the and " + "abc " * 48,
@@ -100,87 +100,87 @@ EDGES = [
     ),
     (
         "gopher",
-        gopher_text(90) + " #" * 10,
-        gopher_text(89) + " #" * 10,
+        make_gopher_text(90) + " #" * 10,
+        make_gopher_text(89) + " #" * 10,
         "gopher: too many hash signs",
     ),
     (
         "gopher",
-        "… " * 10 + gopher_text(90),
-        "... " * 10 + gopher_text(89),
+        "… " * 10 + make_gopher_text(90),
+        "... " * 10 + make_gopher_text(89),
         "gopher: too many ellipses",
     ),
     (
         "gopher",
-        lines(10, [f"- {BULLETS}"] * 90),
-        lines(9, [f"• {BULLETS}"] * 91),
+        make_lines(10, [f"- {BULLETS}"] * 90),
+        make_lines(9, [f"• {BULLETS}"] * 91),
         "gopher: too many lines begin with a bullet",
     ),
     (
         "gopher",
-        lines(70, [f"{ELLIPSES}..."] * 30),
-        lines(69, [f"{ELLIPSES}…"] * 31),
+        make_lines(70, [f"{ELLIPSES}..."] * 30),
+        make_lines(69, [f"{ELLIPSES}…"] * 31),
         "gopher: too many lines end with an ellipsis",
     ),
     (
         "gopher",
-        gopher_text(80) + " 123" * 20,
-        gopher_text(79) + " 123" * 21,
+        make_gopher_text(80) + " 123" * 20,
+        make_gopher_text(79) + " 123" * 21,
         "gopher: too few words with a letter",
     ),
     (
         "gopher",
-        gopher_text(60),
-        f"the the The AND {' '.join(names(60))}",
+        make_gopher_text(60),
+        f"the the The AND {' '.join(make_words(60))}",
         "gopher: too few stop words",
     ),
     ("repetition", "x", "", "repetition: empty"),
-    ("repetition", parted("\n\n", 6), parted("\n\n\n", 5), "repetition: duplicate paragraphs"),
-    ("repetition", parted("\n", 6), parted("\n", 5), "repetition: duplicate lines"),
+    ("repetition", make_parts("\n\n", 6), make_parts("\n\n\n", 5), "repetition: duplicate paragraphs"),
+    ("repetition", make_parts("\n", 6), make_parts("\n", 5), "repetition: duplicate lines"),
     (
         "repetition",
-        repeating("\n\n", 200),
-        repeating("\n\n", 199),
+        make_repetition_text("\n\n", 200),
+        make_repetition_text("\n\n", 199),
         "repetition: characters in duplicate paragraphs",
     ),
     (
         "repetition",
-        repeating("\n", 200),
-        repeating("\n", 199),
+        make_repetition_text("\n", 200),
+        make_repetition_text("\n", 199),
         "repetition: characters in duplicate lines",
     ),
     (
         "repetition",
-        sized("aa bb cc aa bb dd aa bb ee aa bb", 100),
-        sized("aa bb cc aa bb dd aa bb ee aa bb", 99),
+        pad_to_size("aa bb cc aa bb dd aa bb ee aa bb", 100),
+        pad_to_size("aa bb cc aa bb dd aa bb ee aa bb", 99),
         "repetition: most frequent 2-gram",
     ),
     (
         "repetition",
-        sized("aaa bbb ccc d aaa bbb ccc e aaa bbb ccc", 184),
-        sized("aaa bbb ccc d aaa bbb ccc e aaa bbb ccc", 183),
+        pad_to_size("aaa bbb ccc d aaa bbb ccc e aaa bbb ccc", 184),
+        pad_to_size("aaa bbb ccc d aaa bbb ccc e aaa bbb ccc", 183),
         "repetition: most frequent 3-gram",
     ),
     (
         "repetition",
-        sized("a b c ddddddd e a b c ddddddd f a b c ddddddd g", 244),
-        sized("a b c ddddddd e a b c ddddddd f a b c ddddddd g", 243),
+        pad_to_size("a b c ddddddd e a b c ddddddd f a b c ddddddd g", 244),
+        pad_to_size("a b c ddddddd e a b c ddddddd f a b c ddddddd g", 243),
         "repetition: most frequent 4-gram",
     ),
     *(
         (
             "repetition",
-            with_duplicates(n, share, 0),
-            with_duplicates(n, share, 1),
+            make_duplicate_ngrams(n, share, 0),
+            make_duplicate_ngrams(n, share, 1),
             f"repetition: duplicate {n}-grams",
         )
         for n, share in ((5, 15), (6, 14), (7, 13), (8, 12), (9, 11), (10, 10))
     ),
     ("fineweb", f"{SENTENCE} {SENTENCE}", " \n\t\n", "fineweb: empty"),
-    ("fineweb", ended(12), ended(11), "fineweb: too few lines end with punctuation"),
-    ("fineweb", short_lines(67), short_lines(68), "fineweb: too many short lines"),
-    ("fineweb", twice_in(800), twice_in(799), "fineweb: too many characters in duplicate lines"),
-    ("fineweb", of_four_lines("a b c."), of_four_lines("a b."), "fineweb: too many newlines"),
+    ("fineweb", make_ended_lines(12), make_ended_lines(11), "fineweb: too few lines end with punctuation"),
+    ("fineweb", make_short_lines(67), make_short_lines(68), "fineweb: too many short lines"),
+    ("fineweb", make_repeated_line(800), make_repeated_line(799), "fineweb: too many characters in duplicate lines"),
+    ("fineweb", make_four_lines("a b c."), make_four_lines("a b."), "fineweb: too many newlines"),
     ("c4", FIVE, "\n".join([SENTENCE] * 4), "c4: too few sentences"),
     ("c4", f"{FIVE}\nNo lorem, but ipsum.", f"{FIVE}\nHere is Lorem Ipsum.", "c4: lorem ipsum"),
     ("c4", f"{FIVE}\na {{ b c", f"{FIVE}\na {{ b c.", "c4: curly bracket"),

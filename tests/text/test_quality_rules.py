@@ -1,4 +1,4 @@
-"""The rules of C4, Gopher and FineWeb: what stays, what goes, and for which reason."""
+"""Quality rules of C4, Gopher and FineWeb: results and reasons of drops."""
 
 import pickle
 import time
@@ -11,7 +11,7 @@ from batchloom.core.errors import InputMissingError
 from batchloom.core.settings import from_plain, to_plain
 from batchloom.text import C4, DroppedText, FineWeb, Gopher, Repetition
 from batchloom.text.quality import c4, fineweb, gopher, repetition
-from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, gopher_text
+from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, make_gopher_text
 
 REASONS = {
     "c4": c4.C4_REASONS,
@@ -21,20 +21,20 @@ REASONS = {
 }
 
 
-def reason(verdict: str | DroppedText) -> str:
+def get_reason(verdict: str | DroppedText) -> str:
     return verdict.reason if isinstance(verdict, DroppedText) else ""
 
 
 @pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
 def test_a_limit_is_where_it_is_published(step, inside, outside, why):
-    assert reason(STEPS[step](inside)) != why
-    assert reason(STEPS[step](outside)) == why
+    assert get_reason(STEPS[step](inside)) != why
+    assert get_reason(STEPS[step](outside)) == why
     assert why in REASONS[step]
     assert STEPS[step](outside).detail
 
 
-def test_the_details_hold_the_figures():
-    assert STEPS["gopher"](gopher_text(49)) == DroppedText("gopher: too few words", "49 words, at least 50")
+def test_details_hold_the_measured_values():
+    assert STEPS["gopher"](make_gopher_text(49)) == DroppedText("gopher: too few words", "49 words, at least 50")
     assert STEPS["repetition"](" ".join(["same thing"] * 9)) == DroppedText(
         "repetition: most frequent 2-gram",
         "'same thing' 9 times, 91.8% of 98 characters, at most 20%",
@@ -42,7 +42,7 @@ def test_the_details_hold_the_figures():
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "expected"),
     [
         ("Too few.", None),
         ("These are three.", "These are three."),
@@ -56,32 +56,32 @@ def test_the_details_hold_the_figures():
         (f"Here is {'x' * 1001} too.", None),
     ],
 )
-def test_c4_keeps_lines_that_look_like_sentences(line, kept):
-    found = STEPS["c4"](f"{FIVE}\n{line}")
-    assert found == (FIVE if kept is None else f"{FIVE}\n{kept}")
+def test_c4_keeps_lines_that_look_like_sentences(line, expected):
+    result = STEPS["c4"](f"{FIVE}\n{line}")
+    assert result == (FIVE if expected is None else f"{FIVE}\n{expected}")
 
 
-def test_c4_counts_sentences_of_what_is_left():
+def test_c4_counts_sentences_of_the_remaining_lines():
     assert STEPS["c4"](" ".join([SENTENCE] * 5)) == " ".join([SENTENCE] * 5)
-    left = STEPS["c4"](f"{SENTENCE}\n{SENTENCE}\nmenu\nhome")
-    assert left == DroppedText("c4: too few sentences", "2 in 2 lines, at least 5")
+    result = STEPS["c4"](f"{SENTENCE}\n{SENTENCE}\nmenu\nhome")
+    assert result == DroppedText("c4: too few sentences", "2 in 2 lines, at least 5")
 
 
-def test_the_rules_of_c4_that_are_off(tmp_path):
+def test_optional_rules_of_c4(tmp_path):
     text = "\n".join([f"{'word ' * 50}end."] * 2 + [SENTENCE] * 5)
     assert STEPS["c4"](text) == text
-    asked = c4.make_c4_step(C4(min_paragraphs=3))
-    assert reason(asked(text)) == "c4: too few long paragraphs"
-    assert reason(asked(f"{text}\n{'word ' * 50}end.")) == ""
-    words = tmp_path / "bad.txt"
-    words.write_text("gadzooks\nzounds a lot\n\n", encoding="utf-8")
-    asked = c4.make_c4_step(C4(bad_words=str(words)))
-    assert asked(f"{FIVE}\nHe said zounds and gadzook.") == f"{FIVE}\nHe said zounds and gadzook."
-    for bad in ("Gadzooks, he said that.", "It was zounds a lot."):
-        assert reason(asked(f"{FIVE}\n{bad}")) == "c4: bad word"
+    step = c4.make_c4_step(C4(min_paragraphs=3))
+    assert get_reason(step(text)) == "c4: too few long paragraphs"
+    assert get_reason(step(f"{text}\n{'word ' * 50}end.")) == ""
+    word_file = tmp_path / "bad.txt"
+    word_file.write_text("gadzooks\nzounds a lot\n\n", encoding="utf-8")
+    step = c4.make_c4_step(C4(bad_words=str(word_file)))
+    assert step(f"{FIVE}\nHe said zounds and gadzook.") == f"{FIVE}\nHe said zounds and gadzook."
+    for line in ("Gadzooks, he said that.", "It was zounds a lot."):
+        assert get_reason(step(f"{FIVE}\n{line}")) == "c4: bad word"
 
 
-def test_a_list_of_bad_words_that_is_none(tmp_path):
+def test_invalid_lists_of_bad_words(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="holds no words; give one word per line"):
         c4.make_c4_step(C4(bad_words=str(tmp_path / "empty.txt")))
@@ -95,10 +95,10 @@ def test_a_list_of_bad_words_that_is_none(tmp_path):
 
 
 def test_limits_that_are_none_are_off():
-    off = Gopher(**dict.fromkeys([name for name in to_plain(Gopher()) if name != "stop_words"]))
-    assert gopher.make_gopher_step(off)("# ... 7") == "# ... 7"
-    assert gopher.make_gopher_step(off)("") == ""
-    none = Repetition(
+    gopher_without_limits = Gopher(**dict.fromkeys([name for name in to_plain(Gopher()) if name != "stop_words"]))
+    assert gopher.make_gopher_step(gopher_without_limits)("# ... 7") == "# ... 7"
+    assert gopher.make_gopher_step(gopher_without_limits)("") == ""
+    no_limits = Repetition(
         max_duplicate_paragraphs=None,
         max_duplicate_paragraph_characters=None,
         max_duplicate_lines=None,
@@ -106,11 +106,13 @@ def test_limits_that_are_none_are_off():
         top_ngrams=(),
         duplicate_ngrams=(),
     )
-    assert repetition.make_repetition_step(none)("a a\na a\na a") == "a a\na a\na a"
-    loose = FineWeb(min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None)
-    assert fineweb.make_fineweb_step(loose)("a\na") == "a\na"
-    spared = FineWeb(spare_unended=True, max_short_lines=None)
-    assert fineweb.make_fineweb_step(spared)("a b c d\n e f g h") == "a b c d\n e f g h"
+    assert repetition.make_repetition_step(no_limits)("a a\na a\na a") == "a a\na a\na a"
+    fineweb_without_limits = FineWeb(
+        min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None
+    )
+    assert fineweb.make_fineweb_step(fineweb_without_limits)("a\na") == "a\na"
+    fineweb_sparing_unended = FineWeb(spare_unended=True, max_short_lines=None)
+    assert fineweb.make_fineweb_step(fineweb_sparing_unended)("a b c d\n e f g h") == "a b c d\n e f g h"
 
 
 @pytest.mark.parametrize("settings", [C4(), Gopher(), Repetition(), FineWeb()], ids=lambda s: type(s).__name__)
@@ -127,7 +129,7 @@ def test_settings_are_plain_values_and_steps_are_portable(settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "values", "told"),
+    ("settings", "values", "message"),
     [
         (Gopher, {"min_words": -1}, "min_words: -1 is not a whole number from 0 on"),
         (Gopher, {"max_bullet_lines": 1.5}, "max_bullet_lines: 1.5 is not a number from 0 to 1"),
@@ -140,8 +142,8 @@ def test_settings_are_plain_values_and_steps_are_portable(settings):
         (C4, {"bad_words": ""}, "bad_words: '' is not the path of a list"),
     ],
 )
-def test_settings_that_cannot_be(settings, values, told):
-    with pytest.raises(SettingsError, match=told):
+def test_invalid_settings(settings, values, message):
+    with pytest.raises(SettingsError, match=message):
         settings(**values)
 
 
@@ -157,7 +159,7 @@ TEXTS = st.one_of(st.text(max_size=200), st.lists(PARTS, max_size=120).map("".jo
 
 @pytest.mark.parametrize("step", STEPS)
 @given(text=TEXTS)
-def test_any_text_gives_a_text_or_a_drop_and_always_the_same(step, text):
+def test_any_text_gives_one_text_or_drop(step, text):
     verdict = STEPS[step](text)
     assert isinstance(verdict, str) or verdict.reason in REASONS[step]
     assert STEPS[step](text) == verdict
@@ -185,14 +187,14 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("part", HOSTILE)
-def test_time_grows_with_length_alone(part):
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_time_grows_with_length_alone(unit):
     seconds = []
     for size in (20_000, 160_000):
-        text = (part * size)[:size]
-        begin = time.process_time()
+        text = (unit * size)[:size]
+        start = time.process_time()
         for step in STEPS.values():
             step(text)
-        seconds.append(time.process_time() - begin)
-    # Eight times the text: quadratic time would be 64 times.
+        seconds.append(time.process_time() - start)
+    # For eight times the text, quadratic time would be 64 times as long.
     assert seconds[1] < 24 * max(seconds[0], 0.02)

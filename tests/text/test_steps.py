@@ -1,5 +1,5 @@
-"""Each step of cleaning on texts that need it, and on texts that do not."""
-# ruff: noqa: RUF001 - texts of many scripts are what this is about
+"""Cleaning steps on texts that need them, and on texts that do not."""
+# ruff: noqa: RUF001 - the tests need texts of many scripts
 
 import importlib.util
 import re
@@ -15,12 +15,12 @@ from batchloom.text.language import LANGUAGES
 from batchloom.text.pii import PiiSettings, passes_luhn
 from tiers import examples
 
-# Steps that leave texts out by published rules, or by evaluation sets that somebody must name.
+# Steps that drop texts by published rules or by evaluation sets, which need settings.
 RULES = ("c4", "gopher", "repetition", "fineweb", "decontaminate")
-MENDING = [name for name in KNOWN_STEPS if name not in RULES]
+REPAIR_STEPS = [name for name in KNOWN_STEPS if name not in RULES]
 
 
-def step(name, **options):
+def make_step(name, **options):
     return make_clean_function(CleanStep(name, options))
 
 
@@ -28,7 +28,7 @@ CODE = 'def f(x):\n    """Twice."""\n\treturn x * 2  # e.g. f(1.5)\n\n\n\nprint(
 
 
 @pytest.mark.parametrize(
-    ("text", "clean"),
+    ("text", "expected"),
     [
         ("a  b\t\tc \t d", "a b c d"),
         ("one tab\tstays", "one tab\tstays"),
@@ -40,22 +40,22 @@ CODE = 'def f(x):\n    """Twice."""\n\treturn x * 2  # e.g. f(1.5)\n\n\n\nprint(
         ("no\u00a0break\u3000wide\u2009thin", "no break wide thin"),
     ],
 )
-def test_whitespace(text, clean):
-    assert step("whitespace")(text) == clean
+def test_whitespace(text, expected):
+    assert make_step("whitespace")(text) == expected
 
 
-def test_whitespace_does_what_is_asked_for_alone():
+def test_whitespace_options_are_independent():
     off = {"spaces": False, "runs": False, "trailing": False, "blank_lines": None}
     text = "a\u00a0 b  c \n\n\n\n\n"
-    assert step("whitespace", **off)(text) is text
-    assert step("whitespace", **{**off, "runs": True})(text) == "a\u00a0 b c \n\n\n\n\n"
-    assert step("whitespace", **{**off, "trailing": True})(text) == "a\u00a0 b  c\n\n\n\n\n"
-    assert step("whitespace", **{**off, "spaces": True})(text) == "a  b  c \n\n\n\n\n"
-    assert step("whitespace", **{**off, "blank_lines": 0})(text) == "a\u00a0 b  c \n"
+    assert make_step("whitespace", **off)(text) is text
+    assert make_step("whitespace", **{**off, "runs": True})(text) == "a\u00a0 b c \n\n\n\n\n"
+    assert make_step("whitespace", **{**off, "trailing": True})(text) == "a\u00a0 b  c\n\n\n\n\n"
+    assert make_step("whitespace", **{**off, "spaces": True})(text) == "a  b  c \n\n\n\n\n"
+    assert make_step("whitespace", **{**off, "blank_lines": 0})(text) == "a\u00a0 b  c \n"
 
 
 @pytest.mark.parametrize(
-    ("text", "clean"),
+    ("text", "expected"),
     [
         ("a\x00b\x07c\x1b[0m\x7f", "abc[0m"),
         ("keep\n\tthese\n", "keep\n\tthese\n"),
@@ -72,31 +72,31 @@ def test_whitespace_does_what_is_asked_for_alone():
         ("caf\u00e9 \u2603 \ue000 \u0600", None),  # private use and visible format characters stay
     ],
 )
-def test_control(text, clean):
-    clean = text if clean is None else clean
-    result = step("control")(text)
-    assert result == clean
-    assert step("control")(result) is result
+def test_control(text, expected):
+    expected = text if expected is None else expected
+    result = make_step("control")(text)
+    assert result == expected
+    assert make_step("control")(result) is result
 
 
-def test_joiners_go_where_asked():
-    assert step("control", joiners=False)("\u0645\u06cc\u200c\u062e") == "\u0645\u06cc\u062e"
+def test_joiners_are_removed_if_requested():
+    assert make_step("control", joiners=False)("\u0645\u06cc\u200c\u062e") == "\u0645\u06cc\u062e"
 
 
-def test_control_takes_out_control_and_format_characters_only():
-    kept_formats = set(map(chr, (0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x8E2)))
-    clean = step("control")
+def test_control_removes_control_and_format_characters_only():
+    visible_formats = set(map(chr, (0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x8E2)))
+    clean = make_step("control")
     for code in range(0x110000):
         char = chr(code)
         if clean(f"x{char}x") == f"x{char}x":
             assert unicodedata.category(char) not in ("Cc", "Zl", "Zp", "Cs") or char in "\n\t"
         else:
             assert unicodedata.category(char) in ("Cc", "Cf", "Cs", "Cn", "Zl", "Zp"), hex(code)
-            assert char not in kept_formats
+            assert char not in visible_formats
 
 
 @pytest.mark.parametrize(
-    ("text", "clean"),
+    ("text", "expected"),
     [
         (
             "The Mona Lisa doesnÃƒÂ¢Ã¢â€šÂ¬Ã¢â€žÂ¢t have eyebrows.",
@@ -109,16 +109,16 @@ def test_control_takes_out_control_and_format_characters_only():
         ("Él corrió, señor; größer, œuvre", None),
     ],
 )
-def test_mojibake(text, clean):
-    result = step("mojibake")(text)
-    assert result == (text if clean is None else clean)
+def test_mojibake(text, expected):
+    result = make_step("mojibake")(text)
+    assert result == (text if expected is None else expected)
 
 
-def test_more_of_ftfy_is_done_where_it_is_asked_for():
-    assert step("mojibake", unescape_html=True)("a &amp; b\n<i>&amp;</i>") == "a & b\n<i>&amp;</i>"
-    assert step("mojibake", uncurl_quotes=True)("“x”") == '"x"'
-    assert step("mojibake", width=True)("ＡＢＣ") == "ABC"
-    assert step("mojibake", ligatures=True)("ﬁ") == "fi"
+def test_optional_fixes_of_ftfy():
+    assert make_step("mojibake", unescape_html=True)("a &amp; b\n<i>&amp;</i>") == "a & b\n<i>&amp;</i>"
+    assert make_step("mojibake", uncurl_quotes=True)("“x”") == '"x"'
+    assert make_step("mojibake", width=True)("ＡＢＣ") == "ABC"
+    assert make_step("mojibake", ligatures=True)("ﬁ") == "fi"
 
 
 SOUND = st.text(
@@ -130,7 +130,7 @@ SOUND = st.text(
 
 @settings(max_examples=examples(300))
 @given(SOUND)
-def test_what_is_left_alone_without_asking_ftfy_is_what_ftfy_leaves_alone(text):
+def test_texts_that_skip_ftfy_are_unchanged_by_ftfy(text):
     from ftfy import fix_encoding
 
     assert "\n".join(map(fix_encoding, text.split("\n"))) == text
@@ -138,10 +138,10 @@ def test_what_is_left_alone_without_asking_ftfy_is_what_ftfy_leaves_alone(text):
 
 @settings(max_examples=examples(300))
 @given(st.text(st.sampled_from("ÃÂâ€™©éèœ“”°Ðа \nab中")))
-def test_lines_are_mended_as_ftfy_mends_them(text):
+def test_lines_are_repaired_like_ftfy(text):
     from ftfy import fix_encoding
 
-    assert step("mojibake")(text) == "\n".join(map(fix_encoding, text.split("\n")))
+    assert make_step("mojibake")(text) == "\n".join(map(fix_encoding, text.split("\n")))
 
 
 PAGE = """<!DOCTYPE html>
@@ -154,24 +154,24 @@ PAGE = """<!DOCTYPE html>
 
 
 def test_html_becomes_its_main_text():
-    text = step("html")(PAGE)
-    for part in ("On cats", "Cats & dogs are animals.", "x = [1,\n     2]", "one"):
-        assert part in text
-    for part in ("Home", "Imprint", "alert", "color", "<"):
-        assert part not in text
-    everything = step("html", main=False)(PAGE)
+    text = make_step("html")(PAGE)
+    for phrase in ("On cats", "Cats & dogs are animals.", "x = [1,\n     2]", "one"):
+        assert phrase in text
+    for phrase in ("Home", "Imprint", "alert", "color", "<"):
+        assert phrase not in text
+    everything = make_step("html", main=False)(PAGE)
     assert "Home" in everything
     assert "Imprint" in everything
 
 
-def test_a_page_without_main_text_keeps_what_it_has():
-    assert step("html")("<ul><li>a<li>b</ul>").split() == ["•", "a", "•", "b"]
+def test_a_page_without_main_text_keeps_its_text():
+    assert make_step("html")("<ul><li>a<li>b</ul>").split() == ["•", "a", "•", "b"]
 
 
-def test_targets_of_links_are_written_where_asked():
+def test_link_targets_are_written_if_requested():
     text = "<p>See <a href='https://example.org/x'>this</a>.</p>"
-    assert step("html")(text) == "See this."
-    assert "https://example.org/x" in step("html", links=True)(text)
+    assert make_step("html")(text) == "See this."
+    assert "https://example.org/x" in make_step("html", links=True)(text)
 
 
 @pytest.mark.parametrize(
@@ -186,26 +186,26 @@ def test_targets_of_links_are_written_where_asked():
         "1 < 2 &amp; 3 > 2",
     ],
 )
-def test_what_is_no_html_stays_as_it_is(text):
-    assert step("html")(text) is text
+def test_texts_that_are_not_html_are_unchanged(text):
+    assert make_step("html")(text) is text
 
 
-def test_tags_anywhere_count_where_asked():
-    clean = step("html", when="anywhere")
+def test_tags_anywhere_count_if_requested():
+    clean = make_step("html", when="anywhere")
     assert clean("Say <b>it</b>:<br>hello &amp; good <p>bye</p>") == "Say it:\nhello & good\n\nbye"
     assert clean("vector<int> a < b") == "vector<int> a < b"
 
 
-def test_pages_that_would_take_for_ever_are_dropped():
-    clean = step("html")
+def test_pages_that_would_take_too_long_are_dropped():
+    clean = make_step("html")
     assert clean("<div>" * 1500 + "x") == DroppedText(
         "html: nested too deeply", "over 1,000 elements inside each other"
     )
-    many = " ".join(f"a{i}='>'" for i in range(4500))
-    assert clean(f"<div {many}>x</div>").reason == "html: too many attributes"
+    attributes = " ".join(f"a{i}='>'" for i in range(4500))
+    assert clean(f"<div {attributes}>x</div>").reason == "html: too many attributes"
     assert clean("<p>x\n" * 3000 + "<div></div>" * 3000).count("x") == 3000
-    hidden = "<script>" + "if (a <b) '<div>' \"" * 2000 + "</script><p>seen</p>"
-    assert clean(f"<html>{hidden}") == "seen"
+    script = "<script>" + "if (a <b) '<div>' \"" * 2000 + "</script><p>seen</p>"
+    assert clean(f"<html>{script}") == "seen"
 
 
 WEB = """Skip to main content
@@ -226,9 +226,9 @@ Terms of Service
 Back to top"""
 
 
-def test_boilerplate_lines_go_and_text_about_the_same_stays():
+def test_boilerplate_lines_are_removed_and_similar_text_stays():
     text = WEB.format(more="very " * 40)
-    assert step("boilerplate")(text).split("\n") == [
+    assert make_step("boilerplate")(text).split("\n") == [
         "Cats are animals.",
         text.split("\n")[3],
         "JavaScript is a language.",
@@ -238,37 +238,37 @@ def test_boilerplate_lines_go_and_text_about_the_same_stays():
 
 
 @pytest.mark.parametrize(
-    ("kind", "gone"),
+    ("kind", "removed_lines"),
     [
         ("policies", ["We use cookies to give you the best experience.", "Privacy Policy"]),
         ("javascript", ["Please enable JavaScript to view the comments."]),
         ("counters", ["3 likes", "1.2k comments"]),
     ],
 )
-def test_each_kind_of_boilerplate_by_itself(kind, gone):
+def test_each_kind_of_boilerplate_by_itself(kind, removed_lines):
     text = WEB.format(more="very " * 40)
-    kept = step("boilerplate", kinds=[kind])(text).split("\n")
-    assert [line for line in text.split("\n") if line not in kept] == gone
+    remaining_lines = make_step("boilerplate", kinds=[kind])(text).split("\n")
+    assert [line for line in text.split("\n") if line not in remaining_lines] == removed_lines
 
 
-def test_lines_of_ones_own_and_code_that_stays():
-    assert step("boilerplate", kinds=[], lines=["Foo Daily"])("x\n  foo daily \ny") == "x\ny"
-    assert step("boilerplate")(CODE) is CODE
-    assert step("boilerplate")("Back to top") == ""
+def test_custom_lines_and_code():
+    assert make_step("boilerplate", kinds=[], lines=["Foo Daily"])("x\n  foo daily \ny") == "x\ny"
+    assert make_step("boilerplate")(CODE) is CODE
+    assert make_step("boilerplate")("Back to top") == ""
 
 
 @settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from([*WEB.split("\n"), "", " ", "» Read more «", "İ", "  12 shares.", "x"])))
 def test_a_line_is_judged_by_itself(lines):
-    clean = step("boilerplate")
-    alone = [line for line in lines if clean(f"x\n{line}") != "x"]
-    assert clean("\n".join(lines)) == "\n".join(alone)
+    clean = make_step("boilerplate")
+    remaining_lines = [line for line in lines if clean(f"x\n{line}") != "x"]
+    assert clean("\n".join(lines)) == "\n".join(remaining_lines)
 
 
 def test_length():
-    assert step("length")("word " * 50) == "word " * 50
-    assert step("length")("word " * 49) == DroppedText("length: too few words", "49 words, at least 50")
-    clean = step("length", least_words=None, most_words=2, least_characters=2, most_characters=6)
+    assert make_step("length")("word " * 50) == "word " * 50
+    assert make_step("length")("word " * 49) == DroppedText("length: too few words", "49 words, at least 50")
+    clean = make_step("length", least_words=None, most_words=2, least_characters=2, most_characters=6)
     assert clean("a") == DroppedText("length: too few characters", "1 characters, at least 2")
     assert clean("abcdefg").reason == "length: too many characters"
     assert clean("a b c") == DroppedText("length: too many words", "3 words, at most 2")
@@ -288,20 +288,20 @@ SAMPLES = {
 @pytest.mark.parametrize("code", SAMPLES)
 def test_language(code):
     text = SAMPLES[code]
-    found, probability = detect_language(text)
-    assert found == code
+    language, probability = detect_language(text)
+    assert language == code
     assert 0.65 < probability <= 1
-    assert step("language", keep=[code])(text) is text
-    others = [other for other in SAMPLES if other != code]
-    drop = step("language", keep=others)(text)
+    assert make_step("language", keep=[code])(text) is text
+    other_languages = [other for other in SAMPLES if other != code]
+    drop = make_step("language", keep=other_languages)(text)
     assert drop.reason == "language: another"
     assert drop.detail.startswith(f"{code} with probability ")
 
 
-def test_language_of_what_has_none():
+def test_language_of_texts_without_language():
     assert detect_language("12 + 34 = ?\n") == ("none", 0.0)
     assert detect_language("\ud800 All human beings are born free and equal")[0] == "en"
-    assert step("language", least=0.99999)("la la la xq").reason == "language: uncertain"
+    assert make_step("language", least=0.99999)("la la la xq").reason == "language: uncertain"
 
 
 def test_the_languages_are_those_of_the_model():
@@ -314,7 +314,7 @@ MAIL = "Ask jane.doe+x@mail.example.net or <bob@a.co>, not @someone or a@b."
 
 
 def test_emails_and_addresses_are_masked_as_fineweb_did():
-    clean = step("pii")
+    clean = make_step("pii")
     assert clean(MAIL) == "Ask email@example.com or <firstname.lastname@example.org>, not @someone or a@b."
     assert clean("8.8.8.8 8.8.4.4") == "22.214.171.124 126.96.36.199"
     assert clean("see 2606:4700:4700::1111: it is up") == "see 2001:db8::1: it is up"
@@ -327,8 +327,8 @@ def test_emails_and_addresses_are_masked_as_fineweb_did():
      "415-555-2671", "415.555.2671", "1-415-555-2671", "+49 30 901820"],
 )  # fmt: skip
 def test_phone_numbers(number):
-    assert step("pii")(f"Call {number}, now.") == "Call 202-555-0100, now."
-    assert step("pii", phones=False)(f"Call {number}, now.") == f"Call {number}, now."
+    assert make_step("pii")(f"Call {number}, now.") == "Call 202-555-0100, now."
+    assert make_step("pii", phones=False)(f"Call {number}, now.") == f"Call {number}, now."
 
 
 @pytest.mark.parametrize(
@@ -337,10 +337,10 @@ def test_phone_numbers(number):
      "378282246310005", "3782 822463 10005", "6011111111111117", "3530111333300000", "30569309025904"],
 )  # fmt: skip
 def test_card_numbers(number):
-    assert step("pii")(f"Card {number}.") == "Card 4111111111111111."
-    assert step("pii", cards=False)(f"Card {number}.") == f"Card {number}."
+    assert make_step("pii")(f"Card {number}.") == "Card 4111111111111111."
+    assert make_step("pii", cards=False)(f"Card {number}.") == f"Card {number}."
     wrong = number[:-1] + str((int(number[-1]) + 1) % 10)
-    assert step("pii")(f"Card {wrong}.") == f"Card {wrong}."
+    assert make_step("pii")(f"Card {wrong}.") == f"Card {wrong}."
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_card_numbers(number):
         "3.14159265358979 and 1e+10 and x+14155552671 and 123-456 and 415-555-26711",
     ],
 )
-def test_what_is_no_personal_data_stays(text):
-    assert step("pii")(text) is text
+def test_texts_without_personal_data_are_unchanged(text):
+    assert make_step("pii")(text) is text
 
 
-def test_masks_of_ones_own():
-    clean = step("pii", email_masks=["<EMAIL>"], ipv4_masks=[""])
+def test_custom_masks():
+    clean = make_step("pii", email_masks=["<EMAIL>"], ipv4_masks=[""])
     assert clean("to a@b.de from 8.8.8.8.") == "to <EMAIL> from ."
 
 
@@ -379,11 +379,11 @@ DATATROVE = re.compile(
 @settings(max_examples=examples(1000))
 @given(st.text(st.sampled_from("ab1.-@_=é [] '+9")))
 def test_emails_are_found_where_datatrove_finds_them(text):
-    only = step("pii", ips=False, phones=False, cards=False, email_masks=["<>"])
-    assert only(text) == DATATROVE.sub("<>", text)
+    clean = make_step("pii", ips=False, phones=False, cards=False, email_masks=["<>"])
+    assert clean(text) == DATATROVE.sub("<>", text)
 
 
-PIECES = st.sampled_from(
+FRAGMENTS = st.sampled_from(
     ["a@b.co", "@", ".", "-", " ", "\n", "8.8.8.8", "1.2.3.4", "415", "555", "2671", "+1", "+", "(415)", "202-555-0100",
      "4012888888881881", "4012 8888 8888 1881", "2606:4700::1", ":", "1", "23", "é", "x", "<p>", "\t", "  ", "\u200d",
      "\ufeff", "\r", "3 likes", "Read more", "We use cookies", "Privacy Policy", "\u00a0", "Ã©", "â€™", "É", "\x00"]
@@ -392,42 +392,42 @@ PIECES = st.sampled_from(
 
 @pytest.mark.parametrize("name", ["whitespace", "control", "mojibake", "boilerplate", "pii"])
 def test_a_second_time_changes_nothing(name):
-    clean = step(name)
+    clean = make_step(name)
     addresses = "|".join(map(re.escape, PiiSettings().ipv4_masks))
 
-    # What stands beside a stand-in is read together with it, as of datatrove's: "1@a@b.co" becomes "1@c.d@e.f".
+    # Text next to a mask is read together with it, as in datatrove: "1@a@b.co" becomes "1@c.d@e.f".
     between = "\n" if name == "pii" else ""
 
     @settings(max_examples=examples(400))
-    @given(st.lists(PIECES).map(between.join) | st.text())
+    @given(st.lists(FRAGMENTS).map(between.join) | st.text())
     def check(text):
-        if name == "pii":  # datatrove's expression looks behind a word of other letters otherwise
+        if name == "pii":  # datatrove's expression treats words of other letters differently.
             text = text.encode("ascii", "ignore").decode()
-        once = clean(text)
-        # An address behind a + is part of a phone number then, and those that follow it are numbered anew.
-        assert re.sub(addresses, "IP", clean(once)) == re.sub(addresses, "IP", once)
+        cleaned = clean(text)
+        # An address after a + becomes part of a phone number, and later addresses get other masks.
+        assert re.sub(addresses, "IP", clean(cleaned)) == re.sub(addresses, "IP", cleaned)
 
     check()
 
 
 def test_addresses_that_touch_are_masked_as_datatrove_masks_them():
-    only = step("pii", ips=False, phones=False, cards=False, email_masks=["<>"])
-    assert only("a@b.co+1a@b.co") == DATATROVE.sub("<>", "a@b.co+1a@b.co") == "<><>"
+    clean = make_step("pii", ips=False, phones=False, cards=False, email_masks=["<>"])
+    assert clean("a@b.co+1a@b.co") == DATATROVE.sub("<>", "a@b.co+1a@b.co") == "<><>"
 
 
-@pytest.mark.parametrize("name", MENDING)
+@pytest.mark.parametrize("name", REPAIR_STEPS)
 def test_the_same_text_gives_the_same_result(name):
-    clean, again = step(name), step(name)
+    clean, second_step = make_step(name), make_step(name)
 
     @settings(max_examples=examples(50))
     @given(st.text())
     def check(text):
-        assert clean(text) == clean(text) == again(text)
+        assert clean(text) == clean(text) == second_step(text)
 
     check()
 
 
-@pytest.mark.parametrize("name", MENDING)
-def test_a_sound_text_stays_the_same_object_with_its_case_as_it_is(name):
+@pytest.mark.parametrize("name", REPAIR_STEPS)
+def test_a_sound_text_stays_the_same_object(name):
     text = "All Human Beings are born FREE and equal in Dignity and Rights.\n" * 6
-    assert step(name)(text) is text
+    assert make_step(name)(text) is text

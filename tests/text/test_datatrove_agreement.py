@@ -1,4 +1,4 @@
-"""The published quality rules agree with datatrove's own filters, on real documents and at each limit."""
+"""Agreement of the quality rules with datatrove's filters, on real documents and at each limit."""
 
 import os
 from pathlib import Path
@@ -55,8 +55,8 @@ def filters():
     return {step: getattr(module, name)() for step, name in FILTERS.items()}
 
 
-def theirs(filters, step: str, text: str) -> tuple[str, str]:
-    """The text that stays and an empty reason, or no text and the reason."""
+def run_datatrove(filters, step: str, text: str) -> tuple[str, str]:
+    """Return the text and an empty reason, or no text and the reason of the drop."""
     document = datatrove("data").Document(text=text, id="0")
     verdict = filters[step].filter(document)
     if isinstance(verdict, tuple):
@@ -64,46 +64,46 @@ def theirs(filters, step: str, text: str) -> tuple[str, str]:
     return document.text, ""
 
 
-def ours(step: str, text: str) -> tuple[str, str]:
+def run_step(step: str, text: str) -> tuple[str, str]:
     verdict = STEPS[step](text)
     return ("", verdict.reason) if isinstance(verdict, DroppedText) else (verdict, "")
 
 
-def documents() -> list[str]:
-    """Python's own documentation and sources; where there are real inputs, web pages and answers."""
+def list_documents() -> list[str]:
+    """List Python's documentation and sources, with real inputs also web pages and answers."""
     from pydoc_data.topics import topics
 
-    found = [str(topics[name]) for name in sorted(topics)]
+    documents = [str(topics[name]) for name in sorted(topics)]
     library = Path(os.__file__).parent
-    found += [path.read_text(encoding="utf-8")[:6000] for path in sorted(library.glob("[a-h]*.py"))]
+    documents += [path.read_text(encoding="utf-8")[:6000] for path in sorted(library.glob("[a-h]*.py"))]
     folder = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"))
     if folder.is_dir():
         import json
 
         lines = (folder / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
-        found += [json.loads(line)["text"] for line in lines]
-        found += [row["output"] for row in json.loads((folder / "alpaca_en_demo.json").read_text())]
-    # Prose as the rules know it: without the line breaks of a terminal.
-    return found + [text.replace("\n   ", " ") for text in found[:60]]
+        documents += [json.loads(line)["text"] for line in lines]
+        documents += [row["output"] for row in json.loads((folder / "alpaca_en_demo.json").read_text())]
+    # The rules expect prose without the line breaks of a terminal.
+    return documents + [text.replace("\n   ", " ") for text in documents[:60]]
 
 
 @pytest.fixture(scope="module", params=[6, pytest.param(1, marks=pytest.mark.slow)])
 def corpus(request):
-    """Real documents: every sixth of them, or all."""
-    return documents()[:: request.param]
+    """Real documents: every sixth, or all of them."""
+    return list_documents()[:: request.param]
 
 
 @pytest.mark.parametrize("step", FILTERS)
 def test_verdicts_and_reasons_are_datatroves_on_real_documents(filters, corpus, step):
-    found = [ours(step, text) for text in corpus]
-    assert found == [theirs(filters, step, text) for text in corpus]
-    assert len({reason for _, reason in found}) > 2
+    results = [run_step(step, text) for text in corpus]
+    assert results == [run_datatrove(filters, step, text) for text in corpus]
+    assert len({reason for _, reason in results}) > 2
 
 
 @pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
 def test_limits_are_datatroves(filters, step, inside, outside, why):
-    assert ours(step, inside) == theirs(filters, step, inside)
-    assert theirs(filters, step, outside) == ("", why)
+    assert run_step(step, inside) == run_datatrove(filters, step, inside)
+    assert run_datatrove(filters, step, outside) == ("", why)
 
 
 def test_words_are_spacys(corpus):
@@ -113,25 +113,25 @@ def test_words_are_spacys(corpus):
 
 
 def test_tables_are_spacys_and_datatroves():
-    text = datatrove("utils.text")
+    text_module = datatrove("utils.text")
     import spacy
     from spacy.symbols import ORTH
 
     model, tables = spacy.blank("en"), load_english_tables()
     for kind in ("prefixes", "suffixes", "infixes"):
-        assert tables[kind] == [one for one in getattr(model.Defaults, kind) if one.strip()]
+        assert tables[kind] == [pattern for pattern in getattr(model.Defaults, kind) if pattern.strip()]
     special = {entry.replace(" ", ""): entry.split() for entry in tables["special"]}
-    for piece, parts in model.tokenizer.rules.items():
-        if not any(map(str.isspace, piece)):
-            assert special.pop(piece) == [part[ORTH] for part in parts]
+    for token, parts in model.tokenizer.rules.items():
+        if not any(map(str.isspace, token)):
+            assert special.pop(token) == [token_part[ORTH] for token_part in parts]
     assert not special
     assert set(tables["sentence_ends"]) == set(model.add_pipe("sentencizer").punct_chars)
-    assert set(tables["terminal_punctuation"]) == text.TERMINAL_PUNCTUATION
-    assert set(tables["punctuation"]) == text.PUNCTUATION_SET
+    assert set(tables["terminal_punctuation"]) == text_module.TERMINAL_PUNCTUATION
+    assert set(tables["punctuation"]) == text_module.PUNCTUATION_SET
 
 
-def defined(step: str, text: str) -> bool:
-    """Whether datatrove's filter has a verdict: its words may be none, and it divides by them."""
+def is_defined(step: str, text: str) -> bool:
+    """Return whether datatrove's filter accepts the text: it divides by the number of words."""
     return bool(text.strip()) and "IS_ALPHA" not in text
 
 
@@ -140,30 +140,30 @@ def defined(step: str, text: str) -> bool:
 @given(text=TEXTS.filter(lambda text: "\ud800" not in text))
 def test_any_text_has_datatroves_verdict(step, text):
     filters = {step: getattr(datatrove("pipeline.filters"), FILTERS[step])()}
-    if defined(step, text):
-        assert ours(step, text) == theirs(filters, step, text)
+    if is_defined(step, text):
+        assert run_step(step, text) == run_datatrove(filters, step, text)
 
 
 def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
     module = datatrove("pipeline.filters.c4_filters")
-    listed = tmp_path / "words.txt"
-    listed.write_text("attribute\nreturn value\nc++\nwell\n")
-    monkeypatch.setattr(module, "cached_asset_path_or_download", lambda *a, **k: str(listed))
+    word_file = tmp_path / "words.txt"
+    word_file.write_text("attribute\nreturn value\nc++\nwell\n")
+    monkeypatch.setattr(module, "cached_asset_path_or_download", lambda *a, **k: str(word_file))
     chain = [module.C4QualityFilter(), module.C4ParagraphFilter(), module.C4BadWordsFilter(seed=0)]
-    step = c4.make_c4_step(C4(min_paragraphs=3, bad_words=str(listed)))
+    step = c4.make_c4_step(C4(min_paragraphs=3, bad_words=str(word_file)))
     reasons = set()
     for text in [
         *corpus,
         *("\n".join(["Now " + "word " * 50 + "end."] * 5 + [f"It is {w} x."]) for w in ("C++", "wells", "well,")),
     ]:
         document = datatrove("data").Document(text=text, id="0")
-        verdicts = (one.filter(document) for one in chain)
+        verdicts = (datatrove_filter.filter(document) for datatrove_filter in chain)
         failed = next((verdict for verdict in verdicts if verdict is not True), None)
         verdict = step(text)
         if failed is None:
             assert verdict == document.text
         else:
-            why = failed[1] if isinstance(failed, tuple) else "document_removed_with_badwords"
-            assert verdict.reason == REASONS.get(why, "c4: bad word")
+            reason = failed[1] if isinstance(failed, tuple) else "document_removed_with_badwords"
+            assert verdict.reason == REASONS.get(reason, "c4: bad word")
         reasons.add(getattr(verdict, "reason", ""))
     assert {"c4: bad word", "c4: too few long paragraphs", ""} <= reasons

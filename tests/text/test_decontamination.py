@@ -1,4 +1,4 @@
-"""Decontamination: which documents share words with an evaluation set, and with which record."""
+"""Decontamination: documents that share words with a record of an evaluation set."""
 
 import gzip
 import json
@@ -29,65 +29,65 @@ from batchloom.text.decontamination import build_index, overlap
 from batchloom.text.decontamination.ngrams import split_normal_words
 from batchloom.text.decontamination.overlap import make_step_with_index
 from batchloom.text.decontamination.overlap_index import load_index
-from text.quality_texts import names
+from text.quality_texts import make_words
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"
 SHORT = "How many legs has a spider with two shoes?"
 
 
-def step(**sets):
+def make_step(**sets):
     return make_step_with_index(build_index({name: [(text,) for text in texts] for name, texts in sets.items()}))
 
 
 def test_thirteen_words_in_a_row_are_an_overlap():
-    clean = step(trains=["Nothing of it.  But " * 5, QUESTION])
+    clean = make_step(trains=["Nothing of it.  But " * 5, QUESTION])
     words = QUESTION.split()
     assert clean(" ".join(["so", *words[2:14], "it", "went"])) == " ".join(["so", *words[2:14], "it", "went"])
-    found = clean(" ".join(["so", *words[2:15], "it", "went"]))
-    assert found == DroppedText(
+    result = clean(" ".join(["so", *words[2:15], "it", "went"]))
+    assert result == DroppedText(
         "decontaminate: shares words with trains",
         f"record 2 of trains: {' '.join(words[2:15])!r}",
     )
 
 
 def test_case_punctuation_and_layout_do_not_hide_an_overlap():
-    clean = step(trains=[QUESTION])
+    clean = make_step(trains=[QUESTION])
     hidden = QUESTION.upper().replace(" ", " -- \n“").replace("TRAIN", "*train*,")
     assert isinstance(clean(f"<p>{hidden}</p>"), DroppedText)
 
 
-def test_short_fields_are_looked_for_as_a_whole():
-    clean = step(legs=[SHORT], few=["What is two and two", QUESTION])
+def test_short_fields_match_completely():
+    clean = make_step(legs=[SHORT], few=["What is two and two", QUESTION])
     assert isinstance(clean(f"Q: {SHORT} A: ..."), DroppedText)
     assert clean("How many legs has a spider with two hats?")[:3] == "How"
     assert clean("What is two and two?") == "What is two and two?"
 
 
-def test_fields_of_a_record_stand_one_after_the_other():
-    asked, answered = "What colour has the sky?", "It is blue in the day, all day."
-    clean = make_step_with_index(build_index({"quiz": [(asked, answered)]}))
-    assert isinstance(clean(f"Quiz! {asked} {answered} Well."), DroppedText)
-    assert isinstance(clean(f"Quiz! {answered}"), DroppedText)
-    assert clean(f"Quiz! {asked} {asked}") == f"Quiz! {asked} {asked}"
+def test_fields_of_a_record_are_joined_in_order():
+    question, answer = "What colour has the sky?", "It is blue in the day, all day."
+    clean = make_step_with_index(build_index({"quiz": [(question, answer)]}))
+    assert isinstance(clean(f"Quiz! {question} {answer} Well."), DroppedText)
+    assert isinstance(clean(f"Quiz! {answer}"), DroppedText)
+    assert clean(f"Quiz! {question} {question}") == f"Quiz! {question} {question}"
 
 
-def test_the_first_overlap_and_the_first_set_are_told():
-    twice = make_step_with_index(build_index({"a": [(QUESTION,)], "b": [(QUESTION,), (SHORT,)]}))
-    assert twice(QUESTION).reason == "decontaminate: shares words with a"
-    assert twice(f"{SHORT} {QUESTION}").detail.startswith("record 2 of b")
+def test_the_first_overlap_and_the_first_set_are_reported():
+    clean = make_step_with_index(build_index({"a": [(QUESTION,)], "b": [(QUESTION,), (SHORT,)]}))
+    assert clean(QUESTION).reason == "decontaminate: shares words with a"
+    assert clean(f"{SHORT} {QUESTION}").detail.startswith("record 2 of b")
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(9, marks=pytest.mark.slow)])
-def test_an_overlap_far_into_a_large_text(stride):
-    clean = step(trains=[QUESTION])
-    filler = " ".join(names(90_000))
+def test_an_overlap_late_in_a_large_text(stride):
+    clean = make_step(trains=[QUESTION])
+    filler = " ".join(make_words(90_000))
     text = " ".join([filler] * 3)
     assert clean(text) == text
-    # Wherever the text is cut to be read, an overlap across the cut is found.
-    for at in range((1 << 20) - 100, (1 << 20) + 20, stride):
-        head = text[:at].rsplit(" ", 1)[0]
-        found = clean(f"{head} {QUESTION} {filler}")
-        assert found.detail == f"record 1 of trains: {' '.join(split_normal_words(QUESTION)[:13])!r}"
+    # The text is read in parts. An overlap across the edge of a part is found.
+    for position in range((1 << 20) - 100, (1 << 20) + 20, stride):
+        head = text[:position].rsplit(" ", 1)[0]
+        result = clean(f"{head} {QUESTION} {filler}")
+        assert result.detail == f"record 1 of trains: {' '.join(split_normal_words(QUESTION)[:13])!r}"
 
 
 @given(
@@ -96,24 +96,24 @@ def test_an_overlap_far_into_a_large_text(stride):
     st.integers(1, 6),
     st.integers(1, 6),
 )
-def test_overlaps_are_those_of_a_plain_search(document, record, words, least):
-    if len(record) < min(words, least):
+def test_overlaps_are_those_of_a_simple_search(document, record, words, min_words):
+    if len(record) < min(words, min_words):
         return
-    clean = make_step_with_index(build_index({"s": [(" ".join(record),)]}, words=words, min_words=least))
+    clean = make_step_with_index(build_index({"s": [(" ".join(record),)]}, words=words, min_words=min_words))
     size = min(words, len(record))
     grams = {tuple(record[i : i + size]) for i in range(len(record) - size + 1)}
-    shared = any(tuple(document[i : i + size]) in grams for i in range(len(document) - size + 1))
-    assert isinstance(clean(" ".join(document)), DroppedText) == shared
+    is_shared = any(tuple(document[i : i + size]) in grams for i in range(len(document) - size + 1))
+    assert isinstance(clean(" ".join(document)), DroppedText) == is_shared
 
 
 @given(st.text(max_size=200))
 def test_any_text_gives_itself_or_a_drop(text):
-    assert step(trains=[QUESTION])(text) == text
+    assert make_step(trains=[QUESTION])(text) == text
     assert split_normal_words(text) == split_normal_words(" ".join(split_normal_words(text)))
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Don\u2019t STOP_me, now", "don t stop me now"),
         ("Cafe\u0301 CAFÉ", "café café"),
@@ -122,58 +122,58 @@ def test_any_text_gives_itself_or_a_drop(text):
         ("1,000.5 x=y≠z", "1 000 5 x y z"),
     ],
 )
-def test_normal_words(text, found):
-    assert " ".join(split_normal_words(text)) == found
+def test_normal_words(text, expected):
+    assert " ".join(split_normal_words(text)) == expected
 
 
 def test_an_index_is_a_file_that_workers_map(tmp_path):
     rows = [{"question": QUESTION, "choices": ["red", "blue"], "answer": 1}, {"question": SHORT}]
     (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(20))}\n")
+    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(make_words(20))}\n")
     settings = DecontaminationSettings(
         sets={"quiz": str(tmp_path / "quiz.jsonl"), "lines": str(tmp_path / "lines.txt")}
     )
     assert list(iter_set_records(settings.sets["quiz"])) == [(QUESTION, "red", "blue"), (SHORT,)]
-    ready = build_overlap_index(settings, tmp_path)
-    assert build_overlap_index(settings, tmp_path) == ready
-    assert from_plain(DecontaminationSettings, to_plain(ready)) == ready
-    clean = pickle.loads(pickle.dumps(overlap.make_decontamination_step(ready)))
+    ready_settings = build_overlap_index(settings, tmp_path)
+    assert build_overlap_index(settings, tmp_path) == ready_settings
+    assert from_plain(DecontaminationSettings, to_plain(ready_settings)) == ready_settings
+    clean = pickle.loads(pickle.dumps(overlap.make_decontamination_step(ready_settings)))
     assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
-    assert clean(" ".join(names(14))).reason in overlap.list_overlap_reasons(settings)
+    assert clean(" ".join(make_words(14))).reason in overlap.list_overlap_reasons(settings)
     assert clean("nothing of it") == "nothing of it"
-    assert load_index(ready.index).fingerprint == compute_overlap_index(settings).fingerprint
-    step = CleanStep("decontaminate", {"sets": settings.sets})
-    before = fingerprint_step_files([step])
-    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(21))}\n")
-    assert fingerprint_step_files([step]) != before
-    assert build_overlap_index(settings, tmp_path).index != ready.index
+    assert load_index(ready_settings.index).fingerprint == compute_overlap_index(settings).fingerprint
+    clean_step = CleanStep("decontaminate", {"sets": settings.sets})
+    fingerprint = fingerprint_step_files([clean_step])
+    (tmp_path / "lines.txt").write_text(f"short\n{' '.join(make_words(21))}\n")
+    assert fingerprint_step_files([clean_step]) != fingerprint
+    assert build_overlap_index(settings, tmp_path).index != ready_settings.index
 
 
-def rewritten(path, text):
-    """Other content of the same size under the same date."""
-    before = path.stat()
-    assert len(text.encode()) == before.st_size
+def rewrite_same_size(path, text):
+    """Write other content of the same size with the same modification time."""
+    status = path.stat()
+    assert len(text.encode()) == status.st_size
     path.write_text(text)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
+def test_fingerprints_of_sets_depend_on_their_bytes(tmp_path, monkeypatch):
     path = tmp_path / "quiz.txt"
-    path.write_text(f"{' '.join(names(20))}\n")
+    path.write_text(f"{' '.join(make_words(20))}\n")
     settings = DecontaminationSettings(sets={"quiz": str(path)})
-    step = CleanStep("decontaminate", {"sets": settings.sets})
-    for settled in (evaluation_sets._MIN_AGE_NS, 0):
-        monkeypatch.setattr(evaluation_sets, "_MIN_AGE_NS", settled)
-        before, ready = fingerprint_step_files([step]), build_overlap_index(settings, tmp_path)
-        assert fingerprint_step_files([step]) == before
-        rewritten(path, path.read_text()[::-1].strip() + "\n")
-        assert fingerprint_step_files([step]) != before
-        assert build_overlap_index(settings, tmp_path).index != ready.index
+    clean_step = CleanStep("decontaminate", {"sets": settings.sets})
+    for min_age in (evaluation_sets._MIN_AGE_NS, 0):
+        monkeypatch.setattr(evaluation_sets, "_MIN_AGE_NS", min_age)
+        fingerprint, ready_settings = fingerprint_step_files([clean_step]), build_overlap_index(settings, tmp_path)
+        assert fingerprint_step_files([clean_step]) == fingerprint
+        rewrite_same_size(path, path.read_text()[::-1].strip() + "\n")
+        assert fingerprint_step_files([clean_step]) != fingerprint
+        assert build_overlap_index(settings, tmp_path).index != ready_settings.index
     (tmp_path / "copy.txt").write_text(path.read_text())
     (tmp_path / "copy.jsonl").write_text(path.read_text())
     copies = [
-        fingerprint_step_files([CleanStep("decontaminate", {"sets": {name: str(tmp_path / place)}, **more})])
-        for name, place, more in [
+        fingerprint_step_files([CleanStep("decontaminate", {"sets": {name: str(tmp_path / file_name)}, **options})])
+        for name, file_name, options in [
             ("quiz", "copy.txt", {}),
             ("other", "copy.txt", {}),
             ("quiz", "copy.jsonl", {}),
@@ -181,11 +181,11 @@ def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
             ("quiz", "copy.txt", {"min_words": 9}),
         ]
     ]
-    assert copies[0] == fingerprint_step_files([step])
+    assert copies[0] == fingerprint_step_files([clean_step])
     assert len(set(copies)) == len(copies)
 
 
-def test_naming_sets_reads_them_and_makes_no_index(tmp_path):
+def test_fingerprints_of_sets_need_no_index(tmp_path):
     (tmp_path / "quiz.jsonl").write_text("no JSON\n")
     settings = {"sets": {"quiz": str(tmp_path / "quiz.jsonl")}}
     assert fingerprint_step_files([CleanStep("decontaminate", settings)])
@@ -213,52 +213,52 @@ def test_sets_of_every_form(tmp_path):
     fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines)
     sets = {"here": str(folder), "far": "memory://evaluation/h.jsonl"}
     settings = DecontaminationSettings(sets=sets)
-    ready = build_overlap_index(settings, tmp_path)
-    assert load_index(ready.index).fingerprint == compute_overlap_index(settings).fingerprint
+    ready_settings = build_overlap_index(settings, tmp_path)
+    assert load_index(ready_settings.index).fingerprint == compute_overlap_index(settings).fingerprint
     fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines.upper())
-    assert build_overlap_index(settings, tmp_path).index != ready.index
+    assert build_overlap_index(settings, tmp_path).index != ready_settings.index
 
 
-_HOOKS = []
+_AUDIT_HOOKS = []
 
 
-def test_a_set_that_changes_while_it_is_read_makes_no_index_of_another(tmp_path):
+def test_a_set_that_changes_during_reading_gives_no_wrong_index(tmp_path):
     path, count = tmp_path / "quiz.txt", 0
-    old, new = (f"{' '.join(some)}\n" for some in (names(20), names(20)[::-1]))
-    settings, refused = DecontaminationSettings(sets={"quiz": str(path)}), []
+    old_text, new_text = (f"{' '.join(words)}\n" for words in (make_words(20), make_words(20)[::-1]))
+    settings, refusals = DecontaminationSettings(sets={"quiz": str(path)}), []
     fingerprints = {}
-    for text in (old, new):
+    for text in (old_text, new_text):
         path.write_text(text)
         fingerprints[compute_overlap_index(settings).fingerprint] = Path(
             build_overlap_index(settings, tmp_path).index
         ).name
     assert len(set(fingerprints.values())) == 2
-    sys.addaudithook(lambda event, args: event == "open" and _HOOKS and _HOOKS[-1](args[0]))
-    opened = 1
-    while opened:
-        path.write_text(old)
-        count, opened = count + 1, 0
-        left = count
+    sys.addaudithook(lambda event, args: event == "open" and _AUDIT_HOOKS and _AUDIT_HOOKS[-1](args[0]))
+    is_rewritten = 1
+    while is_rewritten:
+        path.write_text(old_text)
+        count, is_rewritten = count + 1, 0
+        remaining = count
 
-        def look(place):
-            nonlocal left, opened
-            left -= str(place) == str(path)
-            if not left and not opened:
-                opened = 1
-                rewritten(path, new)
+        def rewrite_at_open(opened_path):
+            nonlocal remaining, is_rewritten
+            remaining -= str(opened_path) == str(path)
+            if not remaining and not is_rewritten:
+                is_rewritten = 1
+                rewrite_same_size(path, new_text)
 
         folder = tmp_path / f"{count}"
         folder.mkdir()
-        _HOOKS.append(look)
+        _AUDIT_HOOKS.append(rewrite_at_open)
         try:
             index = Path(build_overlap_index(settings, folder).index)
             assert fingerprints[load_index(str(index)).fingerprint] == index.name
         except InputError as error:
-            refused.append((str(error), list(folder.iterdir())))
+            refusals.append((str(error), list(folder.iterdir())))
         finally:
-            _HOOKS.clear()
-    assert refused
-    assert all("was changed while it was used" in told and not left for told, left in refused)
+            _AUDIT_HOOKS.clear()
+    assert refusals
+    assert all("was changed while it was used" in message and not files for message, files in refusals)
 
 
 def test_golden_bytes():
@@ -279,7 +279,7 @@ def test_a_file_that_is_no_index(tmp_path, cut):
         load_index(str(tmp_path / "absent"))
 
 
-def test_what_cannot_be_looked_for(tmp_path):
+def test_invalid_evaluation_sets(tmp_path):
     with pytest.raises(InputError, match="'s' holds no text of 8 words or more"):
         build_index({"s": [("too short",)]})
     with pytest.raises(SettingsError, match="names no evaluation set"):
@@ -293,12 +293,12 @@ def test_what_cannot_be_looked_for(tmp_path):
         list(iter_set_records(str(tmp_path / "bad.jsonl")))
 
 
-@pytest.mark.parametrize("part", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "])
-def test_time_grows_with_length_alone(part):
-    clean = step(trains=[QUESTION], letters=["a " * 20])
+@pytest.mark.parametrize("unit", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "])
+def test_time_grows_with_length_alone(unit):
+    clean = make_step(trains=[QUESTION], letters=["a " * 20])
     seconds = []
     for size in (50_000, 400_000):
-        begin = time.process_time()
-        clean((part * size)[:size])
-        seconds.append(time.process_time() - begin)
+        start = time.process_time()
+        clean((unit * size)[:size])
+        seconds.append(time.process_time() - start)
     assert seconds[1] < 24 * max(seconds[0], 0.02)

@@ -1,15 +1,15 @@
-"""Words and sentences; that they are spaCy's is shown beside datatrove's filters."""
+"""English words and sentences; ``test_datatrove_agreement`` compares them with spaCy."""
 
 import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.text import count_sentences, iter_words
 from batchloom.text.quality.word_statistics import compute_word_statistics
-from text.quality_texts import names
+from text.quality_texts import make_words
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("", ""),
         ("Hello, world!", "Hello | , | world | !"),
@@ -24,8 +24,8 @@ from text.quality_texts import names
         ("a\u00a0b\u3000c", "a | b | c"),
     ],
 )
-def test_words(text, found):
-    assert " | ".join(iter_words(text)) == found
+def test_words(text, expected):
+    assert " | ".join(iter_words(text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,22 +47,22 @@ def test_sentences(line, count):
 
 
 @given(st.text(max_size=300))
-def test_words_hold_the_whole_text(text):
+def test_words_hold_all_characters(text):
     assert "".join(iter_words(text)) == "".join(text.split())
 
 
 @given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "語", "...", "don't"]), max_size=40))
-def test_what_is_measured_is_of_the_words(parts):
-    text = " ".join(parts)
-    every, found = list(iter_words(text)), compute_word_statistics(text)
-    assert found.lengths.tolist() == list(map(len, every))
-    assert found.letters.tolist() == [any(map(str.isalpha, word)) for word in every]
-    by_hash = dict(zip(found.hashes.tolist(), every, strict=True))
-    assert [by_hash[value] for value in found.hashes.tolist()] == every
+def test_word_statistics_are_those_of_the_words(words):
+    text = " ".join(words)
+    split_words, statistics = list(iter_words(text)), compute_word_statistics(text)
+    assert statistics.lengths.tolist() == list(map(len, split_words))
+    assert statistics.letters.tolist() == [any(map(str.isalpha, word)) for word in split_words]
+    by_hash = dict(zip(statistics.hashes.tolist(), split_words, strict=True))
+    assert [by_hash[value] for value in statistics.hashes.tolist()] == split_words
 
 
 def test_a_large_text_is_measured_like_its_parts():
-    part = " ".join(names(10_000)) + "\n"
-    whole, one = compute_word_statistics(part * 8), compute_word_statistics(part)
-    assert whole.hashes.tolist() == one.hashes.tolist() * 8
+    paragraph = " ".join(make_words(10_000)) + "\n"
+    text_statistics, paragraph_statistics = compute_word_statistics(paragraph * 8), compute_word_statistics(paragraph)
+    assert text_statistics.hashes.tolist() == paragraph_statistics.hashes.tolist() * 8
     assert len(compute_word_statistics("x" * 1_000_000)) == 1
